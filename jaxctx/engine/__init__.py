@@ -1,0 +1,1 @@
+"""Engine: the loop that turns contexts with work into ragged steps."""

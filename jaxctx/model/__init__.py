@@ -1,0 +1,1 @@
+"""Model: Flax decoder, weights, text and sampling. Does not know what a context or a page is."""

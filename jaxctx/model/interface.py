@@ -1,0 +1,61 @@
+"""What the engine's step needs of a model, and what a model needs of the step. Neither knows more of the other.
+
+A model turns rows of tokens into hidden states and hidden states into logits. Rows are a ragged batch: prompt chunks
+and decode rows of many sequences side by side. Which keys a row may see is the business of `KVAccess`; a model never
+sees a page, a context or a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+Params = Any  # a pytree of arrays
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The shape of one token's keys and values. `dtype` is the numerical type ("bfloat16", "float32", "uint32")."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+class KVAccess(Protocol):
+    """Handed to `Model.hidden` for one trace; it stores the rows' KV and reads what each row may see."""
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Store k, v of the rows in `layer`, then softmax attention (scale head_dim**-0.5) of each row over what it sees, itself included.
+
+        q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]` in the KV dtype; returns float32 `[rows, heads, head_dim]`.
+        """
+        ...
+
+    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
+        """Store uint32 `values` `[rows]`, then for each row the sum modulo 2**32 of all values it sees, itself included."""
+        ...
+
+
+class Model(Protocol):
+    """Static part of a model; its arrays are passed beside it, so that a jitted step takes them as arguments."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def kv(self) -> KVSpec: ...
+
+    def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
+        """tokens, positions int32 `[rows]` → hidden states `[rows, width]` after the final norm."""
+        ...
+
+    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """hidden `[rows, width]` → float32 `[rows, vocab_size]`."""
+        ...
