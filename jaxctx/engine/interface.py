@@ -220,9 +220,7 @@ class Engine(Protocol):
 
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo: ...
 
-    async def fill(
-        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
-    ) -> FillResult:
+    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
         """Append tokens; compute what no committed page holds, or only buffer them with `defer`."""
         ...
 
