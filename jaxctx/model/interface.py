@@ -29,14 +29,15 @@ class KVAccess(Protocol):
     """Handed to `Model.hidden` for one trace; it stores the rows' KV and reads what each row may see."""
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Store k, v of the rows in `layer`, then softmax attention (scale head_dim**-0.5) of each row over what it sees, itself included.
+        """Store k and v of the rows in `layer`, then attend: each row over what it sees, itself included.
 
-        q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]` in the KV dtype; returns float32 `[rows, heads, head_dim]`.
+        Softmax attention with scale head_dim**-0.5. q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`
+        in the KV dtype; returns float32 `[rows, heads, head_dim]`.
         """
         ...
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        """Store uint32 `values` `[rows]`, then for each row the sum modulo 2**32 of all values it sees, itself included."""
+        """Store uint32 `values` `[rows]`; for each row the sum modulo 2**32 of all values it sees, itself included."""
         ...
 
 
