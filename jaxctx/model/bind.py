@@ -1,0 +1,112 @@
+"""From module to function: a `Decoder` split once into a static part and a flat tuple of arrays.
+
+Splitting and merging a module tree on every call costs milliseconds; a flat tuple through plain `jax.jit` costs a
+tenth of one. The module is put together again only while a step is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.decoder import Axes, Decoder
+from jaxctx.model.interface import KVAccess, KVSpec
+
+FlatParams = tuple[Any, ...]  # arrays, or ShapeDtypeStructs of an abstract model, in the order of `DecoderModel.specs`
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One parameter: its tensor name in a checkpoint, its shape, and a logical axis per dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderModel:
+    """The static part: `interface.Model` for a `Decoder`. Hashes and compares by configuration and types alone."""
+
+    config: ModelConfig
+    dtype: str  # of the parameters
+    kv_dtype: str
+    specs: tuple[ParamSpec, ...] = field(compare=False, repr=False)
+    _merge: Callable[[FlatParams], Decoder] = field(compare=False, repr=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def kv(self) -> KVSpec:
+        return KVSpec(self.config.layers, self.config.kv_heads, self.config.head_dim, self.kv_dtype)
+
+    def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
+        """See `interface.Model`. Fewer than four rows take a slow path on CPU: pad."""
+        return self._merge(params).hidden(tokens, positions, kv, self.kv_dtype)
+
+    def logits(self, params: FlatParams, hidden: jax.Array) -> jax.Array:
+        """See `interface.Model`. Fewer than four rows take a slow path on CPU: pad."""
+        return self._merge(params).logits(hidden)
+
+
+def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
+    """Split a decoder, concrete or abstract, into its static part and its parameters.
+
+    `kv_dtype` is the type of keys, values and queries ("bfloat16", "float32"); None: that of the parameters.
+    """
+    graph, state = nnx.split(decoder)
+    entries, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    specs = tuple(_spec(path, variable) for path, variable in entries)
+    leaves, leaf_tree = jax.tree.flatten(state)
+    assert len(leaves) == len(specs)
+
+    def merge(params: FlatParams) -> Decoder:
+        return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
+
+    dtype = str(jnp.dtype(leaves[0].dtype))
+    return DecoderModel(decoder.config, dtype, kv_dtype or dtype, specs, merge), tuple(leaves)
+
+
+def _spec(path: tuple[Any, ...], variable: Any) -> ParamSpec:
+    parts = [str(entry.key) for entry in path]
+    name = ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
+    return ParamSpec(name, tuple(variable.shape), variable.axes)
+
+
+def abstract(
+    config: ModelConfig, dtype: str | None = None, *, kv_dtype: str | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
+    kind = jnp.dtype(dtype or config.dtype)
+    return as_model(Decoder(config, lambda shape, _: _shape(shape, kind)), kv_dtype=kv_dtype)
+
+
+def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def init_random(
+    config: ModelConfig, seed: int, dtype: str | None = None, *, scale: float = 0.02, kv_dtype: str | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """Model and fresh parameters: matrices normal with standard deviation `scale`, biases 0, norms 1."""
+    kind = jnp.dtype(dtype or config.dtype)
+    keys = iter(jax.random.split(jax.random.key(seed), 16 * (config.layers + 1)))
+
+    def create(shape: tuple[int, ...], role: str) -> jax.Array:
+        if role == "matrix":
+            return (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
+        return jnp.full(shape, 1 if role == "scale" else 0, kind)
+
+    return as_model(Decoder(config, create), kv_dtype=kv_dtype)

@@ -1,0 +1,259 @@
+"""The shape of a decoder: one frozen record, read from a Hugging Face `config.json`.
+
+Llama 3.x, Mistral, Qwen2, Qwen2.5 and Qwen3 are one architecture with a few switches (biases, query and key norms, RoPE
+scaling, tied embeddings). Whatever this record cannot express is refused here, by name: a model that would run and
+silently compute something else is worse than one that does not load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jaxctx.errors import InvalidArgument
+
+
+class CheckpointError(InvalidArgument):
+    """A checkpoint that is not what it claims, not whole, or not supported; says which file and key or tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How RoPE's frequencies are stretched: `linear` divides all, `llama3` only those of long wavelength."""
+
+    kind: str  # "linear" | "llama3"
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 0  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that determines the parameters' shapes and the arithmetic. Lengths are in elements."""
+
+    architecture: str  # a key of ARCHITECTURES
+    vocab_size: int
+    width: int  # of the residual stream
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    max_positions: int  # tokens; not more than an attention window, within which sliding equals full attention
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False  # the output head is the embedding
+    dtype: str = "float32"  # declared by the checkpoint
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` that `from_hf` reads back as an equal record."""
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
+        if self.rope_scaling is not None:
+            rope |= {"rope_type": self.rope_scaling.kind, "factor": self.rope_scaling.factor}
+        if self.rope_scaling is not None and self.rope_scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": self.rope_scaling.low_freq_factor,
+                "high_freq_factor": self.rope_scaling.high_freq_factor,
+                "original_max_position_embeddings": self.rope_scaling.original_max_positions,
+            }
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.ffn,
+            "max_position_embeddings": self.max_positions,
+            "rms_norm_eps": self.norm_eps,
+            "rope_parameters": rope,
+            "attention_bias": self.out_bias,
+            "mlp_bias": self.ffn_bias,
+            "hidden_act": "silu",
+            "sliding_window": None,
+            "tie_word_embeddings": self.tied,
+            "dtype": self.dtype,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": list(self.eos_token_ids),
+        }
+
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
+    """The record for a Hugging Face configuration, of transformers 4 or 5.
+
+    A sliding window limits `max_positions` instead of being computed: up to its width it changes nothing.
+    Raises CheckpointError, naming `file` and the key, for anything missing, malformed or unsupported.
+    """
+    read = _Reader(raw, file)
+    architecture = _architecture(read)
+    family = architecture.removesuffix("ForCausalLM").lower()
+    _refuse_unsupported(read)
+    width, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    kv_heads = read.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        read.refuse("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads = {heads}")
+    attention_bias = read.flag("attention_bias") if family in ("llama", "qwen3") else False
+    positions = read.size("max_position_embeddings")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=read.size("vocab_size"),
+        width=width,
+        layers=read.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_head_dim(read, family, width, heads),
+        ffn=read.size("intermediate_size"),
+        max_positions=min(positions, _window(read, family) or positions),
+        norm_eps=read.number("rms_norm_eps", 1e-6),
+        rope_theta=_rope(read)[0],
+        rope_scaling=_rope(read)[1],
+        qkv_bias=family == "qwen2" or attention_bias,
+        out_bias=attention_bias,
+        ffn_bias=read.flag("mlp_bias") if family == "llama" else False,
+        qk_norm=family == "qwen3",
+        tied=read.flag("tie_word_embeddings"),
+        dtype=_dtype(read),
+        bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
+        eos_token_ids=read.token_ids("eos_token_id"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Typed access to one JSON object; each refusal names the file and the key. A null counts as absent."""
+
+    raw: Mapping[str, Any]
+    file: str
+    prefix: str = ""
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        raise CheckpointError(f"{self.file}: {self.prefix}{key}: {why}")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(key, "missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            self.refuse(key, f"must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(key, "missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            self.refuse(key, f"must be a positive number, not {value!r}")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.raw.get(key)
+        if value not in (None, True, False):
+            self.refuse(key, f"must be true or false, not {value!r}")
+        return bool(value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        value = self.raw.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            self.refuse(key, f"must be a token id or a list of them, not {value!r}")
+        return tuple(ids)
+
+    def inner(self, key: str) -> _Reader | None:
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.refuse(key, f"must be an object, not {value!r}")
+        return _Reader(value, self.file, f"{key}.")
+
+
+def _architecture(read: _Reader) -> str:
+    names = read.raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
+        read.refuse("architectures", f"must name one architecture, not {names!r}")
+    if names[0] not in ARCHITECTURES:
+        read.refuse("architectures", f"{names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return str(names[0])
+
+
+def _refuse_unsupported(read: _Reader) -> None:
+    if read.raw.get("quantization_config") is not None:
+        read.refuse("quantization_config", "quantised checkpoints are not supported")
+    if read.raw.get("hidden_act", "silu") != "silu":
+        read.refuse("hidden_act", f"{read.raw['hidden_act']!r} is not supported; supported is 'silu'")
+    if read.raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        read.refuse("partial_rotary_factor", "partial RoPE is not supported")
+    layer_types = read.raw.get("layer_types") or []
+    if unknown := sorted({str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}):
+        read.refuse("layer_types", f"{', '.join(unknown)} not supported")
+
+
+def _head_dim(read: _Reader, family: str, width: int, heads: int) -> int:
+    implied = 128 if family == "qwen3" else width // heads  # the defaults of transformers
+    if read.raw.get("head_dim") is None and family != "qwen3" and width % heads:
+        read.refuse("head_dim", f"missing, and num_attention_heads = {heads} does not divide hidden_size = {width}")
+    head_dim = read.size("head_dim", implied)
+    if head_dim % 2:
+        read.refuse("head_dim", f"must be even for RoPE, not {head_dim}")
+    return head_dim
+
+
+def _window(read: _Reader, family: str) -> int | None:
+    """Width of the attention window in tokens, itself included; None where all attention is full."""
+    slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window"))
+    return read.size("sliding_window") if slides and read.raw.get("sliding_window") is not None else None
+
+
+def _rope(read: _Reader) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
+    new = read.inner("rope_parameters")
+    scaling = new or read.inner("rope_scaling")
+    theta = (new if new is not None and new.raw.get("rope_theta") is not None else read).number("rope_theta", 10000.0)
+    if scaling is None:
+        return theta, None
+    kind = scaling.raw.get("rope_type", scaling.raw.get("type", "default"))
+    if scaling.raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        scaling.refuse("partial_rotary_factor", "partial RoPE is not supported")
+    if kind == "default":
+        if unknown := [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]:
+            scaling.refuse(unknown[0], "RoPE per layer type is not supported")
+        return theta, None
+    if kind == "linear":
+        return theta, RopeScaling("linear", scaling.number("factor"))
+    if kind == "llama3":
+        if scaling.number("low_freq_factor") >= scaling.number("high_freq_factor"):
+            scaling.refuse("low_freq_factor", "must be less than high_freq_factor")
+        original = read if scaling.raw.get("original_max_position_embeddings") is None else scaling
+        return theta, RopeScaling(
+            "llama3",
+            scaling.number("factor"),
+            scaling.number("low_freq_factor"),
+            scaling.number("high_freq_factor"),
+            original.size("original_max_position_embeddings"),
+        )
+    scaling.refuse("rope_type", f"{kind!r} is not supported; supported are default, linear and llama3")
+
+
+def _dtype(read: _Reader) -> str:
+    name = read.raw.get("dtype") or read.raw.get("torch_dtype") or "float32"
+    if name not in ("float32", "bfloat16", "float16"):
+        read.refuse("dtype", f"{name!r} is not supported; supported are float32, bfloat16 and float16")
+    return str(name)

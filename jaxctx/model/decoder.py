@@ -1,0 +1,170 @@
+"""The decoder: pre-norm transformer with grouped-query attention and a gated feed-forward block, in Flax NNX.
+
+Attention is injected: the decoder projects, normalises and rotates, and hands query, key and value of each row to a
+`KVAccess`. The same module therefore serves from pages, trains on whole sequences and runs in the parity tests.
+
+Numbers. Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis; products of bfloat16
+accumulate in float32 and stay float32, in the residual stream too, until the next product needs them narrow. Norms and
+RoPE are float32. With float32 weights every product runs at the highest precision.
+
+Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Float32, Int32
+
+from jaxctx.model import rope
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.interface import KVAccess
+
+Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
+Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
+"""Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
+
+
+class Linear(nnx.Module):
+    """`x @ weight.T + bias`, in float32. `weight` `[out, in]`."""
+
+    def __init__(self, create: Create, out: tuple[int, str], inside: tuple[int, str], *, bias: bool) -> None:
+        self.weight = nnx.Param(create((out[0], inside[0]), "matrix"), axes=(out[1], inside[1]))
+        self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
+
+    def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
+        y = project(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+
+
+def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float32[Array, "rows out"]:
+    """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
+
+    A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU.
+    """
+    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    return lax.dot_general(
+        x.astype(weight.dtype),
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+class Embedding(nnx.Module):
+    """Rows of a table by token id, and, where the head is tied, the table as a projection."""
+
+    def __init__(self, create: Create, config: ModelConfig) -> None:
+        self.weight = nnx.Param(create((config.vocab_size, config.width), "matrix"), axes=("vocab", "embed"))
+
+    def __call__(self, tokens: Int32[Array, " rows"]) -> Float32[Array, "rows embed"]:
+        return jnp.take(self.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
+
+
+class RMSNorm(nnx.Module):
+    """Divide by the root mean square over the last axis, then scale; float32."""
+
+    def __init__(self, create: Create, size: int, axis: str, epsilon: float) -> None:
+        self.weight = nnx.Param(create((size,), "scale"), axes=(axis,))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
+        x = x.astype(jnp.float32)
+        inverse = lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        scale: jax.Array = self.weight[...].astype(jnp.float32)
+        return x * inverse * scale
+
+
+class Attention(nnx.Module):
+    """Projections around `KVAccess.attend`. The axes "heads" and "kv_heads" hold heads × head_dim elements."""
+
+    def __init__(self, create: Create, config: ModelConfig) -> None:
+        embed = (config.width, "embed")
+        heads = (config.heads * config.head_dim, "heads")
+        kv_heads = (config.kv_heads * config.head_dim, "kv_heads")
+        self.q_proj = Linear(create, heads, embed, bias=config.qkv_bias)
+        self.k_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias)
+        self.v_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias)
+        self.o_proj = Linear(create, embed, heads, bias=config.out_bias)
+        norm = (config.head_dim, "head_dim", config.norm_eps)
+        self.q_norm = RMSNorm(create, *norm) if config.qk_norm else None
+        self.k_norm = RMSNorm(create, *norm) if config.qk_norm else None
+        self.head_dim = config.head_dim
+
+    def __call__(
+        self,
+        x: Float32[Array, "rows embed"],
+        turns: tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]],
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    ) -> Float32[Array, "rows embed"]:
+        rows = x.shape[0]
+        q, k, v = (p(x).reshape(rows, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        return self.o_proj(attend(rope.rotate(q, *turns), rope.rotate(k, *turns), v).reshape(rows, -1))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, create: Create, config: ModelConfig) -> None:
+        embed, ffn = (config.width, "embed"), (config.ffn, "ffn")
+        self.gate_proj = Linear(create, ffn, embed, bias=config.ffn_bias)
+        self.up_proj = Linear(create, ffn, embed, bias=config.ffn_bias)
+        self.down_proj = Linear(create, embed, ffn, bias=config.ffn_bias)
+
+    def __call__(self, x: Float32[Array, "rows embed"]) -> Float32[Array, "rows embed"]:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each normalised before and added to the residual stream."""
+
+    def __init__(self, create: Create, config: ModelConfig) -> None:
+        self.input_layernorm = RMSNorm(create, config.width, "embed", config.norm_eps)
+        self.self_attn = Attention(create, config)
+        self.post_attention_layernorm = RMSNorm(create, config.width, "embed", config.norm_eps)
+        self.mlp = FeedForward(create, config)
+
+    def __call__(
+        self,
+        x: Float32[Array, "rows embed"],
+        turns: tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]],
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    ) -> Float32[Array, "rows embed"]:
+        x = x + self.self_attn(self.input_layernorm(x), turns, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nnx.Module):
+    """The whole model; layers are unrolled, which on CPU runs twice as fast as a scan and compiles alike."""
+
+    def __init__(self, config: ModelConfig, create: Create) -> None:
+        self.config = config
+        self.embed_tokens = Embedding(create, config)
+        self.layers = nnx.List([Layer(create, config) for _ in range(config.layers)])
+        self.norm = RMSNorm(create, config.width, "embed", config.norm_eps)
+        vocab, embed = (config.vocab_size, "vocab"), (config.width, "embed")
+        self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False)
+
+    def hidden(
+        self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess, kv_dtype: str
+    ) -> Float32[Array, "rows embed"]:
+        """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
+        turns = rope.angles(rope.inverse_frequencies(self.config), positions)
+        x = self.embed_tokens(tokens)
+        for index, layer in enumerate(self.layers):
+
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> jax.Array:
+                return kv.attend(index, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
+
+            x = layer(x, turns, attend)
+        return self.norm(x)
+
+    def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
+        return project(hidden, self.embed_tokens.weight[...]) if self.lm_head is None else self.lm_head(hidden)

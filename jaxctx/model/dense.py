@@ -1,0 +1,41 @@
+"""Dense causal attention over whole sequences: for training and as the plain truth in tests. Nothing is stored.
+
+Not for serving: the scores of a sequence are materialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCausal:
+    """A `KVAccess` whose rows are `sequences` sequences of equal length, one after the other, each from its start.
+
+    Row r of a sequence sees rows 0..r of the same sequence. Differentiable.
+    """
+
+    sequences: int = 1
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """See `KVAccess.attend`; `rows` must be a multiple of `sequences`."""
+        rows, heads, head_dim = q.shape
+        kv_heads, length = k.shape[1], rows // self.sequences
+        q = q.reshape(self.sequences, length, kv_heads, heads // kv_heads, head_dim)
+        k, v = (x.reshape(self.sequences, length, kv_heads, head_dim) for x in (k, v))
+        precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+        scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, precision=precision, preferred_element_type=jnp.float32)
+        seen = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(seen, scores * head_dim**-0.5, -jnp.inf), axis=-1)
+        out = jnp.einsum(
+            "bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
+        )
+        return out.reshape(rows, heads, head_dim)
+
+    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
+        """See `KVAccess.visible_sum`."""
+        return jnp.cumsum(values.reshape(self.sequences, -1), axis=1, dtype=jnp.uint32).reshape(-1)
