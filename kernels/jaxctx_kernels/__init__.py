@@ -1,0 +1,40 @@
+"""Kernels: pure functions on arrays, and the plan that tells them what to read.
+
+The room knows nothing of models, contexts or requests; it imports jax and numpy. The engine calls it once per step on
+the host (`plan_attention`) and once per layer on the device (`write_rows`, `attend`).
+
+    plan        numpy: segments of a batch → packed work list, shared prefixes read once
+    pool        the KV page arrays: layout, storage dtype, writing rows and copying pages in place
+    reference   plain JAX: the CPU path, and what every kernel is tested against
+
+Kernels for GPU and TPU stand behind the same `attend`. `NOTES.md` keeps what was measured, what won and what failed.
+"""
+
+from jaxctx_kernels.plan import (
+    ItemClass,
+    PlanOverflow,
+    PlanShape,
+    PlanStats,
+    Segment,
+    plan_attention,
+    plan_shape,
+)
+from jaxctx_kernels.pool import copy_pages, pool_array, write_rows
+from jaxctx_kernels.reference import AttentionPlan, attend, unpack, visible_sum
+
+__all__ = [
+    "AttentionPlan",
+    "ItemClass",
+    "PlanOverflow",
+    "PlanShape",
+    "PlanStats",
+    "Segment",
+    "attend",
+    "copy_pages",
+    "plan_attention",
+    "plan_shape",
+    "pool_array",
+    "unpack",
+    "visible_sum",
+    "write_rows",
+]
