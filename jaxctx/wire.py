@@ -1,0 +1,110 @@
+"""Errors on the wire: `jaxctx.errors` to the trailers of a gRPC call and back.
+
+The server calls `to_status`, the client `from_rpc_error`; the pair is here so that what one writes the other reads. The
+form is `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo (google/rpc/error_details.proto), as
+protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from jaxctx.errors import BY_CODE, FieldViolation, JaxctxError
+
+DOMAIN = "jaxctx"
+UNSPECIFIED = "UNSPECIFIED"  # the reason of an error that names none
+
+# Trailers travel in HTTP/2 headers, which peers bound to 8 KiB together. These keep the longest status below that.
+MAX_MESSAGE_BYTES = 512
+MAX_VIOLATIONS = 16
+MAX_FIELD_BYTES = 64
+MAX_DESCRIPTION_BYTES = 160
+
+
+def to_status(error: JaxctxError) -> grpc.Status:
+    """`code`, `details` and `trailing_metadata` with which to end a call: `abort_with_status(s)`, or on asyncio
+    `abort(s.code, s.details, s.trailing_metadata)`. Overlong texts are cut and violations past the 16th left out.
+    """
+    details: list[Message] = [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason)]
+    if error.violations:
+        details.append(error_details_pb2.BadRequest(field_violations=_violations_out(error.violations)))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(
+        code=grpc.StatusCode[error.code].value[0],
+        message=_cut(error.message, MAX_MESSAGE_BYTES),
+        details=[_packed(detail) for detail in details],
+    )
+    return cast(grpc.Status, rpc_status.to_status(status))
+
+
+def from_rpc_error(rpc_error: grpc.RpcError) -> JaxctxError:
+    """The error that ended a call, of the class of its status code.
+
+    A status without our details (gRPC's own, a proxy's) keeps its code and message; its reason is the class's own where
+    the code says as much, and else UNSPECIFIED. A code without a class gives a plain JaxctxError that has this `code`.
+    """
+    call = cast(grpc.Call, rpc_error)  # every RpcError that ends a call also is one, or answers like one
+    code = call.code().name
+    error_class = BY_CODE.get(code, JaxctxError)
+    info, bad_request, retry = _details(call)
+    error = error_class(
+        call.details() or code,
+        reason=info.reason or _plain_reason(error_class),
+        violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
+        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+    )
+    error.code = code
+    return error
+
+
+def _violations_out(violations: Iterable[FieldViolation]) -> list[Message]:
+    return [
+        error_details_pb2.BadRequest.FieldViolation(
+            field=_cut(violation.field, MAX_FIELD_BYTES),
+            description=_cut(violation.description, MAX_DESCRIPTION_BYTES),
+        )
+        for violation in list(violations)[:MAX_VIOLATIONS]
+    ]
+
+
+def _details(
+    call: grpc.Call,
+) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo]:
+    """The details of the call's status; empty messages for those that are missing or unreadable."""
+    found = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    try:
+        status = rpc_status.from_call(call)
+        for detail in status.details if status else ():
+            for message in found:
+                detail.Unpack(message)  # does nothing to a message of another type
+    except (ValueError, DecodeError):
+        pass  # something between us and the server rewrote the status: its code and message still stand
+    return found
+
+
+def _plain_reason(error_class: type[JaxctxError]) -> str:
+    """The reason of a status without details: that of the class, unless it says more than the code does."""
+    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")
+    return error_class.default_reason if says_no_more else UNSPECIFIED
+
+
+def _packed(message: Message) -> Any:
+    packed = Any()
+    packed.Pack(message)
+    return packed
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    """The longest beginning of `text` within the limit, in whole characters; what cannot be UTF-8 becomes "?"."""
+    return text.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
