@@ -240,7 +240,8 @@ def _draw_from_candidates(distance: jax.Array, batch: SamplingBatch, keys: jax.A
 
 def _reach(batch: SamplingBatch) -> jax.Array:
     """min_p as the greatest distance kept, `[rows, 1]`."""
-    return jnp.negative(jnp.log(batch.min_p))[:, None]
+    reach: jax.Array = -jnp.log(batch.min_p)[:, None]
+    return reach
 
 
 def _kept(distance: jax.Array, batch: SamplingBatch) -> jax.Array:
