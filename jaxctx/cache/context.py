@@ -1,0 +1,138 @@
+"""Context: the state of one token sequence and its pages.
+
+A context is its last committed page's node, its working pages, and the tokens that are in no committed page yet:
+
+    committed pages, by lineage        │ working pages            │
+    root ◀── node ◀── node ◀── tail    │ 7 (full, if manual)  8   │ 9 (reserved)
+    tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
+
+Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned`, `priority` and `labels`, which are the
+engine's. A suspended context has given up its pages: its nodes are mere token lineage, and all its tokens count as
+buffered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int32
+
+from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode
+
+
+class PageTable:
+    """A growing int32 array of page ids."""
+
+    __slots__ = ("_pages", "count")
+
+    def __init__(self, pages: Iterable[int]) -> None:
+        self._pages: Int32[np.ndarray, " capacity"] = np.fromiter(pages, np.int32)
+        self.count = len(self._pages)
+
+    def append(self, pages: list[int]) -> None:
+        """Amortised O(len(pages))."""
+        count = self.count + len(pages)
+        if count > len(self._pages):
+            self._pages = np.concatenate([self._pages[: self.count], np.zeros(2 * count - self.count, np.int32)])
+        self._pages[self.count : count] = pages
+        self.count = count
+
+    def replace(self, position: int, page: int) -> None:
+        """Another page at this position."""
+        self._pages[position] = page
+
+    def view(self) -> Int32[np.ndarray, " pages"]:
+        """Read-only, and valid until the next change."""
+        view = self._pages[: self.count]
+        view.flags.writeable = False
+        return view
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Context:
+    """See the module docstring. `used_at` and `created_at` are readings of the cache's clock."""
+
+    id: str
+    tenant: str
+    identity: Identity
+    page_size: int
+    parent_id: str | None
+    priority: int
+    pinned: bool
+    manual_commit: bool
+    labels: Mapping[str, str]
+    created_at: float
+    used_at: float
+    busy: bool = False  # a writer holds it; set by the engine
+
+    root: PageNode
+    tail: PageNode  # held by this context unless it is suspended
+    working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
+    recent: bytearray = field(default_factory=bytearray)  # working tokens, then buffered ones
+    working_tokens: int = 0  # in working pages
+    suspended: bool = False
+    closed: bool = False
+    table: PageTable | None = None  # None: built again when asked for
+
+    @property
+    def committed_pages(self) -> int:
+        """Full immutable pages this context holds."""
+        return 0 if self.suspended else self.tail.depth
+
+    @property
+    def working_pages(self) -> int:
+        """Pages of its own, reserved ones without tokens included."""
+        return len(self.working)
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens with KV: `committed_pages * page_size + working_tokens`."""
+        return self.committed_pages * self.page_size + self.working_tokens
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but without KV."""
+        return self.length - self.seq_len
+
+    @property
+    def length(self) -> int:
+        """All tokens: `seq_len + buffered_tokens`. Suspension does not change it."""
+        return self.tail.depth * self.page_size + len(self.recent) // TOKEN_BYTES
+
+    def tokens(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " tokens"]:
+        """The tokens from `start` to `stop` (the end), buffered ones included; costs as much as lies behind `start`.
+
+        Raises IndexError unless `0 <= start <= stop <= length`.
+        """
+        length = self.length
+        stop = length if stop is None else stop
+        if not 0 <= start <= stop <= length:
+            raise IndexError(f"tokens {start} to {stop} of {length}")
+        first_page = min(start // self.page_size, self.tail.depth)
+        offset = first_page * self.page_size
+        return np.frombuffer(self.token_bytes(first_page), "<i4")[start - offset : stop - offset]
+
+    def token_bytes(self, first_page: int = 0) -> bytes:
+        """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""
+        parts: list[bytes | bytearray] = [self.recent]
+        node: PageNode | None = self.tail
+        while node is not None and node.depth > first_page:
+            parts.append(node.tokens)
+            node = node.parent
+        return b"".join(reversed(parts))
+
+    def page_table(self) -> Int32[np.ndarray, " pages"]:
+        """Physical page ids, committed ones first. Read-only, valid until the context changes; empty if suspended.
+
+        Kept up to date while pages are added; after a fork, match or rewind it is built again, in O(pages).
+        """
+        if self.table is None:
+            pages: list[int] = []
+            node: PageNode | None = None if self.suspended else self.tail
+            while node is not None and node.parent is not None:
+                pages.append(node.page)
+                node = node.parent
+            self.table = PageTable([*reversed(pages), *self.working])
+        return self.table.view()
