@@ -1,1 +1,63 @@
-"""jaxctx."""
+"""jaxctx: an inference server whose first-class object is the context; this is its Python client.
+
+    with jaxctx.Client() as client, client.create("def fib(n):") as context:
+        for piece in context.generate(max_tokens=64, temperature=0.8):
+            print(piece.text, end="")
+
+`import jaxctx` needs neither JAX nor numpy. The server is `jaxctx-serve`; its parts are the packages beside this file.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from jaxctx import aio, errors
+from jaxctx.client.blocking import Client, Context, Stream
+from jaxctx.client.types import (
+    Completion,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    FillResult,
+    FinishReason,
+    GenerateOptions,
+    Model,
+    Piece,
+    PlanResult,
+    RenderedChat,
+    TokenLogprob,
+    Usage,
+)
+from jaxctx.errors import JaxctxError
+
+try:
+    __version__ = version("jaxctx")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Client",
+    "Completion",
+    "Context",
+    "ContextInfo",
+    "ContextPages",
+    "ContextState",
+    "Engine",
+    "EngineInfo",
+    "EngineStats",
+    "FillResult",
+    "FinishReason",
+    "GenerateOptions",
+    "JaxctxError",
+    "Model",
+    "Piece",
+    "PlanResult",
+    "RenderedChat",
+    "Stream",
+    "TokenLogprob",
+    "Usage",
+    "__version__",
+    "aio",
+    "errors",
+]

@@ -1,0 +1,53 @@
+"""The channel and stubs of an asyncio client, and how it calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from jaxctx.client.link import CHANNEL_OPTIONS, CallDefaults
+from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
+from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
+from jaxctx.wire import from_rpc_error
+
+if TYPE_CHECKING:  # names of the type stubs only
+    from jaxctx.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from jaxctx.v1.context_service_pb2_grpc import ContextServiceAsyncStub
+    from jaxctx.v1.model_service_pb2_grpc import ModelServiceAsyncStub
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Connection:
+    """One channel to a server, of the running event loop. Opens lazily; lives until `close`."""
+
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, defaults: CallDefaults) -> None:
+        self.defaults = defaults
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+        self.contexts: ContextServiceAsyncStub = ContextServiceStub(self.channel)
+        self.models: ModelServiceAsyncStub = ModelServiceStub(self.channel)
+        self.admin: AdminServiceAsyncStub = AdminServiceStub(self.channel)
+
+    async def close(self) -> None:
+        """Calls under way end with Cancelled."""
+        await self.channel.close()
+
+    async def call(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> A:
+        """Call a method of a stub with the client's key and deadline. Raises the errors of `jaxctx.errors`."""
+        try:
+            return await method(request, timeout=self.defaults.timeout(timeout_s), metadata=self.defaults.metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def stream(
+        self, method: grpc.aio.UnaryStreamMultiCallable[Q, A], request: Q, timeout_s: float | None
+    ) -> grpc.aio.UnaryStreamCall[Q, A]:
+        """Begin a streaming call."""
+        return method(request, timeout=self.defaults.timeout(timeout_s), metadata=self.defaults.metadata)

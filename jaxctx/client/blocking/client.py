@@ -1,0 +1,210 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+import grpc
+
+from jaxctx.client import answers, requests
+from jaxctx.client.blocking.connection import Connection
+from jaxctx.client.blocking.context import Context
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, CallDefaults
+from jaxctx.client.requests import Content, Message
+from jaxctx.client.types import Engine, EngineStats, Model, PlanResult, RenderedChat
+from jaxctx.errors import AlreadyExists, JaxctxError
+from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
+
+
+class Client:
+    """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
+
+    `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
+    is the deadline of calls that give none of their own (None: none); of `generate` it covers the whole stream. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `with` block closes the
+    connection; contexts live on.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._connection = Connection(target, credentials, CallDefaults(api_key, timeout_s))
+
+    def close(self) -> None:
+        """Close the connection; calls under way end with Cancelled."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- contexts ----------------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message] | None = None,
+        add_special_tokens: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        context_id: str | None = None,
+        model_id: str = "",
+        salt: str = "",
+        priority: int = 0,
+        manual_commit: bool = False,
+        pinned: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Context:
+        """A new context, filled at once if text, tokens or messages are given; if that fails, none is left behind.
+
+        `context_id`, if given, must be new (AlreadyExists). Other arguments: CreateContextRequest.
+        """
+        chosen_id = requests.new_id() if context_id is None else context_id
+        request = requests.create(chosen_id, model_id, salt, priority, manual_commit, pinned, labels)
+        try:
+            response = self._connection.call(self._connection.contexts.CreateContext, request, timeout_s)
+        except AlreadyExists:
+            if context_id is not None:
+                raise
+            context = self.context(chosen_id, timeout_s=timeout_s)  # the answer to our first attempt was lost
+        else:
+            context = Context(self._connection, chosen_id, answers.context_info(response.context))
+        if not (text is None and tokens is None and messages is None):
+            try:
+                context.fill(
+                    text,
+                    tokens=tokens,
+                    messages=messages,
+                    add_special_tokens=add_special_tokens,
+                    add_generation_prompt=add_generation_prompt,
+                    timeout_s=timeout_s,
+                )
+            except BaseException:
+                with contextlib.suppress(JaxctxError):
+                    context.close()
+                raise
+        return context
+
+    def context(self, context_id: str, *, timeout_s: float | None = None) -> Context:
+        """An existing context, made by whichever connection. NotFound if there is none of this id."""
+        context = Context(self._connection, context_id)
+        context.refresh(timeout_s=timeout_s)
+        return context
+
+    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Context]:
+        """All contexts of the caller in the order of their ids, fetched `page` at a time."""
+        request = context_service_pb2.ListContextsRequest(limit=page)
+        while True:
+            response = self._connection.call(self._connection.contexts.ListContexts, request, timeout_s)
+            for context in response.contexts:
+                yield Context(self._connection, context.context_id, answers.context_info(context))
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def plan(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message] | None = None,
+        add_special_tokens: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        model_id: str = "",
+        salt: str = "",
+        timeout_s: float | None = None,
+    ) -> PlanResult:
+        """What filling a new context would find in the cache and need, without doing it."""
+        content = Content(text, tokens, messages, add_special_tokens, add_generation_prompt)
+        request = requests.plan(content, model_id=model_id, salt=salt)
+        return answers.plan_result(self._connection.call(self._connection.contexts.Plan, request, timeout_s))
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    def models(self, *, timeout_s: float | None = None) -> list[Model]:
+        """The models that the server serves."""
+        request = model_service_pb2.ListModelsRequest()
+        models: list[Model] = []
+        while True:
+            response = self._connection.call(self._connection.models.ListModels, request, timeout_s)
+            models.extend(map(answers.model, response.models))
+            if not response.next_page_token:
+                return models
+            request.page_token = response.next_page_token
+
+    def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
+        """One model; by default the server's only, or default, one."""
+        request = model_service_pb2.GetModelRequest(model_id=model_id)
+        return answers.model(self._connection.call(self._connection.models.GetModel, request, timeout_s).model)
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
+        request = model_service_pb2.TokenizeRequest(model_id=model_id, text=text, add_special_tokens=add_special_tokens)
+        return list(self._connection.call(self._connection.models.Tokenize, request, timeout_s).tokens)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Text of token ids."""
+        request = model_service_pb2.DetokenizeRequest(
+            model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        )
+        return self._connection.call(self._connection.models.Detokenize, request, timeout_s).text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> RenderedChat:
+        """What a fill with these messages appends to an empty context."""
+        request = requests.apply_chat_template(messages, add_generation_prompt, model_id)
+        response = self._connection.call(self._connection.models.ApplyChatTemplate, request, timeout_s)
+        return RenderedChat(text=response.text, tokens=tuple(response.tokens))
+
+    # --- administration ----------------------------------------------------------------------------------------------
+
+    def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
+        """Each engine of the server, with its load and memory."""
+        response = self._connection.call(
+            self._connection.admin.GetStats, admin_service_pb2.GetStatsRequest(), timeout_s
+        )
+        return [answers.engine(engine) for engine in response.engines]
+
+    def stats(self, *, timeout_s: float | None = None) -> EngineStats:
+        """Load and memory of all engines together."""
+        return answers.total(self.engines(timeout_s=timeout_s))
+
+    def drain(self, *, timeout_s: float | None = None) -> None:
+        """Make the server refuse new work, and wait until what runs is done."""
+        self._connection.call(self._connection.admin.Drain, admin_service_pb2.DrainRequest(), timeout_s)
+
+    def clear_cache(self, *, timeout_s: float | None = None) -> int:
+        """Drop every cached page that no context holds; returns how many."""
+        request = admin_service_pb2.ClearCacheRequest()
+        return self._connection.call(self._connection.admin.ClearCache, request, timeout_s).pages_dropped

@@ -1,0 +1,278 @@
+"""Contexts of the blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from jaxctx.client import answers, requests
+from jaxctx.client.blocking.connection import Connection, Responses
+from jaxctx.client.link import SETTLE_PAUSES_S
+from jaxctx.client.outputs import Collector, Outputs
+from jaxctx.client.requests import Content, Message
+from jaxctx.client.types import (
+    Completion,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    FillResult,
+    GenerateOptions,
+    Piece,
+    PlanResult,
+)
+from jaxctx.client.view import ContextView, WithContext
+from jaxctx.errors import AlreadyExists, Cancelled, DeadlineExceeded, JaxctxError, NotFound
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.wire import from_rpc_error
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+W = TypeVar("W", bound=WithContext)
+
+
+class Context(ContextView):
+    """A context on the server: its id, its counters as of the last answer, and what can be done with it.
+
+    Made by `Client.create`, `Client.context` and `fork`. Leaving its `with` block closes it; otherwise it lives on
+    until `close`. One thread at a time; other clients may use the same context: of two writers one gets Aborted.
+    """
+
+    def __init__(self, connection: Connection, context_id: str, info: ContextInfo | None = None) -> None:
+        super().__init__(context_id, info)
+        self._connection = connection
+
+    # --- tokens in and out -------------------------------------------------------------------------------------------
+
+    def fill(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message] | None = None,
+        add_special_tokens: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        defer: bool = False,
+        timeout_s: float | None = None,
+    ) -> FillResult:
+        """Append one of text, tokens and messages, and compute what no cached page holds; only buffer it with `defer`.
+
+        The two flags and their defaults: FillRequest and ChatMessages.
+        """
+        content = Content(text, tokens, messages, add_special_tokens, add_generation_prompt)
+        request = requests.fill(self.id, content, defer)
+        response = self._write(self._connection.contexts.Fill, request, timeout_s)
+        return self._filled(response)
+
+    def flush(self, *, timeout_s: float | None = None) -> FillResult:
+        """Compute whatever is buffered."""
+        request = pb.FlushRequest(context_id=self.id)
+        response = self._write(self._connection.contexts.Flush, request, timeout_s)
+        return self._filled(response)
+
+    def generate(self, n: int = 1, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
+
+        With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
+        output's fork, which is the caller's to close.
+        """
+        request = requests.generate(self.id, n, options)
+        self._settle()
+        return Stream(self, self._connection.stream(self._connection.contexts.Generate, request, timeout_s))
+
+    def complete(self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Completion[Context]:
+        """Continue the context and wait for the whole output."""
+        return self.completions(1, timeout_s=timeout_s, **options)[0]
+
+    def completions(
+        self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Completion[Context]]:
+        """n outputs in the order of their indices, each in a fork of its own if n > 1."""
+        collector: Collector[Context] = Collector(n)
+        for piece in self.generate(n, timeout_s=timeout_s, **options):
+            collector.add(piece)
+        return collector.completions()
+
+    # --- shape -------------------------------------------------------------------------------------------------------
+
+    def fork(
+        self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> list[Context]:
+        """n children (default: one, or one per id) that begin as this context stands now. All or none."""
+        request = requests.fork(self.id, n, ids)
+        try:
+            response = self._write(self._connection.contexts.Fork, request, timeout_s)
+        except AlreadyExists:
+            if ids is not None:
+                raise
+            # The ids are ours alone: the answer to our first attempt was lost.
+            children = [Context(self._connection, child_id) for child_id in request.child_ids]
+            for child in children:
+                child.refresh(timeout_s=timeout_s)
+            return children
+        return [Context(self._connection, each.context_id, answers.context_info(each)) for each in response.contexts]
+
+    def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page; OutOfRange past those."""
+        request = pb.TruncateRequest(context_id=self.id, tokens=tokens)
+        return self._change(self._connection.contexts.Truncate, request, timeout_s)
+
+    def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Keep the first `to` tokens, across committed pages, without computing."""
+        request = pb.RewindRequest(context_id=self.id, to=to)
+        return self._change(self._connection.contexts.Rewind, request, timeout_s)
+
+    def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Allocate that many more working pages, waiting for them if need be."""
+        request = pb.ReservePagesRequest(context_id=self.id, pages=pages)
+        return self._change(self._connection.contexts.ReservePages, request, timeout_s)
+
+    def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
+        request = pb.CommitPagesRequest(context_id=self.id, pages=pages)
+        return self._change(self._connection.contexts.CommitPages, request, timeout_s)
+
+    def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Give back working pages from the tail, with the tokens in them."""
+        request = pb.ReleasePagesRequest(context_id=self.id, pages=pages)
+        return self._change(self._connection.contexts.ReleasePages, request, timeout_s)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
+        """Ask for the counters."""
+        return self._changed(self._get(pb.GetContextRequest(context_id=self.id), timeout_s))
+
+    def tokens(self, *, timeout_s: float | None = None) -> list[int]:
+        """All tokens, buffered ones at the end."""
+        response = self._get(pb.GetContextRequest(context_id=self.id, include_tokens=True), timeout_s)
+        self._changed(response)
+        return list(response.tokens.ids)
+
+    def pages(self, *, timeout_s: float | None = None) -> ContextPages:
+        """The physical pages."""
+        response = self._get(pb.GetContextRequest(context_id=self.id, include_pages=True), timeout_s)
+        self._changed(response)
+        return answers.context_pages(response.pages)
+
+    def plan(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message] | None = None,
+        add_special_tokens: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> PlanResult:
+        """What a fill with the same arguments would find in the cache and need, without doing it."""
+        content = Content(text, tokens, messages, add_special_tokens, add_generation_prompt)
+        request = requests.plan(content, context_id=self.id)
+        return answers.plan_result(self._connection.call(self._connection.contexts.Plan, request, timeout_s))
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextInfo:
+        """Change settings; None leaves one as it is, `labels` replaces all labels."""
+        request = requests.update(self.id, priority, pinned, labels)
+        return self._change(self._connection.contexts.UpdateContext, request, timeout_s)
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
+        if self._closed:
+            return
+        try:
+            request = pb.CloseContextRequest(context_id=self.id)
+            self._connection.call(self._connection.contexts.CloseContext, request, timeout_s)
+        except NotFound:
+            pass
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except JaxctxError:
+            if error is None:  # else the error of the block is the one to see
+                raise
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _get(self, request: pb.GetContextRequest, timeout_s: float | None) -> pb.GetContextResponse:
+        return self._connection.call(self._connection.contexts.GetContext, request, timeout_s)
+
+    def _write(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> A:
+        self._settle()
+        try:
+            return self._connection.call(method, request, timeout_s)
+        except (DeadlineExceeded, Cancelled):
+            self.cut_short = True
+            raise
+
+    def _change(self, method: grpc.UnaryUnaryMultiCallable[Q, W], request: Q, timeout_s: float | None) -> ContextInfo:
+        response = self._write(method, request, timeout_s)
+        return self._changed(response)
+
+    def _settle(self) -> None:
+        """After a call that was cut short: wait for a moment while the server still works on it."""
+        if self.cut_short:
+            self.cut_short = False
+            for pause_s in SETTLE_PAUSES_S:
+                if self.refresh().state is not ContextState.BUSY:
+                    return
+                time.sleep(pause_s)
+
+
+class Stream(Iterator[Piece[Context]]):
+    """The pieces of a Generate call as they come. Closing it, or dropping it, cancels what has not come yet.
+
+    After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
+    """
+
+    def __init__(self, source: Context, call: Responses[pb.GenerateResponse]) -> None:
+        self._source = source
+        self._call = call
+        self._ended = False
+        self._outputs = Outputs(source, lambda context_id: Context(source._connection, context_id))
+
+    def __next__(self) -> Piece[Context]:
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._outputs.piece(next(self._call))
+        except StopIteration:
+            self._ended = True
+            raise
+        except grpc.RpcError as error:
+            self.close()
+            raise from_rpc_error(error) from error
+
+    def close(self) -> None:
+        """Cancel the rest. Idempotent; nothing happens after the last piece."""
+        if not self._ended:
+            self._ended = True
+            self._outputs.cut_short()
+            self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,164 @@
+"""Arguments of the client's methods to request messages. Pure; ranges are checked by the server, and only there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxctx.client.types import GenerateOptions
+from jaxctx.errors import InvalidArgument
+from jaxctx.v1 import content_pb2, context_service_pb2, generation_pb2, model_service_pb2
+
+Message = Mapping[str, str]  # {"role": …, "content": …}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What to append to a context: exactly one of text, tokens and messages."""
+
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    messages: Sequence[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("text", "tokens", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidArgument.field("content", f"give one of text, tokens and messages, not {given or 'none'}")
+        if isinstance(self.text, (bytes, list, tuple)):
+            raise InvalidArgument.field("text", "a str; token ids go to tokens=, messages to messages=")
+
+    @property
+    def token_ids(self) -> content_pb2.TokenIds | None:
+        """The field `tokens` of a request."""
+        return None if self.tokens is None else content_pb2.TokenIds(ids=self.tokens)
+
+    @property
+    def chat(self) -> content_pb2.ChatMessages | None:
+        """The field `messages` of a request."""
+        return None if self.messages is None else chat_messages(self.messages, self.add_generation_prompt)
+
+
+def new_id() -> str:
+    """128 random bits: an id that only a retry of ours can have used before."""
+    return secrets.token_hex(16)
+
+
+def chat_messages(messages: Sequence[Message], add_generation_prompt: bool | None) -> content_pb2.ChatMessages:
+    """Raises InvalidArgument for a message with other keys than role and content, which would be lost silently."""
+    for i, message in enumerate(messages):
+        if unknown := set(message) - {"role", "content"}:
+            raise InvalidArgument.field(f"messages[{i}]", f"unknown keys {sorted(unknown)}")
+    return content_pb2.ChatMessages(
+        messages=[content_pb2.ChatMessage(role=m.get("role", ""), content=m.get("content", "")) for m in messages],
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def create(
+    context_id: str,
+    model_id: str,
+    salt: str,
+    priority: int,
+    manual_commit: bool,
+    pinned: bool,
+    labels: Mapping[str, str] | None,
+) -> context_service_pb2.CreateContextRequest:
+    """Of ContextService.CreateContext."""
+    return context_service_pb2.CreateContextRequest(
+        context_id=context_id,
+        model_id=model_id,
+        salt=salt,
+        priority=priority,
+        manual_commit=manual_commit,
+        pinned=pinned,
+        labels=labels or {},
+    )
+
+
+def fill(context_id: str, content: Content, defer: bool) -> context_service_pb2.FillRequest:
+    """Of ContextService.Fill."""
+    return context_service_pb2.FillRequest(
+        context_id=context_id,
+        text=content.text,  # type: ignore[arg-type]  # None leaves a oneof unset, whatever the stubs say
+        tokens=content.token_ids,
+        messages=content.chat,
+        add_special_tokens=content.add_special_tokens,
+        defer=defer,
+    )
+
+
+def plan(
+    content: Content, *, context_id: str | None = None, model_id: str = "", salt: str = ""
+) -> context_service_pb2.PlanRequest:
+    """Of ContextService.Plan."""
+    return context_service_pb2.PlanRequest(
+        context_id=context_id,
+        model_id=model_id,
+        salt=salt,
+        text=content.text,  # type: ignore[arg-type]  # None leaves a oneof unset, whatever the stubs say
+        tokens=content.token_ids,
+        messages=content.chat,
+        add_special_tokens=content.add_special_tokens,
+    )
+
+
+def generate(context_id: str, n: int, options: GenerateOptions) -> context_service_pb2.GenerateRequest:
+    """Of ContextService.Generate. A single stop string may stand for itself."""
+    if unknown := options.keys() - GenerateOptions.__annotations__.keys():
+        raise TypeError(f"unknown options of generate: {', '.join(sorted(unknown))}")
+    stop = options.get("stop", ())
+    return context_service_pb2.GenerateRequest(
+        context_id=context_id,
+        n=n,
+        max_tokens=options.get("max_tokens"),
+        min_tokens=options.get("min_tokens", 0),
+        sampling=generation_pb2.Sampling(
+            temperature=options.get("temperature"),
+            top_k=options.get("top_k", 0),
+            top_p=options.get("top_p"),
+            min_p=options.get("min_p", 0.0),
+            repetition_penalty=options.get("repetition_penalty"),
+            presence_penalty=options.get("presence_penalty", 0.0),
+            frequency_penalty=options.get("frequency_penalty", 0.0),
+            logit_bias=options.get("logit_bias", {}),
+            seed=options.get("seed"),
+        ),
+        logprobs=options.get("logprobs", False),
+        top_logprobs=options.get("top_logprobs", 0),
+        stop=[stop] if isinstance(stop, str) else stop,
+        stop_token_ids=options.get("stop_token_ids", ()),
+        ignore_eos=options.get("ignore_eos", False),
+        include_stop=options.get("include_stop", False),
+    )
+
+
+def fork(context_id: str, n: int | None, ids: Sequence[str] | None) -> context_service_pb2.ForkRequest:
+    """Of ContextService.Fork. Children get ids here, so that a retry cannot fork twice; n is checked by the server."""
+    if ids is None:
+        ids = [new_id() for _ in range(1 if n is None else min(n, 4096))]
+    return context_service_pb2.ForkRequest(context_id=context_id, n=n, child_ids=ids)
+
+
+def update(
+    context_id: str, priority: int | None, pinned: bool | None, labels: Mapping[str, str] | None
+) -> context_service_pb2.UpdateContextRequest:
+    """Of ContextService.UpdateContext; None leaves a setting as it is."""
+    request = context_service_pb2.UpdateContextRequest
+    return request(
+        context_id=context_id,
+        priority=priority,
+        pinned=pinned,
+        labels=None if labels is None else request.Labels(labels=labels),
+    )
+
+
+def apply_chat_template(
+    messages: Sequence[Message], add_generation_prompt: bool | None, model_id: str
+) -> model_service_pb2.ApplyChatTemplateRequest:
+    """Of ModelService.ApplyChatTemplate."""
+    return model_service_pb2.ApplyChatTemplateRequest(
+        model_id=model_id, messages=chat_messages(messages, add_generation_prompt)
+    )
