@@ -1,0 +1,19 @@
+"""What tests of the repository's own files share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def first_example() -> str:
+    """README's first example, as a reader would paste it: the fenced block that follows its marker."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- first example -->\s*```python\n(.*?)```", readme, re.DOTALL)
+    assert found is not None, "README.md has no block after <!-- first example -->"
+    return found[1]
