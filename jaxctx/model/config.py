@@ -112,7 +112,7 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
         architecture=architecture,
         vocab_size=read.size("vocab_size"),
         width=width,
-        layers=read.size("num_hidden_layers"),
+        layers=read.size("num_hidden_layers", limit=1024),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_head_dim(read, family, width, heads),
@@ -143,14 +143,14 @@ class _Reader:
     def refuse(self, key: str, why: str) -> NoReturn:
         raise CheckpointError(f"{self.file}: {self.prefix}{key}: {why}")
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, limit: int = 2**31 - 1) -> int:
         value = self.raw.get(key)
         if value is None:
             value = default
         if value is None:
             self.refuse(key, "missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            self.refuse(key, f"must be a positive integer, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
+            self.refuse(key, f"must be an integer from 1 to {limit}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -1,0 +1,78 @@
+"""Tensor parallelism as one table: logical axis of a parameter or of the KV pool → axis of the device mesh.
+
+Parameters carry logical axes (`ParamSpec.axes`), the pool has `KV_POOL_AXES`; this table alone says what is split.
+Under a mesh the jitted step is partitioned by XLA from where its arguments lie, so the model has no other trace of it.
+On a mesh of one device everything here changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.bind import DecoderModel, FlatParams
+from jaxctx.model.config import ModelConfig
+
+TENSOR = "tensor"
+KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalRules:
+    """Pairs of logical axis and mesh axis; None: every device holds all of it."""
+
+    table: tuple[tuple[str, str | None], ...]
+
+    def spec(self, axes: Sequence[str]) -> PartitionSpec:
+        """Raises KeyError for an axis the table does not know."""
+        rules = dict(self.table)
+        return PartitionSpec(*(rules[axis] for axis in axes))  # type: ignore[no-untyped-call]
+
+    def sharding(self, mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
+        return NamedSharding(mesh, self.spec(axes))
+
+
+RULES = LogicalRules(
+    (
+        ("vocab", TENSOR),
+        ("heads", TENSOR),
+        ("kv_heads", TENSOR),
+        ("ffn", TENSOR),
+        ("embed", None),
+        ("head_dim", None),
+        ("pages", None),
+        ("page", None),
+    )
+)
+
+
+def make_mesh(*, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of `tensor` devices (default: the first of this process), partitioned by the compiler.
+
+    Raises InvalidArgument if there are fewer.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    if not 1 <= tensor <= len(available):
+        raise InvalidArgument.field(
+            "tensor", f"must be from 1 to {len(available)}, the number of devices, not {tensor}"
+        )
+    return jax.make_mesh((tensor,), (TENSOR,), axis_types=(AxisType.Auto,), devices=available[:tensor])
+
+
+def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
+    """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
+    check_divisible(model.config, mesh)
+    places = (RULES.sharding(mesh, spec.axes) for spec in model.specs)
+    return tuple(jax.device_put(array, place) for array, place in zip(params, places, strict=True))
+
+
+def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
+    """Raise InvalidArgument unless every split axis of the model has equal parts on `mesh`."""
+    parts = mesh.shape[TENSOR]
+    sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "ffn": config.ffn, "vocab": config.vocab_size}
+    if odd := [f"{axis} = {size}" for axis, size in sizes.items() if size % parts]:
+        raise InvalidArgument.field("tensor", f"{parts} devices do not divide the model's {' and '.join(odd)}")

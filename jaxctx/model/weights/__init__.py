@@ -1,0 +1,15 @@
+"""Weights: from a checkpoint directory to parameters on the device, and from one checkpoint format to the other.
+
+    safetensors directory ──┐                                   ┌──▶ LoadedModel (arrays, digest)
+                            ├─▶ WeightSource ─▶ checked, cast ──┤
+    Orbax directory ────────┘   (tensor by tensor)              └──▶ Orbax directory
+
+Only formats that hold data and no code are read. Anything missing, superfluous, misshapen, cut short or unknown is a
+CheckpointError that names the file and the tensor. Called by the server's start and by training; never by the engine.
+"""
+
+from jaxctx.model.config import CheckpointError
+from jaxctx.model.weights.convert import convert, save
+from jaxctx.model.weights.load import LoadedModel, load_model, read_config
+
+__all__ = ["CheckpointError", "LoadedModel", "convert", "load_model", "read_config", "save"]

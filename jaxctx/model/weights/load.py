@@ -1,0 +1,158 @@
+"""Load a model: open the checkpoint, compare it with what its configuration promises, move it tensor by tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import xxhash
+from jax.sharding import Mesh
+
+from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
+from jaxctx.model.config import CheckpointError, ModelConfig, from_hf
+from jaxctx.model.sharding import RULES, check_divisible
+from jaxctx.model.weights.huggingface import INDEX, SINGLE, SafetensorsSource, read_json
+from jaxctx.model.weights.orbax_format import PARAMS, OrbaxSource
+from jaxctx.model.weights.source import NUMPY_DTYPES, HostArray, StoredTensor, WeightSource
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) after each tensor, and once before the first."""
+
+CONFIG = "config.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that can run.
+
+    `revision` is a digest of the configuration and of every parameter as loaded: it is the same for a checkpoint and
+    its conversion, and differs if one bit of one parameter does, or the type they are loaded as.
+    """
+
+    model: DecoderModel
+    params: FlatParams
+    config: ModelConfig
+    revision: str
+    parameters: int  # elements; tied embeddings count once
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    mesh: Mesh | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a safetensors or Orbax directory onto the default device, or split over `mesh`.
+
+    `dtype` is "float32" or "bfloat16"; None: as the embedding is stored, float16 as bfloat16 for its range.
+    The host holds one tensor at a time (of Orbax, a few hundred megabytes).
+    Raises CheckpointError, before anything is moved if the headers already tell.
+    """
+    directory = Path(path)
+    config = read_config(directory)
+    if mesh is not None:
+        check_divisible(config, mesh)
+    source = open_source(directory)
+    kind = run_dtype(source, dtype)
+    model, _ = abstract(config, kind, kv_dtype=kv_dtype)
+    check(source, model, config)
+    arrays: dict[str, jax.Array] = {}
+    digests: dict[str, str] = {}
+    for spec, data in read_cast(source, model.specs, kind, progress):
+        digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
+        placed = jax.device_put(data, None if mesh is None else RULES.sharding(mesh, spec.axes))
+        arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
+    return LoadedModel(
+        model=model,
+        params=tuple(arrays[spec.name] for spec in model.specs),
+        config=config,
+        revision=_revision(config, model, digests),
+        parameters=sum(math.prod(spec.shape) for spec in model.specs),
+    )
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The configuration of the checkpoint in directory `path`. Raises CheckpointError."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: {'not a directory' if directory.exists() else 'does not exist'}")
+    return from_hf(read_json(directory / CONFIG), file=CONFIG)
+
+
+def open_source(directory: Path) -> WeightSource:
+    """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
+    if (directory / PARAMS).is_dir():
+        return OrbaxSource(directory)
+    if (directory / INDEX).exists() or (directory / SINGLE).exists():
+        return SafetensorsSource(directory)
+    if pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED):
+        raise CheckpointError(
+            f"{pickled[0]}: pickled weights are not read, because loading them can run code; "
+            "save the model as safetensors (save_pretrained(..., safe_serialization=True))"
+        )
+    raise CheckpointError(f"{directory}: no weights: neither {SINGLE}, {INDEX} nor {PARAMS}/ is there")
+
+
+def run_dtype(source: WeightSource, wanted: str | None) -> str:
+    """The type the parameters are loaded as. Raises CheckpointError for a stored type that is no floating point."""
+    for tensor in source.tensors.values():
+        if tensor.dtype not in NUMPY_DTYPES:
+            supported = ", ".join(NUMPY_DTYPES)
+            raise CheckpointError(f"{tensor.file}: {tensor.name}: type {tensor.dtype} is not one of {supported}")
+    if wanted not in (None, "float32", "bfloat16"):
+        raise CheckpointError(f"dtype: must be float32 or bfloat16, not {wanted!r}")
+    if wanted is not None:
+        return wanted
+    embedding = source.tensors.get("model.embed_tokens.weight")  # norms and head may be stored wider
+    return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
+
+
+def check(source: WeightSource, model: DecoderModel, config: ModelConfig) -> None:
+    """Raise CheckpointError unless `source` has exactly the model's tensors, in their shapes."""
+    for spec in model.specs:
+        stored = source.tensors.get(spec.name)
+        if stored is None:
+            raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
+        if stored.shape != spec.shape:
+            shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
+            raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
+    known = {spec.name for spec in model.specs}
+    for tensor in source.tensors.values():
+        if tensor.name not in known and not _ignored(tensor, config):
+            raise CheckpointError(f"{tensor.file}: {tensor.name}: unexpected, {config.architecture} has no such tensor")
+
+
+def _ignored(tensor: StoredTensor, config: ModelConfig) -> bool:
+    """What some exporters write besides the parameters: the tied head again, and RoPE's frequencies."""
+    return tensor.name.endswith("rotary_emb.inv_freq") or (config.tied and tensor.name == "lm_head.weight")
+
+
+def read_cast(
+    source: WeightSource, specs: Sequence[ParamSpec], dtype: str, progress: Progress | None
+) -> Iterator[tuple[ParamSpec, HostArray]]:
+    """Each parameter's data as `dtype`, with progress after its consumer is done with it."""
+    by_name = {spec.name: spec for spec in specs}
+    done, total = 0, sum(source.tensors[name].size_bytes for name in by_name)
+    report = progress or (lambda done, total: None)
+    report(done, total)
+    for name, data in source.read(list(by_name)):
+        yield by_name[name], data.astype(NUMPY_DTYPES[dtype], copy=False)
+        done += source.tensors[name].size_bytes
+        report(done, total)
+
+
+def _revision(config: ModelConfig, model: DecoderModel, digests: dict[str, str]) -> str:
+    """128 bits in hex. The tokens that begin and end a text, and the declared type, change no computed value."""
+    arithmetic = dataclasses.asdict(dataclasses.replace(config, dtype="", bos_token_id=None, eos_token_ids=()))
+    tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs]
+    text = json.dumps({"config": arithmetic, "dtype": model.dtype, "tensors": tensors}, sort_keys=True)
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
