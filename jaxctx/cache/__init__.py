@@ -6,6 +6,8 @@ page to copy) is returned as data; the engine carries it out before the next ste
     pages.py     PagePool: which slots of the page array are free
     prefix.py    PrefixIndex: committed pages by chained hash, and the lineage nodes that contexts share
     context.py   Context: the state of one sequence, its tokens and its page table
+    memory.py    Memory: pool and index as one; the moves of pages between them and contexts
+    registry.py  Registry: contexts by id and by use
     contexts.py  ContextCache: the front of the room: fork, match, grow, settle, rewind, suspend, page operations
     audit.py     recounts of everything, for tests and idle moments
 """

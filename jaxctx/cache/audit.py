@@ -6,11 +6,12 @@ Reads, never changes. Called by `contexts`; `check` by tests after every operati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 from jaxctx.cache.context import Context
-from jaxctx.cache.pages import PagePool
+from jaxctx.cache.memory import Memory
 from jaxctx.cache.prefix import TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.registry import Registry
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
@@ -28,30 +29,21 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     return counts[1:] + [1] * context.working_pages
 
 
-def check(
-    pool: PagePool,
-    index: PrefixIndex,
-    contexts: Mapping[tuple[str, str], Context],
-    by_use: Iterable[Context],
-) -> None:
+def check(memory: Memory, registry: Registry) -> None:
     """Raises AssertionError where pages, holders, hashes or tables do not add up."""
-    pool.check()
-    index.check(Counter(context.tail for context in contexts.values() if not context.suspended))
-    taken = [node.page for node in index.nodes()]
-    for (tenant, context_id), context in contexts.items():
-        assert (context.tenant, context.id) == (tenant, context_id)
-        _check_context(context, index)
+    registry.check()
+    memory.pool.check()
+    memory.index.check(Counter(context.tail for context in registry if not context.suspended))
+    taken = [node.page for node in memory.index.nodes()]
+    for context in registry:
+        _check_context(context, memory.index)
         taken += context.working
     assert len(set(taken)) == len(taken), f"pages with two owners: {sorted(taken)}"
-    assert len(taken) + pool.free == pool.total, f"{len(taken)} pages owned and {pool.free} free of {pool.total}"
-    assert not any(map(pool.is_free, taken)), "a page in use is in the pool"
-    order = list(by_use)
-    assert set(order) == {context for context in contexts.values() if not context.suspended}
-    assert len(order) == len(set(order))
+    assert len(taken) + memory.pool.free == memory.pool.total, f"{len(taken)} owned, {memory.pool.free} free: some lost"
+    assert not any(map(memory.pool.is_free, taken)), "a page in use is in the pool"
 
 
 def _check_context(context: Context, index: PrefixIndex) -> None:
-    assert not context.closed
     assert len(context.recent) % TOKEN_BYTES == 0
     assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
@@ -65,7 +57,7 @@ def _check_context(context: Context, index: PrefixIndex) -> None:
     assert table == committed + context.working, f"stale page table {table}"
 
 
-def _lineage(tail: PageNode | None) -> Iterable[PageNode]:
+def _lineage(tail: PageNode | None) -> Iterator[PageNode]:
     while tail is not None:
         yield tail
         tail = tail.parent

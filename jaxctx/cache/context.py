@@ -43,6 +43,10 @@ class PageTable:
         """Another page at this position."""
         self._pages[position] = page
 
+    def truncate(self, count: int) -> None:
+        """Only the first `count` pages."""
+        self.count = count
+
     def view(self) -> Int32[np.ndarray, " pages"]:
         """Read-only, and valid until the next change."""
         view = self._pages[: self.count]
@@ -58,10 +62,10 @@ class Context:
     tenant: str
     identity: Identity
     page_size: int
-    parent_id: str | None
-    priority: int
-    pinned: bool
-    manual_commit: bool
+    parent_id: str | None = None
+    priority: int = 0
+    pinned: bool = False
+    manual_commit: bool = False
     labels: Mapping[str, str]
     created_at: float
     used_at: float
