@@ -6,8 +6,12 @@ from typing import Protocol
 
 from jaxctx.client import answers
 from jaxctx.client.types import ContextInfo, FillResult
+from jaxctx.errors import Cancelled, DeadlineExceeded, Unavailable
 from jaxctx.v1 import context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
+
+# After these the server may still be at work on the call, for at most one step of the engine.
+CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
 
 
 class WithContext(Protocol):

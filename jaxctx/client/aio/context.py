@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -25,8 +26,8 @@ from jaxctx.client.types import (
     Piece,
     PlanResult,
 )
-from jaxctx.client.view import ContextView, WithContext
-from jaxctx.errors import AlreadyExists, Cancelled, DeadlineExceeded, JaxctxError, NotFound
+from jaxctx.client.view import CUT_SHORT, ContextView, WithContext
+from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.wire import from_rpc_error
 
@@ -222,7 +223,7 @@ class Context(ContextView):
         await self._settle()
         try:
             return await self._connection.call(method, request, timeout_s)
-        except (DeadlineExceeded, Cancelled, asyncio.CancelledError):
+        except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise
 
@@ -251,10 +252,10 @@ class Stream(AsyncIterator[Piece[Context]]):
     def __init__(self, source: Context, begin: Callable[[], GenerateCall]) -> None:
         self._source = source
         self._begin = begin
-        # Begun here where nothing must be awaited first, so that several streams made one after the other run together.
-        self._call = None if source.cut_short else begin()
         self._ended = False
         self._outputs = Outputs(source, lambda context_id: Context(source._connection, context_id))
+        # Begun here unless something must be awaited first, so that streams made one after the other run together.
+        self._call = None if source.cut_short else begin()
 
     async def __anext__(self) -> Piece[Context]:
         if self._ended:
@@ -267,9 +268,12 @@ class Stream(AsyncIterator[Piece[Context]]):
         except StopAsyncIteration:
             self._ended = True
             raise
-        except grpc.RpcError as error:
-            self.close()
-            raise from_rpc_error(error) from error
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error)
+            self._ended = True
+            if isinstance(error, CUT_SHORT):
+                self._outputs.cut_short()
+            raise error from rpc_error
         except asyncio.CancelledError:
             self.close()
             raise
@@ -289,4 +293,5 @@ class Stream(AsyncIterator[Piece[Context]]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(Exception):  # the event loop may be gone before us
+            self.close()

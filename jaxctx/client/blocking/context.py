@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -24,8 +25,8 @@ from jaxctx.client.types import (
     Piece,
     PlanResult,
 )
-from jaxctx.client.view import ContextView, WithContext
-from jaxctx.errors import AlreadyExists, Cancelled, DeadlineExceeded, JaxctxError, NotFound
+from jaxctx.client.view import CUT_SHORT, ContextView, WithContext
+from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.wire import from_rpc_error
 
@@ -219,7 +220,7 @@ class Context(ContextView):
         self._settle()
         try:
             return self._connection.call(method, request, timeout_s)
-        except (DeadlineExceeded, Cancelled):
+        except CUT_SHORT:
             self.cut_short = True
             raise
 
@@ -257,9 +258,12 @@ class Stream(Iterator[Piece[Context]]):
         except StopIteration:
             self._ended = True
             raise
-        except grpc.RpcError as error:
-            self.close()
-            raise from_rpc_error(error) from error
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error)
+            self._ended = True
+            if isinstance(error, CUT_SHORT):
+                self._outputs.cut_short()
+            raise error from rpc_error
 
     def close(self) -> None:
         """Cancel the rest. Idempotent; nothing happens after the last piece."""
@@ -275,4 +279,5 @@ class Stream(Iterator[Piece[Context]]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(Exception):  # at the interpreter's end, gRPC may be gone before us
+            self.close()

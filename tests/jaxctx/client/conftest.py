@@ -1,0 +1,402 @@
+# ruff: noqa: N802 - gRPC names the methods of servicers
+"""A fake server: contexts of plain token lists behind real gRPC, with scripted failures. And both clients, as one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+import jaxctx
+from jaxctx import errors, wire
+from jaxctx.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    context_pb2,
+    context_service_pb2,
+    context_service_pb2_grpc,
+    generation_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
+
+PAGE_SIZE = 4
+pb = context_service_pb2
+
+
+def method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Records the call and fails as `fail_before` and `fail_after` (the answer is lost) script it."""
+    name = function.__name__
+
+    def enter(fake: Fake, request: Any, context: grpc.ServicerContext) -> None:
+        copy = type(request)()
+        copy.CopyFrom(request)
+        fake.requests[name].append(copy)
+        fake.metadata[name].append(dict(context.invocation_metadata()))
+        fake.abort(context, fake.fail_before[name])
+
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def streamed(fake: Fake, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            enter(fake, request, context)
+            yield from function(fake, request, context)
+
+        return streamed
+
+    @functools.wraps(function)
+    def unary(fake: Fake, request: Any, context: grpc.ServicerContext) -> Any:
+        enter(fake, request, context)
+        try:
+            response = function(fake, request, context)
+        except errors.JaxctxError as error:
+            fake.abort(context, [error])
+        fake.abort(context, fake.fail_after[name])
+        return response
+
+    return unary
+
+
+class Fake(
+    context_service_pb2_grpc.ContextServiceServicer,
+    model_service_pb2_grpc.ModelServiceServicer,
+    admin_service_pb2_grpc.AdminServiceServicer,
+):
+    """A context is a list of tokens, a character its code point, and an output of `generate` is "ab", "cd", "ef"."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, list[int]] = {}
+        self.busy: set[str] = set()
+        self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.metadata: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.fail_before: dict[str, list[errors.JaxctxError]] = defaultdict(list)
+        self.fail_after: dict[str, list[errors.JaxctxError]] = defaultdict(list)
+        self.hang = False  # generate stalls after its first response until it is cancelled
+        self.settle_s = 0.0  # how long a cancelled generate keeps its context
+        self.cancelled = threading.Event()
+        self.started = threading.Event()
+
+    def abort(self, context: grpc.ServicerContext, script: list[errors.JaxctxError]) -> None:
+        if script:
+            context.abort_with_status(wire.to_status(script.pop(0)))
+
+    def info(self, context_id: str) -> context_pb2.Context:
+        if context_id not in self.contexts:
+            raise errors.NotFound("no such context")
+        length = len(self.contexts[context_id])
+        busy = context_id in self.busy
+        return context_pb2.Context(
+            context_id=context_id,
+            model_id="fake",
+            state=context_pb2.CONTEXT_STATE_BUSY if busy else context_pb2.CONTEXT_STATE_IDLE,
+            seq_len=length,
+            committed_pages=length // PAGE_SIZE,
+            working_pages=1 if length % PAGE_SIZE else 0,
+            working_tokens=length % PAGE_SIZE,
+            page_size=PAGE_SIZE,
+            labels={"of": "fake"},
+        )
+
+    def add(self, context_id: str, tokens: list[int]) -> context_pb2.Context:
+        if context_id in self.contexts:
+            raise errors.AlreadyExists(f"{context_id} is taken")
+        self.contexts[context_id] = list(tokens)
+        return self.info(context_id)
+
+    def write(self, context_id: str) -> list[int]:
+        if self.info(context_id).state == context_pb2.CONTEXT_STATE_BUSY:
+            raise errors.Aborted("another writer holds the context")
+        return self.contexts[context_id]
+
+    # --- ContextService
+
+    @method
+    def CreateContext(self, request: Any, context: Any) -> Any:
+        return pb.CreateContextResponse(context=self.add(request.context_id, []))
+
+    @method
+    def Fill(self, request: Any, context: Any) -> Any:
+        held = self.write(request.context_id)
+        before = len(held)
+        held += self.tokens(request)
+        if before == 0:
+            return pb.FillResponse(
+                resident=1, restored=2, computed=len(held) - 3, context=self.info(request.context_id)
+            )
+        return pb.FillResponse(computed=len(held) - before, context=self.info(request.context_id))
+
+    @staticmethod
+    def tokens(request: Any) -> list[int]:
+        match request.WhichOneof("content"):
+            case "text":
+                return [ord(c) for c in request.text]
+            case "tokens":
+                return list(request.tokens.ids)
+            case "messages":
+                return [ord(c) for message in request.messages.messages for c in message.role + message.content]
+        raise errors.InvalidArgument.field("content", "missing")
+
+    @method
+    def Flush(self, request: Any, context: Any) -> Any:
+        self.write(request.context_id)
+        return pb.FlushResponse(computed=1, context=self.info(request.context_id))
+
+    @method
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        n = request.n if request.HasField("n") else 1
+        try:
+            held = self.write(request.context_id)
+            ids = [request.context_id] if n == 1 else [f"{request.context_id}-fork{i}" for i in range(n)]
+            for fork in ids if n > 1 else ():
+                self.add(fork, held)
+        except errors.JaxctxError as error:
+            self.abort(context, [error])
+        self.busy.update(ids)
+        context.add_callback(lambda: self.end(ids))  # also called when the client goes away
+        self.started.set()
+        for step, text in enumerate(("ab", "cd", "ef")):
+            for i, context_id in enumerate(ids):
+                response = pb.GenerateResponse(index=i, context_id=context_id, text=text)
+                response.token_ids.extend(ord(c) for c in text)
+                if request.logprobs:
+                    response.logprobs.add(token_id=97, logprob=-0.5).top.add(token_id=98, logprob=-1.5)
+                self.contexts[context_id] += response.token_ids
+                if step == 2:
+                    self.busy.discard(context_id)
+                    self.finish(response, request, len(held))
+                yield response
+            while self.hang and context.is_active():
+                time.sleep(0.002)
+            if not context.is_active():
+                return
+
+    def end(self, ids: list[str]) -> None:
+        if self.busy.intersection(ids):
+            self.cancelled.set()
+            time.sleep(self.settle_s)
+            self.busy.difference_update(ids)
+
+    def finish(self, response: Any, request: Any, prompt_tokens: int) -> None:
+        if request.stop:
+            response.finish, response.stop_text = generation_pb2.FINISH_REASON_STOP, request.stop[0]
+        elif request.stop_token_ids:
+            response.finish, response.stop_token_id = generation_pb2.FINISH_REASON_STOP, request.stop_token_ids[0]
+        else:
+            response.finish = generation_pb2.FINISH_REASON_LENGTH
+        response.seed = request.sampling.seed
+        response.usage.prompt_tokens = prompt_tokens
+        response.usage.completion_tokens = 6
+        response.context.CopyFrom(self.info(response.context_id))
+
+    @method
+    def Fork(self, request: Any, context: Any) -> Any:
+        held = self.write(request.context_id)
+        return pb.ForkResponse(contexts=[self.add(child, held) for child in request.child_ids])
+
+    @method
+    def Truncate(self, request: Any, context: Any) -> Any:
+        held = self.write(request.context_id)
+        if request.tokens > len(held) % PAGE_SIZE:
+            raise errors.OutOfRange("that many are not in working pages")
+        del held[len(held) - request.tokens :]
+        return pb.TruncateResponse(context=self.info(request.context_id))
+
+    @method
+    def Rewind(self, request: Any, context: Any) -> Any:
+        del self.write(request.context_id)[request.to :]
+        return pb.RewindResponse(context=self.info(request.context_id))
+
+    @method
+    def GetContext(self, request: Any, context: Any) -> Any:
+        response = pb.GetContextResponse(context=self.info(request.context_id))
+        if request.include_pages:
+            response.pages.page_ids.extend([7, 9])
+            response.pages.refcounts.extend([2, 1])
+        if request.include_tokens:
+            response.tokens.ids.extend(self.contexts[request.context_id])
+        return response
+
+    @method
+    def ListContexts(self, request: Any, context: Any) -> Any:
+        ids = sorted(i for i in self.contexts if i > request.page_token)
+        shown = ids[: request.limit]
+        return pb.ListContextsResponse(
+            contexts=[self.info(i) for i in shown], next_page_token=shown[-1] if len(ids) > len(shown) else ""
+        )
+
+    @method
+    def UpdateContext(self, request: Any, context: Any) -> Any:
+        return pb.UpdateContextResponse(context=self.info(request.context_id))
+
+    @method
+    def Plan(self, request: Any, context: Any) -> Any:
+        n = len(self.tokens(request))
+        return pb.PlanResponse(tokens=n, resident=1, restored=1, computed=n - 2, pages_needed=3, pages_available=9)
+
+    @method
+    def ReservePages(self, request: Any, context: Any) -> Any:
+        return pb.ReservePagesResponse(context=self.info(request.context_id))
+
+    @method
+    def CommitPages(self, request: Any, context: Any) -> Any:
+        return pb.CommitPagesResponse(context=self.info(request.context_id))
+
+    @method
+    def ReleasePages(self, request: Any, context: Any) -> Any:
+        return pb.ReleasePagesResponse(context=self.info(request.context_id))
+
+    @method
+    def CloseContext(self, request: Any, context: Any) -> Any:
+        self.info(request.context_id)
+        del self.contexts[request.context_id]
+        return pb.CloseContextResponse()
+
+    # --- ModelService and AdminService
+
+    @method
+    def ListModels(self, request: Any, context: Any) -> Any:
+        if not request.page_token:
+            return model_service_pb2.ListModelsResponse(
+                models=[model_service_pb2.Model(model_id="a", parameters=5)], next_page_token="more"
+            )
+        return model_service_pb2.ListModelsResponse(models=[model_service_pb2.Model(model_id="b", vocab_size=7)])
+
+    @method
+    def GetModel(self, request: Any, context: Any) -> Any:
+        if request.model_id == "none":
+            raise errors.NotFound("no such model", reason="MODEL_NOT_FOUND")
+        return model_service_pb2.GetModelResponse(model=model_service_pb2.Model(model_id="a", page_size=PAGE_SIZE))
+
+    @method
+    def Tokenize(self, request: Any, context: Any) -> Any:
+        return model_service_pb2.TokenizeResponse(tokens=[ord(c) for c in request.text])
+
+    @method
+    def Detokenize(self, request: Any, context: Any) -> Any:
+        return model_service_pb2.DetokenizeResponse(text="".join(map(chr, request.tokens)))
+
+    @method
+    def ApplyChatTemplate(self, request: Any, context: Any) -> Any:
+        text = "".join(f"<{message.role}>{message.content}" for message in request.messages.messages)
+        return model_service_pb2.ApplyChatTemplateResponse(text=text, tokens=[1, 2])
+
+    @method
+    def GetStats(self, request: Any, context: Any) -> Any:
+        info = admin_service_pb2.EngineInfo(model_id="fake", mesh={"data": 1, "model": 2})
+        stats = [
+            admin_service_pb2.EngineStats(pages_total=10, pages_free=4, draining=True),
+            admin_service_pb2.EngineStats(pages_total=20, pages_free=5),
+        ]
+        return admin_service_pb2.GetStatsResponse(
+            engines=[admin_service_pb2.Engine(info=info, stats=each) for each in stats]
+        )
+
+    @method
+    def Drain(self, request: Any, context: Any) -> Any:
+        return admin_service_pb2.DrainResponse()
+
+    @method
+    def ClearCache(self, request: Any, context: Any) -> Any:
+        return admin_service_pb2.ClearCacheResponse(pages_dropped=12)
+
+
+class Serving:
+    """A running fake: `fake` is its state, `target` its address."""
+
+    def __init__(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        self.fake = Fake()
+        self.server = grpc.server(futures.ThreadPoolExecutor(16))
+        context_service_pb2_grpc.add_ContextServiceServicer_to_server(self.fake, self.server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.fake, self.server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self.fake, self.server)
+        if credentials is None:
+            port = self.server.add_insecure_port(address)
+        else:
+            port = self.server.add_secure_port(address, credentials)
+        self.target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+        self.server.start()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    """Starts fakes on demand."""
+    running: list[Serving] = []
+
+    def start(address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> Serving:
+        running.append(Serving(address, credentials))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.server.stop(None).wait()
+
+
+class Either:
+    """One of the two clients, driven the same way: `await either(x)` is x or what awaiting it gives."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.open: list[Any] = []
+
+    def client(self, target: str, **options: Any) -> Any:
+        client: Any = (
+            jaxctx.Client(target, **options) if self.kind == "blocking" else jaxctx.aio.Client(target, **options)
+        )
+        self.open.append(client)
+        return client
+
+    async def __call__(self, value: Any) -> Any:
+        return await value if inspect.isawaitable(value) else value
+
+    async def each(self, stream: Any) -> AsyncIterator[Any]:
+        """The items of either kind of iterable."""
+        if self.kind == "blocking":
+            for item in stream:
+                yield item
+        else:
+            async for item in stream:
+                yield item
+
+    async def list(self, stream: Any) -> list[Any]:
+        return [item async for item in self.each(stream)]
+
+    async def next(self, stream: Any) -> Any:
+        return next(stream) if self.kind == "blocking" else await anext(stream)
+
+    async def enter(self, manager: Any) -> Any:
+        return manager.__enter__() if self.kind == "blocking" else await manager.__aenter__()
+
+    async def exit(self, manager: Any, error: BaseException | None = None) -> Any:
+        arguments = (type(error) if error else None, error, None)
+        return manager.__exit__(*arguments) if self.kind == "blocking" else await manager.__aexit__(*arguments)
+
+
+@pytest.fixture(params=["blocking", "aio"])
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[Either]:
+    each = Either(request.param)
+    yield each
+    for client in each.open:
+        await each(client.close())
+
+
+@pytest.fixture
+def serving(serve: Callable[..., Serving]) -> Serving:
+    return serve()
+
+
+@pytest.fixture
+def fake(serving: Serving) -> Fake:
+    return serving.fake
+
+
+@pytest.fixture
+async def client(either: Either, serving: Serving) -> Any:
+    return either.client(serving.target, timeout_s=20.0)
