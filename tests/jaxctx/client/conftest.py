@@ -181,8 +181,7 @@ class Fake(
     def end(self, ids: list[str]) -> None:
         if self.busy.intersection(ids):
             self.cancelled.set()
-            time.sleep(self.settle_s)
-            self.busy.difference_update(ids)
+            threading.Timer(self.settle_s, self.busy.difference_update, [ids]).start()
 
     def finish(self, response: Any, request: Any, prompt_tokens: int) -> None:
         if request.stop:

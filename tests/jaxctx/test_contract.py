@@ -1,0 +1,99 @@
+"""The contract says what the Engine interface and the client's dataclasses say: same names, field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor
+
+from jaxctx.client import types
+from jaxctx.engine import interface
+from jaxctx.v1 import (
+    admin_service_pb2,
+    content_pb2,
+    context_pb2,
+    context_service_pb2,
+    error_reason_pb2,
+    generation_pb2,
+    model_service_pb2,
+)
+
+FILES = [
+    admin_service_pb2,
+    content_pb2,
+    context_pb2,
+    context_service_pb2,
+    error_reason_pb2,
+    generation_pb2,
+    model_service_pb2,
+]
+PAIRS: list[tuple[type, Any]] = [
+    (interface.CreateRequest, context_service_pb2.CreateContextRequest),
+    (interface.Sampling, generation_pb2.Sampling),
+    (interface.GenerateRequest, context_service_pb2.GenerateRequest),
+    (interface.ContextInfo, context_pb2.Context),
+    (interface.FillResult, context_service_pb2.FillResponse),
+    (interface.PlanResult, context_service_pb2.PlanResponse),
+    (interface.TokenLogprob, generation_pb2.TokenLogprob),
+    (interface.Usage, generation_pb2.Usage),
+    (interface.GeneratePiece, context_service_pb2.GenerateResponse),
+    (interface.EngineStats, admin_service_pb2.EngineStats),
+    (interface.EngineInfo, admin_service_pb2.EngineInfo),
+    (types.ContextInfo, context_pb2.Context),
+    (types.ContextPages, context_pb2.ContextPages),
+    (types.FillResult, context_service_pb2.FillResponse),
+    (types.PlanResult, context_service_pb2.PlanResponse),
+    (types.TokenLogprob, generation_pb2.TokenLogprob),
+    (types.Usage, generation_pb2.Usage),
+    (types.Piece, context_service_pb2.GenerateResponse),
+    (types.Model, model_service_pb2.Model),
+    (types.RenderedChat, model_service_pb2.ApplyChatTemplateResponse),
+    (types.EngineInfo, admin_service_pb2.EngineInfo),
+    (types.EngineStats, admin_service_pb2.EngineStats),
+]
+
+
+@pytest.mark.parametrize(("owner", "message"), PAIRS, ids=lambda each: f"{each.__module__}.{each.__name__}")
+def test_every_field_has_its_place_in_the_message(owner: type, message: Any) -> None:
+    places = {field.name for field in message.DESCRIPTOR.fields} | {each.name for each in message.DESCRIPTOR.oneofs}
+    assert {field.name for field in dataclasses.fields(owner)} <= places
+
+
+def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
+    places = {field.name for field in generation_pb2.Sampling.DESCRIPTOR.fields}
+    places |= {field.name for field in context_service_pb2.GenerateRequest.DESCRIPTOR.fields}
+    assert places - {"context_id", "n", "sampling"} == types.GenerateOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("values", "enum", "prefix"),
+    [
+        (interface.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
+        (types.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
+        (interface.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (types.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+    ],
+)
+def test_enums_agree(values: Any, enum: Any, prefix: str) -> None:
+    assert {prefix + value.name for value in values} == set(enum.keys()) - {prefix + "UNSPECIFIED"}
+
+
+def test_every_method_has_messages_of_its_own() -> None:
+    messages: list[descriptor.Descriptor] = []
+    for file in FILES:
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                assert method.input_type.name == f"{method.name}Request"
+                assert method.output_type.name == f"{method.name}Response"
+                messages += [method.input_type, method.output_type]
+    assert len({message.full_name for message in messages}) == len(messages)
+
+
+def test_stubs_lie_beside_every_proto() -> None:
+    import jaxctx.v1
+
+    stubs = {path.name for path in Path(next(iter(jaxctx.v1.__path__))).glob("*_pb2.py")}
+    assert stubs == {Path(file.DESCRIPTOR.name).stem + "_pb2.py" for file in FILES}
