@@ -116,7 +116,7 @@ class Context:
             raise IndexError(f"tokens {start} to {stop} of {length}")
         first_page = min(start // self.page_size, self.tail.depth)
         offset = first_page * self.page_size
-        return np.frombuffer(self.token_bytes(first_page), "<i4")[start - offset : stop - offset]
+        return np.frombuffer(self.token_bytes(first_page), np.int32)[start - offset : stop - offset]
 
     def token_bytes(self, first_page: int = 0) -> bytes:
         """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""

@@ -17,14 +17,13 @@ import builtins
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import OutOfPages, PoolStats
-from jaxctx.cache.prefix import Identity, encode_tokens
+from jaxctx.cache.prefix import Identity, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
@@ -63,6 +62,12 @@ class ContextCache:
         self._new_id = new_id
 
     # --- which contexts there are --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._registry)
+
+    def __iter__(self) -> Iterator[Context]:
+        return iter(self._registry)
 
     def create(
         self,
@@ -141,7 +146,7 @@ class ContextCache:
 
     # --- tokens come ---------------------------------------------------------------------------------------------
 
-    def append(self, context: Context, tokens: npt.ArrayLike) -> None:
+    def append(self, context: Context, tokens: TokenIds) -> None:
         """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument."""
         self._must_live(context)
         context.recent += encode_tokens(tokens)
@@ -163,12 +168,12 @@ class ContextCache:
             self.memory.adopt(context, path)
         return len(path) * self.page_size
 
-    def resident(self, identity: Identity, tokens: npt.ArrayLike) -> int:
+    def resident(self, identity: Identity, tokens: TokenIds) -> int:
         """How many of `tokens` a match would find for a new context. Changes nothing."""
         index = self.memory.index
         return len(index.walk(index.root(identity), encode_tokens(tokens))) * self.page_size
 
-    def resident_extension(self, context: Context, tokens: npt.ArrayLike) -> int:
+    def resident_extension(self, context: Context, tokens: TokenIds) -> int:
         """How many tokens, buffered ones included, a match would find once `tokens` are appended. Changes nothing."""
         self._must_live(context)
         if context.working_tokens:

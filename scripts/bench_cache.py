@@ -1,0 +1,116 @@
+"""Measures the cache's bookkeeping on this machine: forks, lookups and page operations. Needs no device.
+
+    python scripts/bench_cache.py
+
+Prints the best of several rounds, because anything else that runs here only ever adds time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxctx.cache.contexts import Context, ContextCache, Identity
+
+PAGE_SIZE = 16
+PAGES = 16_384
+LONG = 32_768
+IDENTITY = Identity("bench", "model")
+
+
+def new_cache() -> ContextCache:
+    """An empty cache with numbered contexts."""
+    ids = itertools.count()
+    return ContextCache(pages=PAGES, page_size=PAGE_SIZE, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
+
+
+def filled(cache: ContextCache, tokens: np.ndarray) -> Context:
+    """A context with the KV of `tokens`."""
+    context = cache.create(IDENTITY)
+    cache.append(context, tokens)
+    cache.match(context)
+    cache.grow(context, context.buffered_tokens)
+    cache.settle(context, context.buffered_tokens)
+    return context
+
+
+def best_s(rounds: int, run: Callable[[], object]) -> float:
+    """The least seconds that one of `rounds` runs took."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def fork_s(tokens: int, count: int = 1000) -> float:
+    """Seconds per fork of a context of `tokens` tokens, the child's registration included."""
+    cache = new_cache()
+    parent = filled(cache, np.arange(tokens, dtype=np.int32))
+    return best_s(5, lambda: [cache.fork(parent) for _ in range(count)]) / count
+
+
+def lookup_s() -> tuple[float, float]:
+    """Seconds to find a resident prompt of 32k tokens, and to attach a new context to it."""
+    cache = new_cache()
+    prompt = np.arange(LONG, dtype=np.int32)
+    filled(cache, prompt)
+    assert cache.resident(IDENTITY, prompt) == LONG
+
+    def attach() -> None:
+        context = cache.create(IDENTITY)
+        cache.append(context, prompt)
+        assert cache.match(context) == LONG
+        cache.close(context)
+
+    return best_s(30, lambda: cache.resident(IDENTITY, prompt)), best_s(30, attach)
+
+
+def fill_operations_s() -> float:
+    """Page operations a second: a pool's worth of pages allocated, hashed, committed and released, then evicted."""
+    cache = new_cache()
+    generator = np.random.default_rng(0)
+    rounds = []
+    for _ in range(4):
+        prompts = [generator.integers(0, 1 << 17, LONG, np.int32) for _ in range(PAGES * PAGE_SIZE // LONG)]
+        start = time.perf_counter()
+        for prompt in prompts:
+            cache.close(filled(cache, prompt))
+        rounds.append(time.perf_counter() - start)
+    return 4 * PAGES / min(rounds)  # allocate, commit, release, evict
+
+
+def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
+    """Tokens a second through append, grow, settle and page_table, one by one, for `streams` contexts in turn."""
+    cache = new_cache()
+    contexts = [filled(cache, np.full(2048, stream, np.int32)) for stream in range(streams)]
+
+    def decode() -> None:
+        for token in range(tokens):
+            for context in contexts:
+                cache.append(context, [token])
+                cache.grow(context, 1)
+                cache.settle(context, 1)
+                context.page_table()
+
+    return streams * tokens / best_s(2, decode)
+
+
+def main() -> None:
+    """Prints one line per figure."""
+    short, long = fork_s(1032), fork_s(LONG + 8)
+    print(f"fork of 1k tokens      {short * 1e6:8.1f} µs")
+    print(f"fork of 32k tokens     {long * 1e6:8.1f} µs   {long / short:.2f} times the 1k one")
+    lookup, attach = lookup_s()
+    print(f"lookup of 32k tokens   {lookup * 1e3:8.2f} ms")
+    print(f"create, append, match, close of 32k tokens {attach * 1e3:.2f} ms")
+    print(f"page operations        {fill_operations_s():8,.0f} /s")
+    print(f"decode bookkeeping     {1e6 / decode_operations_s():8.2f} µs per token")
+
+
+if __name__ == "__main__":
+    main()
