@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
@@ -52,7 +52,7 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 class CallDefaults:
     """What every call of a client carries."""
 
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     timeout_s: float | None
 
     @property
