@@ -1,1 +1,17 @@
-"""Engine: the loop that turns contexts with work into ragged steps."""
+"""Engine: the loop that turns contexts with work into ragged steps on a device.
+
+    interface.py   what doors see: requests, answers, the Engine protocol
+    local.py       that protocol in process, each method a command to the step thread
+    loop.py        the step thread, its inbox, and the thread that waits for the device
+    mail.py        futures and streams between the step thread and asyncio
+    core.py        the engine without threads: requests in, steps out, results booked
+    operations.py  what changes contexts without computing: fork, rewind, reserve, …
+    scheduler.py   who runs: admission, memory, preemption, the next batch   queue.py, sequence.py
+    batch.py       a batch's rows written into a step's inputs
+    step.py        the jitted step: model, paged KV, sampling
+    device.py      the arrays, and every executable compiled before ready
+    output.py      tokens to text and stop conditions
+    assembly.py    `open_engine`
+
+It takes validated requests and knows nothing of gRPC, HTTP, or how many engines there are.
+"""

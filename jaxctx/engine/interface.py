@@ -111,7 +111,7 @@ class ContextPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillResult:
-    """Where the KV of the filled tokens came from; `resident + restored + computed` tokens became ready by this call."""
+    """Where the filled tokens' KV came from; `resident + restored + computed` tokens became ready by this call."""
 
     resident: int
     restored: int
@@ -155,7 +155,8 @@ class Usage:
 class GeneratePiece:
     """A part of one output.
 
-    Concatenated `text` is the output's text; concatenated `token_ids` are what joined the context. Text never ends inside a UTF-8 character. The last piece of an output has `finish`, `usage` and `context`.
+    Concatenated `text` is the output's text; concatenated `token_ids` are what joined the context. Text never ends
+    inside a UTF-8 character. The last piece of an output has `finish`, `usage` and `context`.
     """
 
     index: int  # which of the n outputs

@@ -1,0 +1,89 @@
+"""Assembly: from a loaded model to a running engine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from jaxctx.cache.contexts import Identity
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core import EngineCore, World
+from jaxctx.engine.device import CompileProgress, Device
+from jaxctx.engine.interface import EngineInfo
+from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.loop import StepLoop
+from jaxctx.model.interface import Model, Params
+from jaxctx.model.text import ModelText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model with everything needed to serve it."""
+
+    model: Model
+    params: Params
+    text: ModelText
+    model_id: str
+    revision: str  # digest of configuration and weights
+    architecture: str
+    parameters: int
+    dtype: str
+
+
+def real_world() -> World:
+    """The machine's clocks and randomness."""
+    return World(
+        clock=time.monotonic,
+        wall_clock=time.time,
+        new_id=lambda: f"ctx_{secrets.token_hex(16)}",
+        new_seed=lambda: secrets.randbits(63),
+    )
+
+
+def open_engine(
+    served: ServedModel,
+    config: EngineConfig,
+    *,
+    mesh: Mesh | None = None,
+    world: World | None = None,
+    progress: CompileProgress | None = None,
+) -> LocalEngine:
+    """Allocate the KV array, compile every step shape, start the step thread. Returns when ready to serve.
+
+    `progress` is told of each compiled function. Stop the engine with `stop()`.
+    """
+    device = Device(served.model, served.params, config, mesh)
+    device.compile(progress)
+    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
+    core = EngineCore(config, device, served.text, identity, served.model.vocab_size, world or real_world())
+    engine = LocalEngine(
+        StepLoop(core, device, config.steps_in_flight),
+        engine_info(served, config, mesh),
+        stream_buffer=config.stream_buffer,
+    )
+    engine.start()
+    return engine
+
+
+def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:
+    """What the engine will say of itself."""
+    return EngineInfo(
+        model_id=served.model_id,
+        model_revision=served.revision,
+        architecture=served.architecture,
+        parameters=served.parameters,
+        vocab_size=served.model.vocab_size,
+        max_context_tokens=config.max_context_tokens,
+        page_size=config.page_size,
+        pages_total=config.pages,
+        dtype=served.dtype,
+        kv_dtype=served.model.kv.dtype,
+        max_batch=config.max_batch,
+        platform=jax.default_backend(),
+        mesh=dict(mesh.shape) if mesh is not None else {},
+        default_max_tokens=config.default_max_tokens,
+    )

@@ -1,0 +1,49 @@
+"""What an engine is told once, at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxctx.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes of an engine. All that a step can look like follows from these, so all is compiled before ready."""
+
+    pages: int  # of the KV array, without the scratch page
+    page_size: int = 16
+    max_batch: int = 32  # sequences that run at once
+    max_batch_tokens: int = 512  # rows of one step
+    max_context_tokens: int = 4096
+    queue_limit: int = 1024  # requests that wait; one more is refused with QUEUE_FULL
+    max_contexts: int = 100_000
+    default_max_tokens: int = 256
+    stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
+    steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument naming the first size that cannot work."""
+        for name in ("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument.field(name, "must be at least 1")
+        if self.max_batch_tokens < max(4, self.max_batch):
+            raise InvalidArgument.field("max_batch_tokens", "must be at least 4 and at least max_batch")
+        if not self.default_max_tokens >= 1:
+            raise InvalidArgument.field("default_max_tokens", "must be at least 1")
+        if self.max_context_tokens < 2:
+            raise InvalidArgument.field("max_context_tokens", "must be at least 2")
+        if not 1 <= self.steps_in_flight <= 4:
+            raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
+
+    @property
+    def kv_tokens(self) -> int:
+        """Capacity of the KV array in tokens."""
+        return self.pages * self.page_size
+
+    def row_buckets(self) -> tuple[int, ...]:
+        """Padded row counts of a step, powers of two from 4 (fewer rows take XLA:CPU's slow matrix path)."""
+        buckets = [4]
+        while buckets[-1] < self.max_batch_tokens:
+            buckets.append(min(buckets[-1] * 2, self.max_batch_tokens))
+        return tuple(buckets)

@@ -1,0 +1,218 @@
+"""LocalEngine: the Engine interface in process, each method a command to the step thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from jaxctx.engine.interface import (
+    Caller,
+    ContextInfo,
+    ContextPages,
+    CreateRequest,
+    EngineInfo,
+    EngineStats,
+    FillResult,
+    GeneratePiece,
+    GenerateRequest,
+    PlanResult,
+)
+from jaxctx.engine.loop import StepLoop
+from jaxctx.engine.mail import Promise, Stream
+from jaxctx.engine.sequence import Sequence as Running
+from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
+
+RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
+ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the caller
+
+
+class LocalEngine:
+    """The Engine interface over a `StepLoop` of this process. `start` before use, `stop` at the end."""
+
+    def __init__(self, loop: StepLoop, info: EngineInfo, *, stream_buffer: int) -> None:
+        self.loop = loop
+        self.core = loop.core
+        self._info = info
+        self._stream_buffer = stream_buffer
+
+    @property
+    def info(self) -> EngineInfo:
+        """What does not change while the engine lives."""
+        return self._info
+
+    def start(self) -> None:
+        """Begin to take work."""
+        self.loop.start()
+
+    def stop(self) -> None:
+        """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
+        self.loop.stop()
+
+    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+        """See `Engine.create`."""
+
+        def create() -> ContextInfo:
+            self.core.raise_if_draining()
+            return self.core.contexts.create(caller, request)
+
+        return await self.loop.call(create)
+
+    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+        """See `Engine.fill`."""
+        return await self._fill(caller, context_id, as_ids(tokens), defer)
+
+    async def flush(self, caller: Caller, context_id: str) -> FillResult:
+        """See `Engine.flush`."""
+        return await self._fill(caller, context_id, as_ids(()), False)
+
+    async def _fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool) -> FillResult:
+        promise = Promise(asyncio.get_running_loop(), self.loop.outbox)
+        sequence: list[Running | None] = [None]
+
+        def command() -> None:
+            try:
+                self.loop.raise_if_broken()
+                sequence[0] = self.core.fill(caller, context_id, tokens, defer, promise)
+            except Exception as error:
+                promise.failed(error)
+
+        self.loop.post(command)
+        try:
+            return await promise.future  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            self.loop.post(lambda: self.core.end(sequence[0]) if sequence[0] else None)
+            raise
+
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        """See `Engine.generate`."""
+        forks: list[ContextInfo] = []
+        running: list[Running] = []
+        stream = Stream(
+            asyncio.get_running_loop(),
+            self.loop.outbox,
+            outputs=request.n,
+            limit=self._stream_buffer,
+            wake=lambda: self.loop.post(lambda: None),
+        )
+
+        def start() -> None:  # one command: nothing can come between the forks and their registration
+            ids = [request.context_id]
+            if request.n > 1:
+                forks.extend(self.core.fork(caller, request.context_id, [None] * request.n))
+                ids = [fork.context_id for fork in forks]
+            for index, context_id in enumerate(ids):
+                running.append(self.core.generate(caller, request, context_id, index, stream))
+
+        complete = False
+        try:
+            if request.n > 1:
+                await self.flush(caller, request.context_id)
+            await self.loop.call(start)
+            async for piece in stream.pieces():
+                yield piece
+            complete = True
+        finally:
+            if not complete and self.loop.alive:
+                self.loop.post(partial(self._abandon, caller, running, forks))
+
+    def _abandon(self, caller: Caller, running: list[Running], forks: list[ContextInfo]) -> None:
+        """The reader left or one output failed: stop all, and close the forks, whose ids nobody may know."""
+        for sequence in running:
+            self.core.end(sequence)
+        for fork in forks:
+            with suppress(NotFound):  # closed by its client already
+                self.core.close(caller, fork.context_id)
+
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
+        """See `Engine.fork`."""
+        return await self.loop.call(self.core.fork, caller, context_id, ids)
+
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        """See `Engine.truncate`."""
+        return await self.loop.call(self.core.contexts.truncate, caller, context_id, tokens)
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        """See `Engine.rewind`."""
+        return await self.loop.call(self.core.contexts.rewind, caller, context_id, to)
+
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """See `Engine.reserve_pages`; asks again until shortly before the caller's deadline."""
+        while True:
+            info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
+            if info is not None:
+                return info
+            if caller.deadline is None or self.core.now() > caller.deadline - ANSWER_MARGIN_S:
+                raise ResourceExhausted(f"{pages} pages are not to be had now; none was taken", retry_after_s=1.0)
+            await asyncio.sleep(RETRY_S)
+
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """See `Engine.commit_pages`."""
+        return await self.loop.call(self.core.contexts.commit_pages, caller, context_id, pages)
+
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """See `Engine.release_pages`."""
+        return await self.loop.call(self.core.contexts.release_pages, caller, context_id, pages)
+
+    async def update(
+        self,
+        caller: Caller,
+        context_id: str,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ContextInfo:
+        """See `Engine.update`."""
+        return await self.loop.call(self.core.contexts.update, caller, context_id, priority, pinned, labels)
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        """See `Engine.close`."""
+        await self.loop.call(self.core.close, caller, context_id)
+
+    async def get(self, caller: Caller, context_id: str) -> ContextInfo:
+        """See `Engine.get`."""
+        return await self.loop.call(self.core.contexts.get, caller, context_id)
+
+    async def pages(self, caller: Caller, context_id: str) -> ContextPages:
+        """See `Engine.pages`."""
+        return await self.loop.call(self.core.contexts.pages, caller, context_id)
+
+    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+        """See `Engine.list`."""
+        return await self.loop.call(self.core.contexts.list, caller, after, limit)
+
+    async def plan(
+        self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
+    ) -> PlanResult:
+        """See `Engine.plan`."""
+        return await self.loop.call(self.core.plan, caller, as_ids(tokens), context_id, salt)
+
+    async def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        return await self.loop.call(self.core.stats)
+
+    async def drain(self) -> None:
+        """See `Engine.drain`."""
+
+        def begin() -> bool:
+            self.core.draining = True
+            return self.core.idle
+
+        while not await self.loop.call(begin):
+            await asyncio.sleep(RETRY_S)
+
+    async def clear_cache(self) -> int:
+        """See `Engine.clear_cache`."""
+        return await self.loop.call(self.core.cache.clear_cached)
+
+
+def as_ids(tokens: Sequence[int]) -> np.ndarray:
+    """Token ids as int32; ids that do not fit are refused before anything is allocated for them."""
+    ids = np.asarray(tokens, np.int64).reshape(-1)
+    if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
+        raise InvalidArgument.field("tokens", "ids must not be negative or beyond the vocabulary")
+    return ids.astype(np.int32)

@@ -1,0 +1,168 @@
+"""StepLoop: the core on its own thread, with an inbox.
+
+    asyncio doors ──commands──▶ inbox ─▶ step thread (core) ─▶ device
+         ▲                        ▲            │                  │
+         └───────outbox───────────┼────────────┘                  │
+                                  └──landed steps── fetch thread ◀┘
+
+The step thread is the only one that touches the core. It never waits for the device: a second thread does, and posts
+what landed to the same inbox as the commands, so a fork is answered while a step runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxctx.engine.core import EngineCore, Flight
+from jaxctx.engine.device import Device
+from jaxctx.engine.mail import Outbox, Promise
+from jaxctx.errors import Unavailable
+
+log = logging.getLogger("jaxctx.engine")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A step whose output is on the host, or the error it ended with."""
+
+    flight: Flight
+    output: np.ndarray | None
+    error: Exception | None = None
+
+
+class StepLoop:
+    """See the module docstring. `start` before use, `stop` at the end."""
+
+    def __init__(self, core: EngineCore, device: Device, steps_in_flight: int) -> None:
+        self.core = core
+        self.outbox = Outbox()
+        self._device = device
+        self._steps_in_flight = steps_in_flight
+        self._inbox: queue.SimpleQueue[Callable[[], None] | Landed] = queue.SimpleQueue()
+        self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._flying = 0
+        self._stopping = False
+        self._broken = False
+        self._threads = [
+            threading.Thread(target=self._run, name="jaxctx-step", daemon=True),
+            threading.Thread(target=self._fetch, name="jaxctx-fetch", daemon=True),
+        ]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the step thread met an error it cannot recover from; every call is Unavailable from then on."""
+        return self._broken
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands are still taken."""
+        return not self._stopping
+
+    def start(self) -> None:
+        """Start the threads. The device is compiled already."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
+        if not self._threads[0].is_alive():
+            return
+        self._inbox.put(self._stop)
+        for thread in self._threads:
+            thread.join()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self.core.fail_all(Unavailable("the server is stopping"))
+        self._flown.put(None)
+
+    def _run(self) -> None:
+        with self._device.count_compilations():
+            while not self._stopping:
+                self._turn()
+            self.outbox.flush()
+
+    def _turn(self) -> None:
+        """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
+        timeout = self.core.expire()
+        sent = self._flying < self._steps_in_flight and self._dispatch()
+        self.outbox.flush()
+        try:
+            message = self._inbox.get(block=not sent, timeout=timeout)
+            while True:
+                self._take(message)
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _dispatch(self) -> bool:
+        try:
+            flight = self.core.dispatch()
+        except Exception:
+            self._break("a step could not be sent")
+            return False
+        if flight is not None:
+            self._flying += 1
+            self._flown.put(flight)
+        return flight is not None
+
+    def _take(self, message: Callable[[], None] | Landed) -> None:
+        if not isinstance(message, Landed):
+            message()
+            return
+        self._flying -= 1
+        if message.output is None:
+            log.error("a step failed on the device", exc_info=message.error)
+            self._break("a step failed on the device")
+            return
+        try:
+            self.core.settle(message.flight, message.output)
+        except Exception:
+            self._break("a step's results could not be booked")
+
+    def _break(self, what: str) -> None:
+        """The device's arrays or the books are in doubt: end everything, take nothing more."""
+        log.critical("engine stopped: %s", what, exc_info=True)
+        self._broken = True
+        self.core.fail_all(Unavailable(f"the engine stopped: {what}"))
+
+    def _fetch(self) -> None:
+        while (flight := self._flown.get()) is not None:
+            try:
+                self._inbox.put(Landed(flight, np.asarray(flight.output)))
+            except Exception as error:
+                self._inbox.put(Landed(flight, None, error))
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run `function` on the step thread and wait for its result."""
+        promise = Promise(asyncio.get_running_loop(), self.outbox)
+
+        def command() -> None:
+            try:
+                self.raise_if_broken()
+                promise.done(function(*args))
+            except Exception as error:
+                promise.failed(error)
+
+        self.post(command)
+        return await promise.future  # type: ignore[no-any-return]
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Run `command` on the step thread, after all posted before it. It must not raise."""
+        if self._stopping:
+            raise Unavailable("the server has stopped")
+        self._inbox.put(command)
+
+    def raise_if_broken(self) -> None:
+        """Refuse work that the device could no longer do."""
+        if self._broken:
+            raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")

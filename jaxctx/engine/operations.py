@@ -1,0 +1,223 @@
+"""Operations: what a client does to contexts without computing anything.
+
+Bookkeeping in the cache, and page copies dispatched to the device in the order they were asked for, so that they come
+after every step dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error
+changes nothing. Pages come from what the scheduler has not promised to running work (`claim`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from jaxctx.cache.contexts import Context, ContextCache, Identity, PageCopy
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.interface import Caller, ContextInfo, ContextPages, ContextState, CreateRequest, PlanResult
+from jaxctx.engine.scheduler import Scheduler
+from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
+
+
+class ContextOperations:
+    """Everything on contexts but fill, generate and close. `busy` holds the ids of contexts that have a writer."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: ContextCache,
+        scheduler: Scheduler,
+        copy_pages: Callable[[Sequence[PageCopy]], None],
+        model: Identity,
+        busy: Container[str],
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._scheduler = scheduler
+        self._copy_pages = copy_pages
+        self._model = model
+        self._busy = busy
+
+    # --- birth ---------------------------------------------------------------------------------------------------
+
+    def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+        """A new, empty context. AlreadyExists if the chosen id is taken."""
+        self._raise_if_too_many(1)
+        context = self._cache.create(
+            self.identity(caller, request.salt),
+            tenant=caller.tenant,
+            context_id=request.context_id,
+            priority=request.priority,
+            pinned=request.pinned,
+            manual_commit=request.manual_commit,
+            labels=request.labels,
+        )
+        return self.describe(context)
+
+    def identity(self, caller: Caller, salt: str) -> Identity:
+        """What pages of a context with this salt may be shared with: the same tenant, salt, model and KV type."""
+        return replace(self._model, namespace=caller.tenant, salt=salt)
+
+    def fork(self, parent: Context, ids: Sequence[str | None]) -> list[Context]:
+        """One child per id (None: a new id), all or none. Works beside a writer: children have what was settled."""
+        self._raise_if_too_many(len(ids))
+        children: list[Context] = []
+        with self._not_a_victim(parent):
+            partial = -(-parent.working_tokens // self._config.page_size)
+            if not self._scheduler.claim(partial * len(ids)):
+                raise ResourceExhausted("no page for the partial pages of the forks", retry_after_s=1.0)
+            try:
+                for chosen in ids:
+                    child, copies = self._cache.fork(parent, context_id=chosen)
+                    children.append(child)
+                    self._copy_pages(copies)
+            except BaseException:
+                for child in children:
+                    self._cache.close(child)
+                raise
+        return children
+
+    def _raise_if_too_many(self, more: int) -> None:
+        if len(self._cache) + more > self._config.max_contexts:
+            raise ResourceExhausted(f"the engine holds at most {self._config.max_contexts} contexts", retry_after_s=1.0)
+
+    @contextmanager
+    def _not_a_victim(self, context: Context) -> Iterator[None]:
+        """Keep a context from being suspended for the pages it asks for itself."""
+        was_busy, context.busy = context.busy, True
+        try:
+            yield
+        finally:
+            context.busy = was_busy
+
+    # --- change --------------------------------------------------------------------------------------------------
+
+    def writable(self, caller: Caller, context_id: str) -> Context:
+        """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
+        context = self._cache.get(caller.tenant, context_id)
+        if context.id in self._busy:
+            raise Aborted("another operation is writing to this context", retry_after_s=0.1)
+        self._cache.touch(context)
+        return context
+
+    def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        """Drop trailing tokens of the buffered and working ones."""
+        context = self.writable(caller, context_id)
+        self._cache.truncate(context, tokens)
+        return self.describe(context)
+
+    def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        """Keep the first `to` tokens; a page that is cut in the middle is copied, nothing is computed."""
+        context = self.writable(caller, context_id)
+        if to > context.length:
+            raise OutOfRange(f"cannot rewind to {to}: the context has {context.length} tokens")
+        with self._not_a_victim(context):
+            cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
+            if cut and not self._scheduler.claim(1):
+                raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
+            self._copy_pages(self._cache.rewind(context, to))
+        return self.describe(context)
+
+    def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
+        """None: not now, but perhaps when other work is done. Raises NEVER_FITS if the pool is too small."""
+        context = self.writable(caller, context_id)
+        if pages > self._config.pages:
+            raise ResourceExhausted(f"{pages} pages of {self._config.pages} asked for", reason="NEVER_FITS")
+        with self._not_a_victim(context):
+            if not self._scheduler.claim(pages):
+                return None
+            self._cache.reserve(context, pages)
+        return self.describe(context)
+
+    def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Commit the first `pages` working pages: FailedPrecondition if one is partial, OutOfRange past the last."""
+        context = self.writable(caller, context_id)
+        self._cache.commit(context, pages)
+        return self.describe(context)
+
+    def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Give up `pages` working pages from the tail, with the tokens in them."""
+        context = self.writable(caller, context_id)
+        self._cache.release(context, pages)
+        return self.describe(context)
+
+    def update(
+        self,
+        caller: Caller,
+        context_id: str,
+        priority: int | None,
+        pinned: bool | None,
+        labels: Mapping[str, str] | None,
+    ) -> ContextInfo:
+        """Change what is given; takes effect for work not yet admitted."""
+        context = self._cache.get(caller.tenant, context_id)
+        if priority is not None:
+            context.priority = priority
+        if pinned is not None:
+            context.pinned = pinned
+        if labels is not None:
+            context.labels = dict(labels)
+        return self.describe(context)
+
+    # --- look ----------------------------------------------------------------------------------------------------
+
+    def get(self, caller: Caller, context_id: str) -> ContextInfo:
+        """Counters of one context."""
+        return self.describe(self._cache.get(caller.tenant, context_id))
+
+    def pages(self, caller: Caller, context_id: str) -> ContextPages:
+        """Physical layout and tokens of one context."""
+        context = self._cache.get(caller.tenant, context_id)
+        return ContextPages(
+            page_ids=context.page_table().tolist(),
+            refcounts=self._cache.refcounts(context),
+            tokens=context.tokens().tolist(),
+        )
+
+    def list(self, caller: Caller, after: str, limit: int) -> list[ContextInfo]:
+        """Contexts of the tenant in id order."""
+        return [self.describe(context) for context in self._cache.list(caller.tenant, after, limit)]
+
+    def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
+        """What filling `tokens` would find and need; changes nothing."""
+        size = self._config.page_size
+        if context_id is None:
+            found = self._cache.resident(self.identity(caller, salt), tokens)
+            new, computed_before, pages_before = len(tokens), 0, 0
+        else:
+            context = self._cache.get(caller.tenant, context_id)
+            found = self._cache.resident_extension(context, tokens)
+            new = context.buffered_tokens + len(tokens)
+            computed_before, pages_before = context.seq_len, context.committed_pages + context.working_pages
+        pages = -(-(computed_before + new) // size)
+        resident = min(found, max(new - 1, 0))  # the last token is always computed
+        return PlanResult(
+            tokens=new,
+            resident=resident,
+            restored=0,
+            computed=new - resident,
+            pages_needed=max(pages - pages_before - found // size, 0),
+            pages_available=self._scheduler.claimable() + self._cache.suspendable(),
+        )
+
+    def describe(self, context: Context) -> ContextInfo:
+        """A context's counters as plain data."""
+        state = ContextState.SUSPENDED if context.suspended else ContextState.IDLE
+        return ContextInfo(
+            context_id=context.id,
+            parent_id=context.parent_id,
+            state=ContextState.BUSY if context.id in self._busy else state,
+            seq_len=context.seq_len,
+            committed_pages=context.committed_pages,
+            working_pages=context.working_pages,
+            working_tokens=context.working_tokens,
+            buffered_tokens=context.buffered_tokens,
+            page_size=self._config.page_size,
+            priority=context.priority,
+            pinned=context.pinned,
+            salt=context.identity.salt,
+            created_at=context.created_at,
+            used_at=context.used_at,
+            labels=context.labels,
+        )

@@ -1,0 +1,102 @@
+"""Engines on the echo model. Devices are compiled once per page size and shared, with room for every test's limits;
+what earlier tests left in the pages is the garbage that a correct engine never reads."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from jaxctx.model.text import echo_text
+
+from jaxctx.cache.contexts import Identity
+from jaxctx.engine.assembly import ServedModel, engine_info
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core import EngineCore, World
+from jaxctx.engine.device import Device
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.loop import StepLoop
+from jaxctx.model.echo import EchoModel
+
+ME = Caller()
+
+ROOMY = EngineConfig(pages=512, max_batch=32, max_batch_tokens=64, max_context_tokens=1536)
+SMALL = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.offset
+
+
+@pytest.fixture(scope="session")
+def echo_served() -> ServedModel:
+    return ServedModel(
+        model=EchoModel(),
+        params=(),
+        text=echo_text(),
+        model_id="echo",
+        revision="echo-1",
+        architecture="echo",
+        parameters=0,
+        dtype="uint32",
+    )
+
+
+@pytest.fixture(scope="session")
+def devices() -> dict[object, Device]:
+    return {}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+MakeEngine = Callable[..., LocalEngine]
+
+
+@pytest.fixture
+def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: Clock) -> Iterator[MakeEngine]:
+    """Start an engine; after the test its books must be consistent and, once its contexts are closed, no page held."""
+    started: list[LocalEngine] = []
+
+    def make(config: EngineConfig = SMALL, served: ServedModel = echo_served) -> LocalEngine:
+        key = (served.revision, config.page_size)
+        if key not in devices:
+            devices[key] = Device(served.model, served.params, replace(ROOMY, page_size=config.page_size))
+            devices[key].compile()
+        rng, ids = random.Random(1), itertools.count()
+        world = World(clock, time.time, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
+        identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
+        core = EngineCore(config, devices[key], served.text, identity, served.model.vocab_size, world)
+        loop = StepLoop(core, devices[key], config.steps_in_flight)
+        engine = LocalEngine(loop, engine_info(served, config), stream_buffer=config.stream_buffer)
+        engine.start()
+        started.append(engine)
+        return engine
+
+    yield make
+    for engine in started:
+        engine.stop()
+        core = engine.core
+        assert not engine.loop.broken
+        core.cache.check()
+        assert core.scheduler.reserved == 0
+        assert core.idle
+        for context in list(core.cache):
+            core.cache.close(context)
+        core.cache.check()
+        assert core.cache.stats().held == 0
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> LocalEngine:
+    return make_engine()

@@ -1,0 +1,216 @@
+"""Fill and generate on the echo model, against its plain-Python oracle."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from jaxctx.engine.interface import Caller, CreateRequest, FinishReason, GeneratePiece, GenerateRequest, Sampling
+from jaxctx.engine.local import LocalEngine
+from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from jaxctx.model.echo import EOS_ID, echo_next
+
+ME = Caller()
+GREEDY = Sampling(temperature=0.0)
+
+
+def oracle(tokens: list[int], count: int) -> list[int]:
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens.append(echo_next(tokens))
+    return tokens[-count:]
+
+
+async def fresh(engine: LocalEngine, tokens: list[int], salt: str = "") -> str:
+    info = await engine.create(ME, CreateRequest(salt=salt))
+    await engine.fill(ME, info.context_id, tokens)
+    return info.context_id
+
+
+async def collect(engine: LocalEngine, request: GenerateRequest) -> list[GeneratePiece]:
+    return [piece async for piece in engine.generate(ME, request)]
+
+
+async def greedy(engine: LocalEngine, context_id: str, count: int) -> list[int]:
+    pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=count, sampling=GREEDY))
+    return [token for piece in pieces for token in piece.token_ids]
+
+
+PROMPTS = {n: [(7 * i + n) % 256 for i in range(n)] for n in (1, 15, 16, 17, 63, 64, 65, 500)}
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+async def test_greedy_equals_the_oracle_at_every_page_edge(engine: LocalEngine, length: int) -> None:
+    context_id = await fresh(engine, PROMPTS[length])
+    assert await greedy(engine, context_id, 40) == oracle(PROMPTS[length], 40)
+
+
+async def test_sequences_batched_together_equal_each_alone(engine: LocalEngine) -> None:
+    ids = [await fresh(engine, prompt) for prompt in PROMPTS.values()]
+    results = await asyncio.gather(*[greedy(engine, context_id, 30) for context_id in ids])
+    for prompt, result in zip(PROMPTS.values(), results, strict=True):
+        assert result == oracle(prompt, 30)
+
+
+async def test_a_second_generation_continues_the_first(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[17])
+    first = await greedy(engine, context_id, 9)
+    info = await engine.get(ME, context_id)
+    assert (info.seq_len, info.buffered_tokens) == (17 + 8, 1)  # the last sampled token is not computed yet
+    assert first + await greedy(engine, context_id, 9) == oracle(PROMPTS[17], 18)
+
+
+async def test_fill_after_generate_computes_the_buffered_token_too(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[15])
+    tokens = PROMPTS[15] + await greedy(engine, context_id, 3)
+    result = await engine.fill(ME, context_id, [1, 2, 3])
+    assert (result.resident, result.computed) == (0, 4)
+    assert await greedy(engine, context_id, 5) == oracle([*tokens, 1, 2, 3], 5)
+
+
+async def test_deferred_tokens_wait_for_the_next_operation(engine: LocalEngine) -> None:
+    info = await engine.create(ME, CreateRequest())
+    result = await engine.fill(ME, info.context_id, PROMPTS[63], defer=True)
+    assert (result.computed, result.context.seq_len, result.context.buffered_tokens) == (0, 0, 63)
+    flushed = await engine.flush(ME, info.context_id)
+    assert (flushed.computed, flushed.context.seq_len, flushed.context.buffered_tokens) == (63, 63, 0)
+    again = await engine.flush(ME, info.context_id)
+    assert (again.resident, again.computed) == (0, 0)
+
+
+async def test_generating_on_a_flushed_page_edge_changes_no_shared_page(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[64])
+    (fork,) = await engine.fork(ME, context_id, [None])
+    both = await asyncio.gather(greedy(engine, context_id, 20), greedy(engine, fork.context_id, 20))
+    assert both[0] == both[1] == oracle(PROMPTS[64], 20)
+
+
+async def test_n_outputs_are_forks_and_the_context_is_flushed_but_not_continued(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[17])
+    request = GenerateRequest(context_id=context_id, max_tokens=12, n=3, sampling=Sampling(seed=5))
+    pieces = await collect(engine, request)
+    by_index = {i: [t for p in pieces if p.index == i for t in p.token_ids] for i in range(3)}
+    forks = {p.index: p.context_id for p in pieces}
+    assert len(set(forks.values())) == 3
+    assert context_id not in forks.values()
+    assert len({tuple(tokens) for tokens in by_index.values()}) == 3  # each output has a seed of its own
+    assert (await engine.get(ME, context_id)).seq_len == 17
+    for index, fork in forks.items():
+        layout = await engine.pages(ME, fork)
+        assert list(layout.tokens) == PROMPTS[17] + by_index[index]
+
+
+async def test_seeded_sampling_repeats_alone_and_in_company(engine: LocalEngine) -> None:
+    async def run(seed: int) -> list[int]:
+        context_id = await fresh(engine, PROMPTS[17])
+        request = GenerateRequest(context_id=context_id, max_tokens=25, sampling=Sampling(seed=seed, top_p=0.9))
+        return [t for p in await collect(engine, request) for t in p.token_ids]
+
+    alone = await run(7)
+    together = await asyncio.gather(run(3), run(7), run(11))
+    assert together[1] == alone
+    assert together[0] != alone
+
+
+async def test_the_last_piece_reports_reason_usage_seed_and_counters(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[65])
+    pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=4, sampling=GREEDY))
+    last = pieces[-1]
+    assert [p.finish for p in pieces[:-1]] == [None] * 3
+    assert last.finish is FinishReason.LENGTH
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.cached_tokens, last.usage.completion_tokens) == (65, 64, 4)
+    assert last.context is not None
+    assert last.context.seq_len == 65 + 3
+    assert last.context.working_pages == 1
+
+
+async def test_stop_token_ends_the_output_and_joins_the_context(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[15])
+    expected = oracle(PROMPTS[15], 30)
+    stop = expected[10]
+    at = expected.index(stop)
+    request = GenerateRequest(context_id=context_id, max_tokens=30, sampling=GREEDY, stop_token_ids=[stop])
+    pieces = await collect(engine, request)
+    assert [t for p in pieces for t in p.token_ids] == expected[: at + 1]
+    assert (pieces[-1].finish, pieces[-1].stop_match) == (FinishReason.STOP, stop)
+    assert list((await engine.pages(ME, context_id)).tokens) == PROMPTS[15] + expected[: at + 1]
+
+
+async def test_min_tokens_suppresses_stop_tokens(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[15])
+    stop = oracle(PROMPTS[15], 1)[0]
+    request = GenerateRequest(context_id=context_id, max_tokens=8, min_tokens=4, sampling=GREEDY, stop_token_ids=[stop])
+    tokens = [t for p in await collect(engine, request) for t in p.token_ids]
+    expected = list(PROMPTS[15])
+    for _ in range(4):
+        expected.append(echo_next(expected, suppress=[stop, EOS_ID]))
+    assert tokens[:4] == expected[15:]
+    assert stop not in tokens[:4]
+
+
+async def test_logit_bias_and_eos(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[15])
+    sampling = Sampling(temperature=0.0, logit_bias={EOS_ID: 100.0})
+    pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=5, sampling=sampling))
+    assert [p.finish for p in pieces] == [FinishReason.STOP]
+    assert pieces[0].stop_match == EOS_ID
+    request = GenerateRequest(context_id=context_id, max_tokens=5, sampling=sampling, ignore_eos=True)
+    assert [t for p in await collect(engine, request) for t in p.token_ids] == [EOS_ID] * 5
+
+
+async def test_a_slot_does_not_inherit_its_former_owners_bias_or_penalties(engine: LocalEngine) -> None:
+    biased = await fresh(engine, PROMPTS[15])
+    sampling = Sampling(temperature=0.0, logit_bias={9: 100.0}, repetition_penalty=2.0)
+    await collect(engine, GenerateRequest(context_id=biased, max_tokens=5, sampling=sampling))
+    plain = await fresh(engine, PROMPTS[17])
+    assert await greedy(engine, plain, 10) == oracle(PROMPTS[17], 10)
+
+
+async def test_frequency_penalty_counts_this_output_only(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, [9] * 20)
+    sampling = Sampling(temperature=0.0, logit_bias={9: 50.0}, frequency_penalty=30.0)
+    pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=3, sampling=sampling))
+    tokens = [t for p in pieces for t in p.token_ids]
+    assert tokens[0] == 9
+    assert tokens[2] != 9
+
+
+async def test_logprobs_come_with_every_token(engine: LocalEngine) -> None:
+    context_id = await fresh(engine, PROMPTS[15])
+    request = GenerateRequest(context_id=context_id, max_tokens=3, sampling=GREEDY, logprobs=True, top_logprobs=2)
+    for piece in await collect(engine, request):
+        (logprob,) = piece.logprobs
+        assert logprob.token_id == piece.token_ids[0] == logprob.top[0][0]
+        assert logprob.logprob == logprob.top[0][1] >= logprob.top[1][1]
+
+
+async def test_max_tokens_is_cut_to_what_the_context_may_hold(engine: LocalEngine) -> None:
+    limit = engine.info.max_context_tokens
+    context_id = await fresh(engine, [5] * (limit - 3))
+    pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=50, sampling=GREEDY))
+    assert sum(len(p.token_ids) for p in pieces) == 3
+    assert pieces[-1].finish is FinishReason.LENGTH
+    with pytest.raises(OutOfRange):
+        await greedy(engine, context_id, 1)
+    with pytest.raises(OutOfRange):
+        await engine.fill(ME, context_id, [1])
+
+
+async def test_errors_change_nothing(engine: LocalEngine) -> None:
+    info = await engine.create(ME, CreateRequest())
+    with pytest.raises(FailedPrecondition):
+        await greedy(engine, info.context_id, 1)
+    for bad in ([512], [-1], [2**40]):
+        with pytest.raises(InvalidArgument):
+            await engine.fill(ME, info.context_id, bad)
+    with pytest.raises(NotFound):
+        await greedy(engine, "nobody", 1)
+    with pytest.raises(NotFound):
+        await engine.fill(Caller(tenant="other"), info.context_id, [1])
+    assert replace(await engine.get(ME, info.context_id), used_at=info.used_at) == info
+
+
+async def test_no_compilation_after_ready(engine: LocalEngine) -> None:
+    await asyncio.gather(*[greedy(engine, await fresh(engine, PROMPTS[n]), n % 7 + 1) for n in PROMPTS])
+    assert (await engine.stats()).compilations_after_ready == 0
