@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -96,7 +96,7 @@ class OpenAIServer:
             return _checked(await read_events(response.content, begin), max_tokens)
 
 
-async def read_events(lines: AsyncIterator[bytes], begin: float) -> Answer:
+async def read_events(lines: AsyncIterable[bytes], begin: float) -> Answer:
     """The server-sent events of one streamed completion, as they come. Without usage, one event counts as one token."""
     first_s = last_s = 0.0
     events = 0
