@@ -90,11 +90,7 @@ def abstract(
 ) -> tuple[DecoderModel, FlatParams]:
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
     kind = jnp.dtype(dtype or config.dtype)
-    return as_model(Decoder(config, lambda shape, _: _shape(shape, kind)), kv_dtype=kv_dtype)
-
-
-def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, kind)), kv_dtype=kv_dtype)
 
 
 def init_random(

@@ -202,6 +202,8 @@ def _refuse_unsupported(read: _Reader) -> None:
     if read.raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
         read.refuse("partial_rotary_factor", "partial RoPE is not supported")
     layer_types = read.raw.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        read.refuse("layer_types", f"must be a list, not {layer_types!r}")
     if unknown := sorted({str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}):
         read.refuse("layer_types", f"{', '.join(unknown)} not supported")
 

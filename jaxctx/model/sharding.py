@@ -30,7 +30,7 @@ class LogicalRules:
     def spec(self, axes: Sequence[str]) -> PartitionSpec:
         """Raises KeyError for an axis the table does not know."""
         rules = dict(self.table)
-        return PartitionSpec(*(rules[axis] for axis in axes))  # type: ignore[no-untyped-call]
+        return PartitionSpec(*(rules[axis] for axis in axes))
 
     def sharding(self, mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
         return NamedSharding(mesh, self.spec(axes))

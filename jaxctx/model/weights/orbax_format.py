@@ -25,9 +25,9 @@ class OrbaxSource:
         """Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`."""
         self.file = PARAMS
         self._path = (directory / PARAMS).absolute()
-        self._checkpointer = ocp.PyTreeCheckpointer()
         try:
-            tree = self._checkpointer.metadata(self._path).item_metadata.tree
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                tree = checkpointer.metadata(self._path).item_metadata.tree
             self.tensors = {
                 name: StoredTensor(name, tuple(array.shape), str(np.dtype(array.dtype)), PARAMS)
                 for name, array in tree.items()
@@ -59,7 +59,8 @@ class OrbaxSource:
             partial_restore=True,
         )
         try:
-            restored: dict[str, HostArray] = self._checkpointer.restore(self._path, args=wanted)
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                restored: dict[str, HostArray] = checkpointer.restore(self._path, args=wanted)
         except Exception as error:
             reason = f"cannot be read, the checkpoint is damaged: {_first_line(error)}"
             raise CheckpointError(f"{PARAMS}: {names[0]} … {names[-1]}: {reason}") from error

@@ -1,0 +1,42 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.dense import DenseCausal
+
+
+@pytest.fixture
+def tiny() -> ModelConfig:
+    """Qwen3-shaped, with every axis of another size."""
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=96,
+        width=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=48,
+        max_positions=256,
+        qk_norm=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def dense_logits():
+    """(model, params, tokens [sequences, length]) → float32 logits [sequences, length, vocab]."""
+
+    def run(model, params, tokens):
+        sequences, length = np.shape(tokens)
+
+        @jax.jit
+        def forward(params, tokens):
+            positions = jnp.tile(jnp.arange(length, dtype=jnp.int32), sequences)
+            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(sequences)))
+
+        flat = jnp.asarray(tokens, jnp.int32).reshape(-1)
+        return np.asarray(forward(params, flat)).reshape(sequences, length, -1)
+
+    return run

@@ -1,0 +1,122 @@
+import pytest
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.config import CheckpointError, RopeScaling, from_hf
+
+LLAMA31 = {  # as published, transformers 4
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MISTRAL = LLAMA31 | {"architectures": ["MistralForCausalLM"], "rope_scaling": None, "max_position_embeddings": 32768}
+QWEN2 = LLAMA31 | {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "sliding_window": 4096}
+QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden_size": 1024, "num_attention_heads": 16}
+
+
+def test_llama_31():
+    config = from_hf(LLAMA31)
+    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)
+    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
+    assert config.rope_theta == 500000.0
+    assert config.eos_token_ids == (128001, 128008, 128009)
+    assert config.dtype == "bfloat16"
+    assert (config.qkv_bias, config.qk_norm, config.tied) == (False, False, False)
+
+
+def test_families_differ_in_biases_and_norms():
+    assert from_hf(QWEN2).qkv_bias
+    assert not from_hf(QWEN2).out_bias
+    assert from_hf(QWEN3).qk_norm
+    assert from_hf(QWEN3).heads * from_hf(QWEN3).head_dim == 2 * from_hf(QWEN3).width
+    assert not from_hf(MISTRAL).qkv_bias
+
+
+@pytest.mark.parametrize("raw", [LLAMA31, MISTRAL, QWEN2, QWEN3], ids=lambda raw: raw["architectures"][0])
+def test_round_trip(raw):
+    assert from_hf(from_hf(raw).to_hf()) == from_hf(raw)
+
+
+def test_old_and_new_rope_keys_agree():
+    new = {k: v for k, v in LLAMA31.items() if k not in ("rope_scaling", "rope_theta")}
+    new["rope_parameters"] = LLAMA31["rope_scaling"] | {"rope_theta": 500000.0}
+    assert from_hf(new) == from_hf(LLAMA31)
+    old = LLAMA31 | {"rope_scaling": {"type": "linear", "factor": 2}}
+    assert from_hf(old).rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_a_sliding_window_limits_the_positions():
+    assert from_hf(MISTRAL | {"sliding_window": None}).max_positions == 32768
+    assert from_hf(MISTRAL | {"sliding_window": 4096}).max_positions == 4096
+    assert from_hf(MISTRAL | {"sliding_window": 10**6}).max_positions == 32768
+    assert from_hf(QWEN2 | {"use_sliding_window": False}).max_positions == 131072
+    assert from_hf(QWEN2 | {"use_sliding_window": True}).max_positions == 4096
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, "8", True, 2**40], ids=repr)
+def test_a_missing_or_malformed_size_is_named(key, value):
+    with pytest.raises(CheckpointError, match=rf"^model/config\.json: {key}: "):
+        from_hf(LLAMA31 | {key: value}, file="model/config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures"),
+        ({"architectures": None}, "architectures"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
+        ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads"),
+        ({"num_attention_heads": 24, "hidden_size": 1000}, "head_dim"),
+        ({"head_dim": 63}, "head_dim"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": "high"}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, r"rope_scaling\.rope_type"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope_scaling\.low_freq_factor"),
+        ({"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}}, r"rope_scaling\.low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"rope_parameters\.full_attention"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"layer_types": ["linear_attention"]}, "layer_types"),
+        ({"layer_types": 7}, "layer_types"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"bos_token_id": -1}, "bos_token_id"),
+        ({"torch_dtype": "int8"}, "dtype"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_cannot_be_computed_is_refused_by_name(change, key):
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key}"):
+        from_hf(LLAMA31 | change)
+
+
+def test_a_checkpoint_error_is_the_callers_mistake():
+    assert issubclass(CheckpointError, InvalidArgument)

@@ -1,0 +1,136 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx.model.bind import abstract, init_random
+from jaxctx.model.dense import DenseCausal
+
+
+def test_names_shapes_and_axes_of_parameters(tiny):
+    model, params = init_random(tiny, 0)
+    specs = {spec.name: spec for spec in model.specs}
+    assert all(spec.shape == array.shape for spec, array in zip(model.specs, params, strict=True))
+    assert all(len(spec.axes) == len(spec.shape) for spec in model.specs)
+    assert specs["lm_head.weight"].shape == (96, 32)
+    assert specs["model.layers.1.self_attn.q_proj.weight"].axes == ("heads", "embed")
+    assert specs["model.layers.0.self_attn.o_proj.weight"].axes == ("embed", "heads")
+    assert specs["model.layers.1.self_attn.k_norm.weight"].axes == ("head_dim",)
+
+
+def test_switches_add_and_remove_parameters(tiny):
+    def names(**change):
+        return {spec.name for spec in abstract(dataclasses.replace(tiny, **change))[0].specs}
+
+    assert names() - names(tied=True) == {"lm_head.weight"}
+    assert len(names(qkv_bias=True) - names()) == 3 * tiny.layers
+    assert len(names(out_bias=True) - names()) == tiny.layers
+    assert len(names(ffn_bias=True) - names()) == 3 * tiny.layers
+    assert len(names() - names(qk_norm=False)) == 2 * tiny.layers
+
+
+def test_the_same_seed_gives_the_same_parameters(tiny):
+    (_, first), (_, again), (_, other) = (init_random(tiny, seed, "bfloat16") for seed in (3, 3, 4))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert not all((a == b).all() for a, b in zip(first, other, strict=True))
+
+
+def test_the_static_part_compares_by_what_it_computes(tiny):
+    model, params = init_random(tiny, 0)
+    same, _ = abstract(tiny, "float32")
+    assert model == same
+    assert hash(model) == hash(same)
+    assert model != abstract(tiny, "bfloat16")[0]
+    assert model != abstract(tiny, "float32", kv_dtype="bfloat16")[0]
+    step = jax.jit(lambda model, params, x: model.logits(params, x), static_argnums=0)
+    hidden = jnp.ones((4, tiny.width))
+    assert (step(model, params, hidden) == step(same, params, hidden)).all()
+    assert step._cache_size() == 1
+
+
+def test_abstract_lowers_without_weights(tiny):
+    model, params = abstract(tiny, "bfloat16")
+    rows = jax.ShapeDtypeStruct((8,), jnp.int32)
+    step = jax.jit(lambda p, t, at: model.logits(p, model.hidden(p, t, at, DenseCausal())))
+    assert step.lower(params, rows, rows).out_info.shape == (8, tiny.vocab_size)
+
+
+class Recording:
+    """Passes queries through and keeps what arrived."""
+
+    def __init__(self):
+        self.calls = []
+
+    def attend(self, layer, q, k, v):
+        self.calls.append((layer, q, k, v))
+        return q.astype(jnp.float32)
+
+    def visible_sum(self, layer, values):
+        return values
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", None), ("bfloat16", None), ("bfloat16", "float32")])
+def test_what_reaches_attention(tiny, dtype, kv_dtype):
+    model, params = init_random(tiny, 0, dtype, kv_dtype=kv_dtype)
+    assert model.kv.dtype == (kv_dtype or dtype)
+    kv = Recording()
+    hidden = model.hidden(params, jnp.arange(3), jnp.arange(3), kv)
+    assert hidden.dtype == jnp.float32
+    assert model.logits(params, hidden).dtype == jnp.float32
+    assert [layer for layer, *_ in kv.calls] == [0, 1]
+    for _, q, k, v in kv.calls:
+        assert (q.shape, k.shape, v.shape) == ((3, 4, 16), (3, 2, 16), (3, 2, 16))
+        assert {q.dtype, k.dtype, v.dtype} == {jnp.dtype(model.kv.dtype)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_do_not_see_how_many_others_there_are(tiny, dtype):
+    """Up to rounding: padding a row count, and batching, change nothing but the order of sums."""
+    model, params = init_random(tiny, 0, dtype, scale=0.2)
+    forward = jax.jit(lambda tokens, at: model.logits(params, model.hidden(params, tokens, at, Recording())))
+    tokens, positions = jnp.arange(9) * 7, jnp.arange(9) + 50
+    together = forward(tokens, positions)
+    for row in range(9):
+        one = slice(row, row + 1)
+        alone = forward(tokens[one], positions[one])
+        np.testing.assert_allclose(alone[0], together[row], atol=2e-2 if dtype == "bfloat16" else 1e-5)
+
+
+def test_weights_are_not_widened_in_the_step(tiny):
+    """A bfloat16 weight must reach its product as it is stored; only embedding rows, norms and biases may widen."""
+    config = dataclasses.replace(tiny, qkv_bias=True)
+    model, params = abstract(config, "bfloat16")
+    rows = jax.ShapeDtypeStruct((4,), jnp.int32)
+    jaxpr = jax.make_jaxpr(lambda p, t, at: model.logits(p, model.hidden(p, t, at, Recording())))(params, rows, rows)
+    matrices = {spec.shape for spec in model.specs if len(spec.shape) == 2}
+    widened = [
+        e for e in jaxpr.eqns if e.primitive.name == "convert_element_type" and e.invars[0].aval.shape in matrices
+    ]
+    assert not [e for e in widened if e.invars[0].aval.dtype == jnp.bfloat16 and e.outvars[0].aval.dtype == jnp.float32]
+    products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert len(products) == 7 * config.layers + 1
+    assert {e.outvars[0].aval.dtype for e in products} == {jnp.dtype("float32")}
+
+
+def test_training_lowers_the_loss(tiny):
+    """The decoder is differentiable through dense attention: what training the bundled model stands on."""
+    model, params = init_random(tiny, 0)
+    tokens = jnp.tile(jnp.arange(16, dtype=jnp.int32), 2)
+    positions = jnp.tile(jnp.arange(16, dtype=jnp.int32), 2)
+
+    def loss(params):
+        logits = model.logits(params, model.hidden(params, tokens, positions, DenseCausal(2)))
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(31), tokens[1:]])
+
+    @jax.jit
+    def step(params):
+        value, gradient = jax.value_and_grad(loss)(params)
+        return value, gradient, tuple(p - 0.5 * g for p, g in zip(params, gradient, strict=True))
+
+    before, gradient, _ = step(params)
+    assert all(np.abs(g).max() > 0 for g in gradient)
+    for _ in range(20):
+        after, _, params = step(params)
+    assert after < 0.5 * before

@@ -1,0 +1,43 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx.model.dense import DenseCausal
+
+
+def oracle(q, k, v):
+    """One sequence, float64, loops."""
+    heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[2]
+    out = np.zeros(q.shape)
+    for row in range(len(q)):
+        for head in range(heads):
+            shared = head // (heads // kv_heads)
+            scores = k[: row + 1, shared] @ q[row, head] / np.sqrt(head_dim)
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights / weights.sum() @ v[: row + 1, shared]
+    return out
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_equals_float64_loops(kv_heads, sequences):
+    keys = jax.random.split(jax.random.key(kv_heads), 3)
+    q, k, v = (
+        jax.random.normal(key, (5 * sequences, n, 16)) for key, n in zip(keys, (8, kv_heads, kv_heads), strict=True)
+    )
+    got = jax.jit(DenseCausal(sequences).attend, static_argnums=0)(0, q, k, v)
+    for i in range(0, 5 * sequences, 5):
+        rows = slice(i, i + 5)
+        expected = oracle(*(np.asarray(x[rows], np.float64) for x in (q, k, v)))
+        np.testing.assert_allclose(got[rows], expected, atol=1e-5)
+
+
+def test_narrow_inputs_give_float32():
+    q = jnp.ones((4, 2, 8), jnp.bfloat16)
+    assert DenseCausal().attend(0, q, q, q).dtype == jnp.float32
+
+
+def test_visible_sum_wraps_and_stays_in_its_sequence():
+    values = jnp.array([2**32 - 1, 3, 5, 10, 20, 30], jnp.uint32)
+    assert DenseCausal(2).visible_sum(0, values).tolist() == [2**32 - 1, 2, 7, 10, 30, 60]

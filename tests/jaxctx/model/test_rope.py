@@ -1,0 +1,42 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxctx.model import rope
+from jaxctx.model.config import RopeScaling
+
+
+def test_attention_depends_on_distance_only(tiny):
+    frequencies = rope.inverse_frequencies(tiny)
+    x = np.random.default_rng(0).standard_normal((2, 3, tiny.head_dim)).astype(np.float32)
+
+    def product(first, second):
+        q, k = (
+            rope.rotate(x[i : i + 1], *rope.angles(frequencies, jnp.array([p]))) for i, p in ((0, first), (1, second))
+        )
+        return np.einsum("rhd,rhd->h", q, k)
+
+    np.testing.assert_allclose(product(7, 3), product(107, 103), atol=1e-4)
+    assert np.abs(product(7, 3) - product(7, 4)).max() > 1e-2
+
+
+def test_position_zero_turns_nothing(tiny):
+    x = jnp.ones((1, 1, tiny.head_dim))
+    assert (rope.rotate(x, *rope.angles(rope.inverse_frequencies(tiny), jnp.array([0]))) == x).all()
+
+
+def test_llama3_scaling_keeps_short_and_divides_long_wavelengths(tiny):
+    plain = rope.inverse_frequencies(dataclasses.replace(tiny, head_dim=128, rope_theta=500000.0))
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
+    scaled = rope.inverse_frequencies(
+        dataclasses.replace(tiny, head_dim=128, rope_theta=500000.0, rope_scaling=scaling)
+    )
+    wavelength = 2 * np.pi / plain
+    short, long = wavelength < 2048, wavelength > 8192
+    assert (scaled[short] == plain[short]).all()
+    np.testing.assert_allclose(scaled[long], plain[long] / 8, rtol=1e-6)
+    between = ~short & ~long
+    assert between.any()
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
+    assert scaled.dtype == np.float32
