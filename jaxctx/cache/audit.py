@@ -6,7 +6,8 @@ Reads, never changes. Called by `contexts`; `check` by tests after every operati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
@@ -27,6 +28,12 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     for depth in reversed(range(context.committed_pages)):
         counts[depth] += counts[depth + 1]
     return counts[1:] + [1] * context.working_pages
+
+
+def suspendable(victims: Collection[Context], contexts: Iterable[Context]) -> int:
+    """How many pages nobody but `victims` holds, of `contexts`: all that are not suspended, the victims too."""
+    kept = _nodes(set(contexts).difference(victims))
+    return len(_nodes(victims, kept)) + sum(context.working_pages for context in victims)
 
 
 def check(memory: Memory, registry: Registry) -> None:
@@ -61,3 +68,14 @@ def _lineage(tail: PageNode | None) -> Iterator[PageNode]:
     while tail is not None:
         yield tail
         tail = tail.parent
+
+
+def _nodes(contexts: Iterable[Context], known: AbstractSet[PageNode] = frozenset()) -> set[PageNode]:
+    """The nodes of committed pages that these contexts hold, `known` ones (with all before them) left out."""
+    nodes: set[PageNode] = set()
+    for context in contexts:
+        node = context.tail
+        while node.parent is not None and node not in nodes and node not in known:
+            nodes.add(node)
+            node = node.parent
+    return nodes

@@ -64,9 +64,11 @@ class ContextCache:
     # --- which contexts there are --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._registry)
+        """Contexts that are not closed."""
+        return len(self._registry)
 
     def __iter__(self) -> Iterator[Context]:
+        """All of them, of all tenants; do not create or close one meanwhile."""
         return iter(self._registry)
 
     def create(
@@ -254,14 +256,17 @@ class ContextCache:
     # --- manual page operations ----------------------------------------------------------------------------------
 
     def reserve(self, context: Context, pages: int) -> None:
-        """Add empty working pages.
+        """Add empty working pages; a suspended context comes back first, as by `match`.
 
-        Raises InvalidArgument for more than the pool has at all, OutOfPages for more than can be had now, and
-        FailedPrecondition for a suspended context (`match` restores it).
+        Raises InvalidArgument for more than the pool has at all, OutOfPages for more than can be had now.
         """
-        self._must_be_resident(context)
+        self._must_live(context)
         if not 0 <= pages <= self.memory.pool.total:
             raise InvalidArgument.field("pages", f"0 to {self.memory.pool.total}, the size of the pool")
+        if context.suspended:
+            path = self.memory.index.walk(context.root, context.token_bytes())
+            self.memory.must_have(pages + sum(node.holders == 0 for node in path))
+            self.match(context)
         self.memory.add_working(context, pages)
 
     def commit(self, context: Context, pages: int) -> None:
@@ -317,6 +322,10 @@ class ContextCache:
     def available(self) -> int:
         """Pages that can be had at once: free or evictable."""
         return self.memory.available
+
+    def suspendable(self) -> int:
+        """Pages that would become available if all victims were suspended. Walks all contexts."""
+        return audit.suspendable([*self.victims()], self._registry.by_use())
 
     def stats(self) -> PoolStats:
         """Where the pages are."""

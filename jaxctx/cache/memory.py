@@ -36,13 +36,17 @@ class Memory:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
+    def must_have(self, count: int) -> None:
+        """Raises OutOfPages unless `count` pages can be taken."""
+        if count > self.available:
+            raise OutOfPages(f"{count} pages needed, {self.available} of {self.pool.total} free or evictable")
+
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Free pages, if possible next to page `after`; cached ones are evicted as needed, least recently used first.
 
         Raises OutOfPages and takes none.
         """
-        if count > self.available:
-            raise OutOfPages(f"{count} pages needed, {self.available} of {self.pool.total} free or evictable")
+        self.must_have(count)
         self.evict(count - self.pool.free)
         return self.pool.allocate(count, after)
 

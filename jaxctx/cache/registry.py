@@ -22,6 +22,9 @@ class Registry:
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
         self._by_use: OrderedDict[Context, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._contexts)
+
     def __iter__(self) -> Iterator[Context]:
         return iter(self._contexts.values())
 
