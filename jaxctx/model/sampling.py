@@ -248,11 +248,12 @@ def _kept(distance: jax.Array, batch: SamplingBatch) -> jax.Array:
     """What truncation keeps of the whole vocabulary, `[rows, vocab]`, without sorting it."""
     whole = jnp.ones_like(distance)
     top_k = jnp.where(batch.top_k > 0, batch.top_k, distance.shape[1]).astype(jnp.float32)
-    kept = lax.cond((batch.top_k > 0).any(), lambda: _smallest(distance, whole, top_k), lambda: whole.astype(jnp.bool_))
+    kept: jax.Array = lax.cond(
+        (batch.top_k > 0).any(), lambda: _smallest(distance, whole, top_k), lambda: whole.astype(jnp.bool_)
+    )
     weight = jnp.where(kept, jnp.exp(-distance), 0)
     by_mass = _smallest(distance, weight, batch.top_p * weight.sum(-1))
-    kept &= by_mass | (batch.top_p >= 1)[:, None]
-    return kept & (distance <= _reach(batch))
+    return kept & (by_mass | (batch.top_p >= 1)[:, None]) & (distance <= _reach(batch))
 
 
 def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:

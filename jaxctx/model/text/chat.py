@@ -1,0 +1,118 @@
+"""Chat templates: messages to one prompt string, by the model's own Jinja template in a sandbox.
+
+What a template may use is what the templates of the Hugging Face hub do use: `raise_exception`, `strftime_now`,
+`tojson`, `break` and `continue`, `generation` blocks, the special tokens by name. It cannot reach attributes that
+Python hides, change its arguments, or loop over a `range` beyond 100,000; its output is limited. A template that was
+written to compute for ever would: it belongs to the model's owner, never to a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.config import CheckpointError
+from jaxctx.model.text.tokenizer import check_unicode
+
+MAX_CHARACTERS = 8_000_000  # of a rendered prompt
+Message = Mapping[str, Any]  # JSON values: at least `role` and `content`
+
+
+class ChatTemplate:
+    """One template, or the named ones of a model (`default`, `tool_use`). Threads may share it."""
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """`special_tokens`: variables such as `bos_token`. Raises CheckpointError if a template does not compile."""
+        named = {"default": sources} if isinstance(sources, str) else sources
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
+        environment.globals.update(special_tokens or {})
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in named.items()}
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"chat template: {error}") from error
+        if not self._templates:
+            raise CheckpointError("chat template: the list of templates is empty")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. `variables` are the template's own switches (`enable_thinking`).
+
+        Raises InvalidArgument naming `messages` if the template refuses or fails on them.
+        """
+        arguments = {
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces, size = [], 0
+        try:
+            for piece in self._choose(bool(tools)).generate(arguments):
+                size += len(piece)
+                if size > MAX_CHARACTERS:
+                    raise InvalidArgument.field("messages", f"the prompt is longer than {MAX_CHARACTERS} characters")
+                pieces.append(piece)
+        except InvalidArgument:
+            raise
+        except Exception as error:  # whatever a template meets in messages it did not expect
+            reason = str(error)[:300] or type(error).__name__
+            raise InvalidArgument.field("messages", f"refused by the chat template: {reason}") from error
+        prompt = "".join(pieces)
+        check_unicode(prompt, "messages")
+        return prompt
+
+    def _choose(self, has_tools: bool) -> jinja2.Template:
+        if has_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        return self._templates.get("default") or next(iter(self._templates.values()))
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on it; Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what to train on; for serving, only its content counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - an instance variable in jinja2's annotations
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,0 +1,93 @@
+"""Incremental detokenisation: text as soon as it is certain, and never a part of a character.
+
+A token's text depends on its neighbours (bytes of one character over several tokens, a leading space that exists only
+inside a text), so a token cannot be decoded alone. A short window is: the tokens of the last text that went out, as
+context, and the tokens pending since.
+
+    … emitted … [ context | pending ]      text = decode(context + pending) − decode(context)
+
+While the text ends in U+FFFD a character may be unfinished, and it is held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxctx.model.text.tokenizer import Tokenizer
+
+BROKEN = "\ufffd"
+PRIMING = 6  # prompt tokens that serve as the first context
+MOST_PENDING = 8  # more tokens without a whole character: some bytes are no character at all
+CHARACTER = 4  # a character has at most so many bytes, hence tokens
+
+
+class Detokenizer:
+    """Text of one output, piece by piece.
+
+    The pieces, with that of `finish`, make up `tokenizer.decode` of all ids; after a prompt, the part that the ids add
+    to it. Where the bytes are not UTF-8, each broken sequence becomes U+FFFD and whole characters before it stand, even
+    if the decoder, seeing all at once, would have replaced them too.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        """`prompt`: the tokens before the output, or the last few of them (`PRIMING` suffice)."""
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._known = ""  # text of the context
+        self._prime(self._visible(prompt)[-PRIMING:])
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary."""
+        self._pending += self._visible(ids)
+        if not self._pending:
+            return ""
+        text = self._text(self._pending)
+        if not text.endswith(BROKEN):
+            self._settle(self._pending)
+            return text
+        return self._push_broken(text) if len(self._pending) > MOST_PENDING else ""
+
+    def finish(self) -> str:
+        """The rest; an unfinished character is U+FFFD."""
+        text = self._text(self._pending)
+        self._settle(self._pending)
+        return text
+
+    def _prime(self, tail: list[int]) -> None:
+        """The longest part of the prompt's end that does not begin inside a character; if need be, one that does."""
+        parts = [tail[start:] for start in range(len(tail))]
+        whole = (part for part in parts if BROKEN not in self._decode(part))
+        self._settle(next(whole, tail))
+
+    def _push_broken(self, text: str) -> str:
+        """Let go of all but the last few pending tokens, cut where what follows does not change what went before."""
+        for keep in range(CHARACTER, 2 * CHARACTER):
+            certain = self._text(self._pending[:-keep])
+            if text.startswith(certain):
+                rest = self._pending[-keep:]
+                self._settle(self._pending[:-keep])
+                self._pending = rest
+                return certain
+        return ""
+
+    def _visible(self, ids: Iterable[int]) -> list[int]:
+        return [token for token in ids if token not in self._hidden]
+
+    def _text(self, pending: list[int]) -> str:
+        """What the pending tokens add to the context's text."""
+        both = self._decode(self._context + pending)
+        if both.startswith(self._known):
+            return both[len(self._known) :]
+        # The pending bytes changed how the context's are read, so these do not belong together.
+        return self._decode(pending)
+
+    def _settle(self, context: list[int]) -> None:
+        """Make `context` the context, with nothing pending."""
+        if context:
+            self._context, self._known = context, self._decode(context)
+        self._pending = []
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

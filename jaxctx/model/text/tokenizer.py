@@ -1,0 +1,70 @@
+"""Tokenizer: text to ids and back, by the Hugging Face `tokenizers` library and the model's `tokenizer.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.config import CheckpointError
+
+
+class Tokenizer:
+    """Immutable after construction; threads may share it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Takes the backend over: its truncation and padding, meant for training, are switched off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        """Raises CheckpointError, naming the file, if it is missing or not a tokenizer."""
+        if not path.is_file():
+            raise CheckpointError(f"{path.name}: missing; the tokenizer must be in the `tokenizers` format")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{path.name}: not a tokenizer: {error}") from error
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of any text; raises InvalidArgument only for lone surrogates, which no bytes can express.
+
+        `add_special_tokens` adds what the model's own post-processor adds (for many models a begin-of-sequence token):
+        wanted for plain prompts, not after a chat template nor when continuing a context. With `parse_special`, as in
+        vLLM's completions, the text of a special token stands for that token; without it, for its characters.
+        """
+        check_unicode(text, "text")
+        backend = self._backend if parse_special else self._literal
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id out of range."""
+        if any(not 0 <= token < self.vocab_size for token in ids):
+            raise InvalidArgument.field("tokens", f"token ids must be from 0 to {self.vocab_size - 1}")
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of the exact entry of the vocabulary, None if there is none."""
+        return self._backend.token_to_id(token)
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """A copy that takes special tokens for text. The switch is state of the backend, which threads share."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+
+def check_unicode(text: str, field: str) -> None:
+    """Raise InvalidArgument naming `field` if the text has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument.field(field, f"has a lone surrogate at character {error.start}") from None

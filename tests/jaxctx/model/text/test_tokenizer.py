@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.config import CheckpointError
+from jaxctx.model.text import Tokenizer, echo_text
+
+ECHO = echo_text().tokenizer
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_the_round_trip(text: str) -> None:
+    assert ECHO.decode(ECHO.encode(text, parse_special=False), skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", ["", "\x00", "a\u0000b", "\U0010ffff", "\ufeff", "👩‍👩‍👧‍👦", "漢字" * 5000, "\r\n\t "])
+def test_odd_texts(text: str) -> None:
+    assert ECHO.decode(ECHO.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00"])
+def test_lone_surrogates_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ECHO.encode(text)
+    assert [violation.field for violation in caught.value.violations] == ["text"]
+
+
+def test_special_tokens_in_text_are_parsed_unless_told_otherwise() -> None:
+    assert ECHO.encode("<|endoftext|>") == [256]
+    literal = ECHO.encode("<|endoftext|>", parse_special=False)
+    assert 256 not in literal
+    assert ECHO.decode(literal) == "<|endoftext|>"
+    assert ECHO.encode("<|endoftext|>") == [256]
+
+
+def test_both_readings_of_special_tokens_at_once_from_many_threads() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda i: ECHO.encode("<|im_end|>", parse_special=i % 2 == 0), range(400)))
+    assert all(ids == [259] for ids in results[::2])
+    assert all(len(ids) > 1 for ids in results[1::2])
+
+
+def test_decoding_skips_special_tokens_by_option() -> None:
+    assert ECHO.decode([72, 256, 105]) == "Hi"
+    assert ECHO.decode([72, 256, 105], skip_special_tokens=False) == "H<|endoftext|>i"
+
+
+@pytest.mark.parametrize("ids", [[512], [-1], [0, 2**40]])
+def test_ids_out_of_range_are_refused(ids: list[int]) -> None:
+    with pytest.raises(InvalidArgument, match="0 to 511"):
+        ECHO.decode(ids)
+
+
+def test_every_id_of_the_echo_vocabulary_is_something() -> None:
+    assert ECHO.vocab_size == 512
+    assert all(ECHO.decode([token], skip_special_tokens=False) for token in range(512))
+    assert [ECHO.decode([token]) for token in range(32, 127)] == [chr(code) for code in range(32, 127)]
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"version": "1.0"}', "\ud800"])
+def test_bad_files_are_refused_by_name(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content, "utf-8", errors="surrogatepass")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Tokenizer.from_file(path)
+
+
+def test_truncation_and_padding_of_the_file_are_ignored() -> None:
+    backend = ECHO._backend.from_str(ECHO._backend.to_str())
+    backend.enable_truncation(3)
+    backend.enable_padding(length=10)
+    assert len(Tokenizer(backend).encode("12345678")) == 8
