@@ -120,8 +120,10 @@ class Device:
 
     def _compile_copy(self) -> None:
         def copy(pools: tuple[LayerPool, ...], pairs: jax.Array) -> tuple[LayerPool, ...]:
-            move = lambda pool: copy_pages(pool, pairs[0], pairs[1]) if pool.ndim == 4 else pool  # noqa: E731
-            return jax.tree.map(move, pools)
+            def move(pool: jax.Array) -> jax.Array:
+                return copy_pages(pool, pairs[0], pairs[1]) if pool.ndim == 4 else pool
+
+            return tuple(LayerPool(move(pool.k), move(pool.v)) for pool in pools)
 
         self._copy = self._lower(copy, (0,), self._pools, self._ints(2, COPY_CHUNK))
 
@@ -155,11 +157,12 @@ class Device:
 
     def run(self, shape: StepShape, packed: np.ndarray) -> jax.Array:
         """Dispatch one step; returns its output while it still runs. `packed` must not be written to afterwards."""
+        output: jax.Array
         self._pools, self._state, output = self._steps[shape.rows](
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        return output  # type: ignore[no-any-return]
+        return output
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
@@ -236,7 +239,7 @@ class CompilationCounter:
         self._thread: int | None = None
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration_s: float, **_: object) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._thread:
             self.count += 1
 

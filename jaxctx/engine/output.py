@@ -30,7 +30,7 @@ class Output:
         self._request = request
         self.stop_ids = tuple(dict.fromkeys([*request.stop_token_ids, *(() if request.ignore_eos else text.eos_ids)]))
         self._detokenizer = Detokenizer(text.tokenizer, tail)
-        self._matcher = StopMatcher(request.stop, include=request.include_stop)
+        self._matcher = StopMatcher(request.stop, include_stop=request.include_stop)
         self.tokens = 0
 
     def push(self, token: int, *, last: bool) -> Emitted:

@@ -68,10 +68,12 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
     """Start an engine; after the test its books must be consistent and, once its contexts are closed, no page held."""
     started: list[LocalEngine] = []
 
-    def make(config: EngineConfig = SMALL, served: ServedModel = echo_served) -> LocalEngine:
+    def make(
+        config: EngineConfig = SMALL, served: ServedModel = echo_served, device_config: EngineConfig = ROOMY
+    ) -> LocalEngine:
         key = (served.revision, config.page_size)
         if key not in devices:
-            devices[key] = Device(served.model, served.params, replace(ROOMY, page_size=config.page_size))
+            devices[key] = Device(served.model, served.params, replace(device_config, page_size=config.page_size))
             devices[key].compile()
         rng, ids = random.Random(1), itertools.count()
         world = World(clock, time.time, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))

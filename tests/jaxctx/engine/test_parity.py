@@ -1,0 +1,87 @@
+"""The engine computes what transformers computes: paged, whole, chunked, forked, cached and batched together.
+
+Expected logits and tokens come from the golden files (see scripts/make_goldens.py), in float32.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxctx.engine.assembly import ServedModel
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.local import LocalEngine
+from jaxctx.model.weights import load_model
+
+ME = Caller()
+CONFIG = EngineConfig(pages=256, max_batch=5, max_batch_tokens=8, max_context_tokens=640)
+NO_STOP = {"ignore_eos": True, "max_tokens": 64, "sampling": Sampling(temperature=0.0)}
+
+
+def serve(checkpoint, dtype: str, echo_served: ServedModel) -> ServedModel:
+    loaded = load_model(checkpoint, dtype=dtype)
+    text = echo_served.text  # golden models have no tokenizer; the engine needs one only for text
+    return replace(
+        echo_served,
+        model=loaded.model,
+        params=loaded.params,
+        text=text,
+        revision=f"{checkpoint.name}-{dtype}",
+        dtype=dtype,
+    )
+
+
+async def continued(engine: LocalEngine, context_id: str, **options: object) -> list[int]:
+    request = GenerateRequest(context_id=context_id, **(NO_STOP | options))
+    return [t async for piece in engine.generate(ME, request) for t in piece.token_ids]
+
+
+async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
+    context_id = (await engine.create(ME, CreateRequest(salt=salt))).context_id
+    for part in parts:
+        await engine.fill(ME, context_id, part)
+    return context_id
+
+
+@pytest.fixture
+def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
+    return make_engine(CONFIG, serve(golden_checkpoint, "float32", echo_served), device_config=CONFIG)
+
+
+async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
+    prompts = [golden.tokens[:length].tolist() for length in golden.prompts]
+    whole = [await filled(engine, prompt, salt="whole") for prompt in prompts]
+    forks = [(await engine.fork(ME, context_id, [None]))[0].context_id for context_id in whole]
+    parts = [await filled(engine, p[: len(p) // 3], p[len(p) // 3 :], salt="parts") for p in prompts]
+    cached = [await filled(engine, prompt, salt="whole") for prompt in prompts]
+    expected = [tokens.tolist() for tokens in golden.greedy]
+    for context_id, tokens in zip(whole, expected, strict=True):
+        assert await continued(engine, context_id) == tokens  # alone
+    for group in (forks, parts, cached):
+        assert await asyncio.gather(*[continued(engine, context_id) for context_id in group]) == expected
+
+    for prompt, row in zip(prompts, golden.logits, strict=True):
+        context_id = await filled(engine, prompt)
+        request = GenerateRequest(
+            context_id=context_id, max_tokens=1, sampling=Sampling(temperature=0.0), logprobs=True, top_logprobs=20
+        )
+        (piece,) = [piece async for piece in engine.generate(ME, request)]
+        logprobs = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
+        ids, values = zip(*piece.logprobs[0].top, strict=True)
+        assert np.allclose(values, logprobs[list(ids)], rtol=1e-4, atol=1e-4)
+        assert np.allclose(values, np.sort(logprobs)[::-1][:20], rtol=1e-4, atol=1e-4)
+
+
+async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
+    if golden.name != "qwen3_gqa8_wide_heads":
+        return  # one family says all about the path; the others only cost compile time
+    engine = make_engine(CONFIG, serve(golden_checkpoint, "bfloat16", echo_served), device_config=CONFIG)
+    prompt = golden.tokens[:500].tolist()
+    miss = await continued(engine, await filled(engine, prompt))
+    again = await filled(engine, prompt)
+    assert (await engine.stats()).tokens_cached >= 496
+    assert await continued(engine, again) == miss
+    (fork,) = await engine.fork(ME, again, [None])
+    assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
