@@ -1,0 +1,44 @@
+"""A cache, and contexts filled as the engine does it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from jaxctx.cache.contexts import ContextCache, Identity
+
+IDENTITY = Identity("tenant", "model", kv_dtype="bfloat16")
+TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
+
+
+def new_cache(pages=200, page_size=16):
+    ids, ticks = itertools.count(), itertools.count()
+    return ContextCache(
+        pages=pages, page_size=page_size, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}"
+    )
+
+
+def fill(cache, context, tokens):
+    """What the engine does for a fill; returns (resident, computed)."""
+    cache.append(context, tokens)
+    found = cache.match(context)
+    computed = context.buffered_tokens
+    cache.grow(context, computed)
+    cache.settle(context, computed)
+    cache.check()
+    return found, computed
+
+
+def filled(cache, tokens, **options):
+    context = cache.create(IDENTITY, **options)
+    fill(cache, context, tokens)
+    return context
+
+
+def layout(context):
+    return context.committed_pages, context.working_pages, context.working_tokens
+
+
+def used(cache):
+    return cache.stats().held

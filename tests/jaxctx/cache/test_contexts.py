@@ -1,0 +1,197 @@
+"""Suspension, names, and what every operation refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxctx.cache.contexts import OutOfPages
+from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+
+from .filling import IDENTITY, TOKENS, filled, layout, new_cache, used
+
+# --- suspension ------------------------------------------------------------------------------------------------------
+
+
+def test_suspension_keeps_the_tokens_and_nothing_else():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    cache.append(context, [1, 2])
+    assert cache.suspendable() == 63
+    assert cache.suspend(context) == 63
+    assert (context.suspended, layout(context), context.seq_len) == (True, (0, 0, 0), 0)
+    assert (context.length, context.buffered_tokens) == (1002, 1002)
+    assert context.tokens(998).tolist() == [*TOKENS[998:].tolist(), 1, 2]
+    assert context.page_table().tolist() == []
+    assert cache.refcounts(context) == []
+    assert cache.available() == 200
+    assert cache.suspend(context) == 0
+    cache.check()
+    assert cache.match(context) == 992
+    assert (layout(context), context.buffered_tokens) == ((62, 0, 0), 10)
+    cache.check()
+
+
+def test_a_suspended_context_survives_the_eviction_of_its_pages():
+    cache = new_cache(pages=64)
+    context = filled(cache, TOKENS)
+    cache.suspend(context)
+    cache.close(filled(cache, [3] * 600))
+    assert cache.match(context) == 26 * 16, "38 of its pages were taken, from the end"
+    assert context.tokens().tolist() == TOKENS.tolist()
+    cache.grow(context, context.buffered_tokens)
+    cache.settle(context, context.buffered_tokens)
+    assert layout(context) == (62, 1, 8)
+    cache.check()
+
+
+def test_suspension_spares_shared_pages():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    fork, _ = cache.fork(context)
+    assert cache.suspend(context) == 1
+    assert cache.refcounts(fork) == [1] * 63
+
+
+def test_what_a_suspended_context_can_do_without_pages():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    cache.suspend(context)
+    cache.append(context, [1])
+    child, copies = cache.fork(context)
+    assert (child.suspended, copies, child.length) == (True, [], 1001)
+    assert cache.rewind(child, 100) == []
+    assert child.tokens().tolist() == TOKENS[:100].tolist()
+    cache.truncate(child, 50)
+    assert child.length == 50
+    for operation in (cache.grow, cache.settle):
+        with pytest.raises(FailedPrecondition):
+            operation(context, 1)
+    for operation in (cache.commit, cache.release):
+        operation(context, 0)
+        with pytest.raises(OutOfRange):
+            operation(context, 1)
+    assert cache.resident_extension(context, [2]) == 992
+    cache.check()
+
+
+def test_victims_are_idle_unpinned_and_least_recently_used_first():
+    cache = new_cache()
+    a, b, c, d, e = (filled(cache, [n] * 20, pinned=n == 2) for n in range(5))
+    cache.create(IDENTITY)
+    d.busy = True
+    assert [*cache.victims()] == [a, b, e]
+    cache.touch(a)
+    assert a.used_at > e.used_at
+    assert [*cache.victims()] == [b, e, a]
+    assert cache.suspendable() == 6
+    for victim in cache.victims():
+        cache.suspend(victim)
+    assert [*cache.victims()] == []
+    assert [context.suspended for context in (c, d)] == [False, False]
+    cache.match(e)
+    assert [*cache.victims()] == [e]
+
+
+# --- names and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_contexts_are_found_and_listed_by_tenant():
+    cache = new_cache()
+    for context_id in ("b", "d", "a", "c"):
+        cache.create(IDENTITY, tenant="t", context_id=context_id)
+    other = cache.create(IDENTITY, tenant="u", context_id="a")
+    assert [context.id for context in cache.list("t", "", 10)] == ["a", "b", "c", "d"]
+    assert [context.id for context in cache.list("t", "a", 2)] == ["b", "c"]
+    assert [context.id for context in cache.list("t", "bb", 2)] == ["c", "d"]
+    assert cache.list("nobody", "", 10) == []
+    assert cache.get("u", "a") is other
+    assert len(cache) == len([*cache]) == 5
+    with pytest.raises(AlreadyExists):
+        cache.create(IDENTITY, tenant="t", context_id="a")
+    with pytest.raises(AlreadyExists):
+        cache.fork(other, context_id="a")
+    messages = set()
+    for context_id in ("b", "nowhere"):
+        with pytest.raises(NotFound) as error:
+            cache.get("u", context_id)
+        messages.add(error.value.message.replace(context_id, "?"))
+    assert len(messages) == 1, "another tenant's context is told by nothing"
+    cache.check()
+
+
+def test_a_closed_context_is_gone():
+    cache = new_cache()
+    context = filled(cache, TOKENS, tenant="t", context_id="x")
+    cache.close(context)
+    operations = [
+        lambda: cache.close(context),
+        lambda: cache.fork(context),
+        lambda: cache.append(context, [1]),
+        lambda: cache.match(context),
+        lambda: cache.resident_extension(context, [1]),
+        lambda: cache.grow(context, 1),
+        lambda: cache.settle(context, 0),
+        lambda: cache.truncate(context, 0),
+        lambda: cache.rewind(context, 0),
+        lambda: cache.reserve(context, 0),
+        lambda: cache.commit(context, 0),
+        lambda: cache.release(context, 0),
+        lambda: cache.suspend(context),
+        lambda: cache.touch(context),
+        lambda: cache.get("t", "x"),
+    ]
+    for operation in operations:
+        with pytest.raises(NotFound):
+            operation()
+    assert used(cache) == 0
+    cache.check()
+    cache.create(IDENTITY, tenant="t", context_id="x")
+
+
+def test_what_the_engine_must_not_settle():
+    cache = new_cache()
+    context = cache.create(IDENTITY)
+    cache.append(context, [1] * 20)
+    cache.grow(context, 10)
+    for tokens in (21, -1):
+        with pytest.raises(OutOfRange):
+            cache.settle(context, tokens)
+    with pytest.raises(FailedPrecondition):
+        cache.settle(context, 17)
+    assert context.buffered_tokens == 20
+    with pytest.raises(InvalidArgument):
+        cache.append(context, [1, "x"])
+    assert context.buffered_tokens == 20
+    cache.check()
+
+
+def test_growing_takes_all_pages_or_none():
+    cache = new_cache(pages=4)
+    cache.close(filled(cache, [1] * 32))
+    context = filled(cache, [2] * 16)
+    with pytest.raises(OutOfPages):
+        cache.grow(context, 49)
+    assert cache.resident(IDENTITY, [1] * 32) == 32, "nothing was evicted for it"
+    cache.grow(context, 48)
+    assert layout(context) == (1, 3, 0)
+    cache.grow(context, 10)
+    assert layout(context) == (1, 3, 0)
+    cache.check()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 1001), (1001, 1001)])
+def test_tokens_out_of_range(start, stop):
+    context = filled(new_cache(), TOKENS)
+    with pytest.raises(IndexError):
+        context.tokens(start, stop)
+
+
+def test_a_very_long_context_can_end():
+    cache = new_cache(pages=100_000, page_size=1)
+    context = cache.create(IDENTITY)
+    cache.append(context, np.arange(100_000))
+    cache.grow(context, 100_000)
+    cache.settle(context, 100_000)
+    cache.close(context)
+    assert cache.clear_cached() == 100_000

@@ -1,0 +1,395 @@
+"""The scenarios of contexts that need no model, at page size 16. Identity (6) is in test_prefix.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxctx.cache.contexts import OutOfPages, PageCopy
+from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
+
+from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, used
+
+# --- 1: layout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1000, (62, 1, 8)), (1024, (64, 0, 0)), (0, (0, 0, 0)), (1, (0, 1, 1))]
+)
+def test_layout(count, expected):
+    cache = new_cache()
+    context = filled(cache, np.arange(count))
+    assert layout(context) == expected
+    assert (context.seq_len, context.buffered_tokens, context.length) == (count, 0, count)
+    assert used(cache) == len(context.page_table()) == expected[0] + expected[1]
+    assert context.tokens().tolist() == list(range(count))
+
+
+def test_page_ids_are_one_run_of_the_pool():
+    context = filled(new_cache(), TOKENS)
+    assert context.page_table().tolist() == list(range(1, 64))
+    assert context.page_table().dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        context.page_table()[0] = 9
+
+
+# --- 2: fork ---------------------------------------------------------------------------------------------------------
+
+
+def test_fork_shares_pages_and_copies_the_partial_one():
+    cache = new_cache()
+    parent = filled(cache, TOKENS, labels={"a": "b"}, priority=3, pinned=True, tenant="t")
+    child, copies = cache.fork(parent)
+    assert used(cache) == 63 + 1
+    assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
+    assert copies == [PageCopy(int(parent.page_table()[62]), int(child.page_table()[62]))]
+    assert copies[0].source != copies[0].target
+    assert cache.refcounts(parent) == cache.refcounts(child) == [2] * 62 + [1]
+    assert layout(child) == layout(parent)
+    assert child.tokens().tolist() == parent.tokens().tolist()
+    assert (child.parent_id, child.labels, child.priority, child.tenant) == (parent.id, {"a": "b"}, 3, "t")
+    assert not child.pinned
+    cache.check()
+
+
+def test_fork_at_a_page_edge_takes_no_page():
+    cache = new_cache()
+    parent = filled(cache, np.arange(1024))
+    assert cache.fork(parent)[1] == []
+    assert used(cache) == 64
+
+
+def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
+    cache = new_cache()
+    parent = filled(cache, TOKENS)
+    cache.append(parent, [5, 6])
+    cache.reserve(parent, 3)
+    parent.busy = True
+    child, _ = cache.fork(parent)
+    assert (child.buffered_tokens, child.working_pages, child.busy) == (2, 1, False)
+    cache.check()
+
+
+def test_fork_copies_every_working_page_with_tokens():
+    cache = new_cache()
+    parent = filled(cache, np.arange(40), manual_commit=True)
+    child, copies = cache.fork(parent)
+    assert child.manual_commit
+    assert [copy.source for copy in copies] == parent.page_table().tolist()
+    assert [copy.target for copy in copies] == child.page_table().tolist()
+    assert cache.refcounts(child) == [1, 1, 1]
+
+
+def test_fork_without_a_page_changes_nothing():
+    cache = new_cache(pages=63)
+    parent = filled(cache, TOKENS)
+    with pytest.raises(OutOfPages):
+        cache.fork(parent)
+    assert len(cache) == 1
+    cache.check()
+
+
+# --- 3: isolation and lifetime ---------------------------------------------------------------------------------------
+
+
+def test_parent_and_child_do_not_see_each_other():
+    cache = new_cache()
+    parent = filled(cache, TOKENS)
+    child, _ = cache.fork(parent)
+    fill(cache, parent, [1] * 20)
+    fill(cache, child, [2] * 20)
+    assert parent.tokens(1000).tolist() == [1] * 20
+    assert child.tokens(1000).tolist() == [2] * 20
+    assert not set(parent.page_table()[62:].tolist()) & set(child.page_table()[62:].tolist())
+    pages, before = child.page_table().tolist(), cache.available()
+    cache.close(parent)
+    cache.check()
+    assert cache.available() == before + 2, "only what was the parent's own"
+    assert child.page_table().tolist() == pages
+    cache.close(child)
+    assert cache.available() == cache.stats().total
+
+
+# --- 4: reuse before compute -----------------------------------------------------------------------------------------
+
+
+def test_a_second_fill_finds_the_first_ones_pages():
+    cache = new_cache()
+    a = filled(cache, TOKENS)
+    b = cache.create(IDENTITY)
+    assert cache.resident(IDENTITY, TOKENS) == cache.resident_extension(b, TOKENS) == 992
+    assert fill(cache, b, TOKENS) == (992, 8)
+    assert b.page_table()[:62].tolist() == a.page_table()[:62].tolist()
+    assert used(cache) == 62 + 2
+    cache.close(a)
+    cache.close(b)
+    assert used(cache) == 0
+    assert fill(cache, cache.create(IDENTITY), TOKENS) == (992, 8)
+
+
+def test_a_match_needs_a_page_boundary_and_may_go_on_from_one():
+    cache = new_cache()
+    filled(cache, TOKENS)
+    context = filled(cache, TOKENS[:8])
+    assert fill(cache, context, TOKENS[8:24]) == (0, 16)
+    assert cache.resident_extension(context, TOKENS[24:]) == 0
+    context = filled(cache, TOKENS[:16])
+    cache.reserve(context, 2)
+    cache.append(context, TOKENS[16:40])
+    assert cache.resident_extension(context, TOKENS[40:48]) == 32
+    assert cache.match(context) == 16
+    assert layout(context) == (2, 2, 0)
+    assert context.page_table()[2:].tolist() == context.working
+    assert context.buffered_tokens == 8
+    cache.check()
+
+
+def test_clearing_the_cache_leaves_what_is_held():
+    cache = new_cache()
+    keeper = filled(cache, TOKENS[:160])
+    cache.close(filled(cache, TOKENS))
+    assert cache.clear_cached() == 52
+    assert cache.resident(IDENTITY, TOKENS) == 160
+    assert layout(keeper) == (10, 0, 0)
+    cache.check()
+
+
+# --- 5: commit race --------------------------------------------------------------------------------------------------
+
+
+def test_equal_pages_computed_twice_are_merged():
+    cache = new_cache()
+    a, b = cache.create(IDENTITY), cache.create(IDENTITY)
+    for context in (a, b):
+        cache.append(context, TOKENS)
+        assert cache.match(context) == 0
+        cache.grow(context, 1000)
+    own = b.page_table().tolist()
+    assert used(cache) == 126
+    assert cache.settle(a, 1000) == 0
+    assert cache.settle(b, 500) == 31
+    assert cache.settle(b, 500) == 31
+    assert b.page_table().tolist() == [*a.page_table()[:62].tolist(), own[62]]
+    assert cache.refcounts(a) == [2] * 62 + [1]
+    assert used(cache) == 64
+    cache.check()
+
+
+def test_nothing_is_found_before_it_is_settled():
+    cache = new_cache()
+    a = cache.create(IDENTITY)
+    cache.append(a, TOKENS)
+    cache.grow(a, 1000)
+    assert cache.resident(IDENTITY, TOKENS) == 0
+    cache.settle(a, 40)
+    assert cache.resident(IDENTITY, TOKENS) == 32
+
+
+# --- 7: commit by hand -----------------------------------------------------------------------------------------------
+
+
+def test_commit_errors():
+    cache = new_cache()
+    context = filled(cache, np.arange(40), manual_commit=True)
+    assert layout(context) == (0, 3, 40)
+    with pytest.raises(FailedPrecondition) as error:
+        cache.commit(context, 3)
+    assert error.value.reason == "PAGE_NOT_FULL"
+    for pages in (4, -1):
+        with pytest.raises(OutOfRange):
+            cache.commit(context, pages)
+    cache.commit(context, 0)
+    assert layout(context) == (0, 3, 40)
+    table = context.page_table().tolist()
+    cache.commit(context, 2)
+    assert layout(context) == (2, 1, 8)
+    assert context.page_table().tolist() == table
+    assert cache.resident(IDENTITY, np.arange(40)) == 32
+    cache.check()
+
+
+# --- 8: truncate -----------------------------------------------------------------------------------------------------
+
+
+def test_truncate_reaches_into_working_pages_only():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    for tokens in (9, -1):
+        with pytest.raises(OutOfRange):
+            cache.truncate(context, tokens)
+    assert context.seq_len == 1000
+    cache.truncate(context, 8)
+    assert (context.seq_len, layout(context)) == (992, (62, 1, 0))
+    page = context.working[0]
+    assert fill(cache, context, TOKENS[992:]) == (0, 8)
+    assert layout(context) == (62, 1, 8)
+    assert context.working == [page]
+
+
+def test_truncate_drops_buffered_tokens_first():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    cache.append(context, [1, 2, 3])
+    cache.truncate(context, 2)
+    assert (context.seq_len, context.buffered_tokens) == (1000, 1)
+    cache.truncate(context, 5)
+    assert (context.seq_len, context.buffered_tokens) == (996, 0)
+
+
+# --- 9: rewind -------------------------------------------------------------------------------------------------------
+
+
+def test_rewind_copies_one_partial_page():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    fork, _ = cache.fork(context)
+    pages, forked = context.page_table().tolist(), fork.page_table().tolist()
+    copies = cache.rewind(context, 980)
+    assert layout(context) == (61, 1, 4)
+    assert copies == [PageCopy(pages[61], context.working[0])]
+    assert context.page_table().tolist() == [*pages[:61], context.working[0]]
+    assert (layout(fork), fork.page_table().tolist()) == ((62, 1, 8), forked)
+    assert context.tokens().tolist() == TOKENS[:980].tolist()
+    cache.check()
+
+
+@pytest.mark.parametrize(
+    ("to", "expected", "copies"),
+    [
+        (1003, (62, 1, 8), 0),
+        (1001, (62, 1, 8), 0),
+        (1000, (62, 1, 8), 0),
+        (995, (62, 1, 3), 0),
+        (992, (62, 1, 0), 0),
+        (991, (61, 1, 15), 1),
+        (976, (61, 0, 0), 0),
+        (1, (0, 1, 1), 1),
+        (0, (0, 0, 0), 0),
+    ],
+)
+def test_rewind_goes_anywhere(to, expected, copies):
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    cache.append(context, [1, 2, 3])
+    assert len(cache.rewind(context, to)) == copies
+    assert layout(context) == expected
+    assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
+    cache.check()
+    fill(cache, context, TOKENS)
+    assert context.tokens().tolist() == ([*TOKENS.tolist(), 1, 2, 3][:to] + TOKENS.tolist())
+
+
+def test_rewind_keeps_what_it_leaves_in_the_cache():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    cache.rewind(context, 100)
+    assert cache.resident(IDENTITY, TOKENS) == 992
+    assert cache.stats().cached == 56
+
+
+def test_rewind_out_of_range():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    for to in (1001, -1):
+        with pytest.raises(OutOfRange):
+            cache.rewind(context, to)
+
+
+def test_rewind_in_a_full_pool():
+    cache = new_cache(pages=64)
+    context = filled(cache, np.arange(1024))
+    fork, _ = cache.fork(context)
+    with pytest.raises(OutOfPages):
+        cache.rewind(context, 1000)
+    assert layout(context) == (64, 0, 0)
+    cache.check()
+    cache.rewind(context, 992)
+    cache.close(fork)
+    assert cache.clear_cached() == 2
+    blocker = cache.create(IDENTITY)
+    cache.reserve(blocker, 2)
+    page = int(context.page_table()[61])
+    assert cache.rewind(context, 980) == [], "the partial page itself is all there is: it stays where it is"
+    assert (layout(context), context.working) == ((61, 1, 4), [page])
+    assert cache.resident(IDENTITY, np.arange(1024)) == 61 * 16
+    cache.check()
+
+
+# --- 10: reserve and release -----------------------------------------------------------------------------------------
+
+
+def test_reserve_and_release():
+    cache = new_cache(pages=73)
+    context = filled(cache, TOKENS)
+    with pytest.raises(OutOfPages):
+        cache.reserve(context, 11)
+    for pages in (74, -1):
+        with pytest.raises(InvalidArgument):
+            cache.reserve(context, pages)
+    assert cache.stats().free == 10
+    cache.reserve(context, 10)
+    assert layout(context) == (62, 11, 8)
+    assert context.page_table().tolist() == list(range(1, 74))
+    for pages in (12, -1):
+        with pytest.raises(OutOfRange):
+            cache.release(context, pages)
+    cache.release(context, 10)
+    assert (layout(context), cache.stats().free) == ((62, 1, 8), 10)
+    cache.append(context, [1, 2])
+    cache.release(context, 0)
+    assert context.length == 1002
+    cache.release(context, 1)
+    assert (layout(context), context.length) == ((62, 0, 0), 992), "with the tokens in it, and those behind them"
+    cache.check()
+
+
+def test_reserve_evicts_what_is_cached_oldest_first():
+    cache = new_cache(pages=10)
+    cache.close(filled(cache, [1] * 64))
+    cache.close(filled(cache, [2] * 64))
+    context = cache.create(IDENTITY)
+    cache.reserve(context, 4)
+    assert cache.resident(IDENTITY, [1] * 64) == 32
+    assert cache.resident(IDENTITY, [2] * 64) == 64
+    cache.check()
+
+
+def test_a_reservation_brings_a_suspended_context_back():
+    cache = new_cache(pages=70)
+    context = filled(cache, TOKENS)
+    cache.suspend(context)
+    with pytest.raises(OutOfPages):
+        cache.reserve(context, 9)
+    assert context.suspended
+    cache.reserve(context, 8)
+    assert (layout(context), context.buffered_tokens, context.suspended) == ((62, 8, 0), 8, False)
+    cache.check()
+
+
+# --- 11: speculation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafts", range(17))
+@pytest.mark.parametrize("start", [1000, 1006, 1008])
+def test_rejected_drafts_never_reach_a_committed_page(start, drafts):
+    cache = new_cache()
+    context = filled(cache, np.arange(start))
+    accepted = drafts // 2
+    cache.grow(context, drafts)
+    assert len(context.page_table()) * 16 >= start + drafts
+    cache.append(context, [7] * accepted)
+    cache.settle(context, accepted)
+    assert context.seq_len == start + accepted
+    assert cache.resident(IDENTITY, [*range(start), *[7] * drafts]) == (start + accepted) // 16 * 16
+    cache.check()
+
+
+def test_drafts_by_hand_with_rollback():
+    cache = new_cache()
+    context = filled(cache, TOKENS, manual_commit=True)
+    fill(cache, context, [7] * 5)
+    cache.truncate(context, 3)
+    assert context.seq_len == 1002
+    assert cache.stats().cached == 0
+    cache.commit(context, 62)
+    assert layout(context) == (62, 1, 10)
