@@ -6,14 +6,16 @@ rows under any node of the page tree are one range, and a shared prefix is read 
 and for many groups at once. Where nothing is shared an item is a piece of split-KV decode; where the rows are a prompt
 chunk it is paged prefill.
 
-    sequences' pages      sorted rows   runs (rows × pages)     items (pages cut to their class's length)
+    sequences' pages      sorted rows   runs (rows × pages)     items (runs cut to pieces of similar length)
     A: 7 8 9 4            0             0-2 × 7 8 9             0-2 × 7 8,  0-2 × 9
-    C: 7 8 9 5 1    →     1         →   0   × 4             →   0   × 4
-    B: 7 8 9 6            2             1   × 5 1               1   × 5 1
+    B: 7 8 9 5 1    →     1         →   0   × 4             →   0   × 4
+    C: 7 8 9 6            2             1   × 5 1               1   × 5 1
                                         2   × 6                 2   × 6
 
-Nothing here is padded but by capacity: items and pages are counted, so the arrays are small and no shape of tree
-compiles anything. This module is numpy only; it never touches a device and never sees a token, key or value.
+An item is five numbers: its first sorted row, its rows, its first entry in one list of pages, how many tokens of those
+pages any of its rows sees, and the position of the first of these tokens. What a single row sees of it follows from the
+row's length. So a plan is small, items are counted and not padded to a bucket, and no shape of tree compiles anything.
+This module is numpy only; it never touches a device and never sees a token, key or value.
 
 The idea of one read per shared prefix with partials merged by log-sum-exp: Hydragen (arXiv 2402.05099), FlashInfer's
 cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2025).
@@ -23,14 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
-ITEM_FIELDS = 5  # first row, rows, first entry of the page list, pages, first token
+ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
+SHARE_TOKENS = 256
+ROUND_TOKENS = 256
 
 
 class PlanOverflow(Exception):
@@ -54,10 +60,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ItemClass:
-    """Items are computed `pages` pages and `rows` rows at a time; an item of more rows takes several rounds."""
+    """Items of one class are computed `rows` rows at a time (in several rounds if they have more), over `pages` pages.
+
+    The pages of a `run` class are consecutive in the pool, so that they can be sliced instead of gathered.
+    """
 
     rows: int
     pages: int
+    run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,8 @@ class PlanShape:
 
     rows: int  # of the step, padding included
     page_size: int
-    classes: tuple[ItemClass, ...]  # by rising rows
+    pool_pages: int
+    classes: tuple[ItemClass, ...]  # by rising rows; for one row first the gathered, then the sliced class
     items: int  # capacity
     pages: int  # capacity of the page list, with room to read one class's pages from its last entry
     share_tokens: int  # a node of the page tree is read once if that saves reading this many tokens
@@ -85,6 +96,22 @@ class PlanStats:
     pages_seen: int  # pages that the segments see, each counted by itself
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
+
+    None of the rows sees a token at `stop` or later. `position` is that of the first row where the rows are one
+    sequence's, else -1.
+    """
+
+    row: int
+    rows: int
+    start: int
+    stop: int
+    position: int
+    path: Int32s
+
+
 def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: int) -> PlanShape:
     """The shape that fits every batch of up to `rows` rows over contexts of up to `max_context_tokens` tokens.
 
@@ -94,21 +121,17 @@ def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: i
     less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
-        items <= pages / (pages of the smallest item) + (nodes, at most 2 * rows - 1)
+        items <= pages / (pages of an item) + (nodes, at most 2 * rows - 1)
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    share_tokens = 256
-    classes = tuple(
-        ItemClass(rows=min(width, rows), pages=max(1, tokens // page_size))
-        for width, tokens in ((1, 512), (16, 1024), (128, 1024))
-        if width == 1 or width // 16 < rows
-    )
+    length = max(1, ROUND_TOKENS // page_size)
+    classes = [ItemClass(1, length), ItemClass(1, min(length, pool_pages), run=True)]
+    classes += [ItemClass(min(wide, rows), length) for wide, least in ((16, 2), (128, 33)) if rows >= least]
     context_pages = -(-max_context_tokens // page_size)
-    pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-share_tokens // page_size))
-    items = -(-pages // min(c.pages for c in classes)) + 2 * rows - 1
-    slack = max(c.pages for c in classes)
-    return PlanShape(rows, page_size, classes, items, pages + slack, share_tokens)
+    pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
+    items = -(-pages // length) + 2 * rows - 1
+    return PlanShape(rows, page_size, pool_pages, tuple(classes), items, pages + length, SHARE_TOKENS)
 
 
 def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> PlanStats:
@@ -117,102 +140,102 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     Rows of no segment see nothing. Raises PlanOverflow if the batch is no tree of pages (see `plan_shape`) and
     ValueError if segments overlap, leave the batch or lack pages; `out` is undefined then.
     """
-    raise_unless_valid(segments, shape, out)
+    if out.shape != (shape.size(),) or out.dtype != np.int32:
+        raise ValueError(f"out must be int32 [{shape.size()}]")
+    check(segments, shape)
     used = [-(-(s.position + s.rows) // shape.page_size) for s in segments]
     by_path = sorted(range(len(segments)), key=lambda i: segments[i].pages[: used[i]].tobytes())
     segments = [segments[i] for i in by_path]
-    used = [used[i] for i in by_path]
-    runs, paths = share(segments, used, shape)
+    runs = share(segments, [used[i] for i in by_path], shape)
 
-    count = len(shape.classes)
     ends, order, inverse, length, table, pages = split(shape, out)
-    rows = np.fromiter((s.rows for s in segments), np.int64, len(segments))
-    sort_rows(segments, rows, order, inverse, length)
-    listed = sum(len(path) for path in paths)
-    if listed > shape.pages - max(c.pages for c in shape.classes):
-        raise PlanOverflow(f"{listed} page entries; the shape holds {shape.pages}")
-    if paths:
-        np.concatenate(paths, out=pages[:listed])
-    pages[listed:] = 0
-    items = cut(runs, shape)
-    if items.shape[1] > shape.items:
-        raise PlanOverflow(f"{items.shape[1]} items; the shape holds {shape.items}")
-    ends[:] = np.searchsorted(items[ITEM_FIELDS], np.arange(count), side="right")
-    table[:, : items.shape[1]] = items[:ITEM_FIELDS]
-    table[:, items.shape[1] :] = 0
-    return PlanStats(items.shape[1], listed, sum(used))
+    sort_rows(segments, order, inverse, length)
+    listed = sum(len(run.path) for run in runs)
+    spare = shape.classes[0].pages  # a round reads this many entries, wherever it starts
+    if listed + spare > shape.pages:
+        raise PlanOverflow(f"{listed} page entries are more than a tree of {shape.pool_pages} pages can need")
+    pages[listed : listed + spare] = 0
+    if not runs:
+        ends[:] = 0
+        return PlanStats(0, 0, 0)
+    np.concatenate([run.path for run in runs], out=pages[:listed])
+    if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
+        raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
+    items, kind = cut(runs, pages[:listed], shape)
+    count = items.shape[1]
+    if count > shape.items:
+        raise PlanOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
+    np.cumsum(np.bincount(kind, minlength=len(ends)), out=ends)
+    table[:, :count] = items[:, np.argsort(kind, kind="stable")]
+    return PlanStats(count, listed, sum(used))
 
 
-def raise_unless_valid(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> None:
-    """Cheap checks of what would otherwise be silently wrong data: JAX does not check indices."""
-    if out.shape != (shape.size(),) or out.dtype != np.int32:
-        raise ValueError(f"out must be int32 [{shape.size()}]")
-    taken = np.zeros(shape.rows, np.bool_)
-    for s in segments:
-        rows = taken[s.first_row : s.first_row + s.rows]
-        if s.rows < 1 or s.first_row < 0 or s.position < 0 or len(rows) != s.rows:
-            raise ValueError(f"rows {s.first_row}+{s.rows} at position {s.position} do not fit {shape.rows} rows")
-        if rows.any():
-            raise ValueError(f"rows {s.first_row}+{s.rows} belong to two segments")
+def check(segments: Sequence[Segment], shape: PlanShape) -> None:
+    """Raise ValueError for what would otherwise be silently wrong data."""
+    end = 0
+    for s in sorted(segments, key=attrgetter("first_row")):
+        if s.rows < 1 or s.position < 0:
+            raise ValueError(f"a segment has {s.rows} rows at position {s.position}")
+        if s.first_row < end:
+            raise ValueError(f"row {s.first_row} is negative or belongs to two segments")
         if len(s.pages) * shape.page_size < s.position + s.rows or s.pages.dtype != np.int32:
             raise ValueError(f"{len(s.pages)} pages of {s.pages.dtype} for {s.position + s.rows} tokens")
-        rows[:] = True
+        end = s.first_row + s.rows
+    if end > shape.rows:
+        raise ValueError(f"segments take {end} rows, the step has {shape.rows}")
 
 
 def split(shape: PlanShape, packed: Int32s) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]:
     """The parts of a packed plan as views: class ends, order, inverse, length `[rows]`, items `[5, items]`, pages."""
-    count, rows = len(shape.classes), shape.rows
-    edges = np.cumsum([count, rows, rows, rows, ITEM_FIELDS * shape.items])
-    ends, order, inverse, length, table, pages = np.split(packed, edges)
+    sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
+    edges = list(accumulate(sizes))
+    ends, order, inverse, length, table, pages = (packed[e - n : e] for e, n in zip(edges, sizes, strict=True))
     return ends, order, inverse, length, table.reshape(ITEM_FIELDS, shape.items), pages
 
 
-def sort_rows(
-    segments: Sequence[Segment], rows: NDArray[np.int64], order: Int32s, inverse: Int32s, length: Int32s
-) -> None:
+def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:
     """Fill `order` (batch row of each sorted row; rows of no segment last), its inverse, and what sorted rows see."""
+    first, rows, position = np.array([(s.first_row, s.rows, s.position) for s in segments], np.int64).reshape(-1, 3).T
     total = int(rows.sum())
-    within = np.arange(total) - np.repeat(np.cumsum(rows) - rows, rows)
-    order[:total] = within + np.repeat([s.first_row for s in segments], rows)
-    length[:total] = within + np.repeat([s.position + 1 for s in segments], rows)
+    place = np.arange(len(order), dtype=np.int32)
+    within = place[:total] - np.repeat(np.cumsum(rows) - rows, rows)
+    order[:total] = np.repeat(first, rows) + within
+    length[:total] = np.repeat(position + 1, rows) + within
     length[total:] = 0
     inverse[:] = -1
-    inverse[order[:total]] = np.arange(total, dtype=np.int32)
+    inverse[order[:total]] = place[:total]
     order[total:] = np.flatnonzero(inverse < 0)
-    inverse[order[total:]] = np.arange(total, len(order), dtype=np.int32)
+    inverse[order[total:]] = place[total:]
 
 
-def share(
-    segments: Sequence[Segment], used: Sequence[int], shape: PlanShape
-) -> tuple[list[tuple[int, int, int, int, int]], list[Int32s]]:
-    """Walk the page tree of segments sorted by their pages, and decide what is read once.
+def share(segments: Sequence[Segment], used: Sequence[int], shape: PlanShape) -> list[Run]:
+    """Walk the page tree of segments sorted by their pages, and decide which nodes are read once for all below them.
 
-    Returns runs (first sorted row, rows, first page, pages, position of the first row or -1 if of many segments) and
-    the page ids of each. A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages
-    go to its children.
+    A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages go to its children.
     """
-    common = [0] * (len(segments) + 1)  # leading pages that segments i - 1 and i share
+    common = [0] * len(segments)  # leading pages that segments i - 1 and i share
     for i in range(1, len(segments)):
         common[i] = leading(segments[i - 1].pages, segments[i].pages, min(used[i - 1], used[i]))
-    row = [0]
-    for s in segments:
-        row.append(row[-1] + s.rows)
-    runs, paths = [], []
+    row = list(accumulate((s.rows for s in segments), initial=0))
+    end = [s.position + s.rows for s in segments]
+    runs = []
     todo = [(0, len(segments), 0)] if segments else []
     while todo:
-        low, high, start = todo.pop()
+        low, high, done = todo.pop()
         if high - low == 1:
-            runs.append((row[low], row[high] - row[low], start, used[low] - start, segments[low].position))
-            paths.append(segments[low].pages[start : used[low]])
+            path = segments[low].pages[done : used[low]]
+            runs.append(
+                Run(row[low], segments[low].rows, done * shape.page_size, end[low], segments[low].position, path)
+            )
             continue
         depth = min(common[low + 1 : high])
-        if (high - low - 1) * (depth - start) * shape.page_size >= shape.share_tokens:
-            runs.append((row[low], row[high] - row[low], start, depth - start, -1))
-            paths.append(segments[low].pages[start:depth])
-            start = depth
+        if (high - low - 1) * (depth - done) * shape.page_size >= shape.share_tokens:
+            path = segments[low].pages[done:depth]
+            runs.append(Run(row[low], row[high] - row[low], done * shape.page_size, max(end[low:high]), -1, path))
+            done = depth
         edges = [low, *(i for i in range(low + 1, high) if common[i] == depth), high]
-        todo.extend((a, b, start) for a, b in pairwise(edges))
-    return runs, paths
+        todo.extend((a, b, done) for a, b in pairwise(edges))
+    return [run for run in runs if len(run.path)]
 
 
 def leading(a: Int32s, b: Int32s, limit: int) -> int:
@@ -224,21 +247,31 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def cut(runs: Sequence[tuple[int, int, int, int, int]], shape: PlanShape) -> NDArray[np.int64]:
-    """Cut runs into items of at most their class's pages and of similar bytes. Returns `[5 fields + class, items]`.
+def cut(runs: Sequence[Run], listed: Int32s, shape: PlanShape) -> tuple[Int64s, Int64s]:
+    """Cut runs into items of similar length that fit their class. Returns the items `[5, items]` and their classes.
 
     Rows of a prompt chunk that see nothing of an item are left out of it.
     """
-    first_row, rows, start, pages, position = np.array(runs, np.int64).reshape(-1, 5).T
-    kind = np.searchsorted([c.rows for c in shape.classes[:-1]], rows)
-    room = np.array([c.pages for c in shape.classes])[kind]
-    first_page = np.cumsum(pages) - pages
-    parts = -(-pages // room)
-    run = np.repeat(np.arange(len(rows)), parts)
+    fields = np.array([(r.row, r.rows, r.start, r.stop, r.position, len(r.path)) for r in runs], np.int64)
+    row, rows, start, stop, position, pages = fields.reshape(-1, 6).T
+    size, length = shape.page_size, shape.classes[0].pages
+    parts = -(-pages // length)
+    run = np.repeat(np.arange(len(runs)), parts)
     part = np.arange(len(run)) - np.repeat(np.cumsum(parts) - parts, parts)
     begin = part * pages[run] // parts[run]
     end = (part + 1) * pages[run] // parts[run]
-    token = (start[run] + begin) * shape.page_size
+    token = start[run] + begin * size
     skip = np.where(position[run] >= 0, np.maximum(token - position[run], 0), 0)
-    items = np.stack([first_row[run] + skip, rows[run] - skip, first_page[run] + begin, end - begin, token, kind[run]])
-    return items[:, np.argsort(kind[run], kind="stable")]
+    entry = (np.cumsum(pages) - pages)[run] + begin
+    tokens = np.minimum((end - begin) * size, stop[run] - token)
+    kind = classify(rows[run], entry, end - begin, listed, shape)
+    return np.stack([row[run] + skip, rows[run] - skip, entry, tokens, token]), kind
+
+
+def classify(rows: Int64s, entry: Int64s, pages: Int64s, listed: Int32s, shape: PlanShape) -> Int64s:
+    """The class of each item: of one row, gathered or sliced; of few rows; of many, where a few at a time cost more."""
+    breaks = np.cumsum(np.diff(listed, prepend=listed[0]) != 1)
+    sliced = (breaks[entry + pages - 1] == breaks[entry]) & (listed[entry] + shape.classes[1].pages <= shape.pool_pages)
+    few, most = min(2, len(shape.classes) - 1), len(shape.classes) - 1
+    wide = np.where(rows <= 2 * shape.classes[few].rows, few, most)
+    return np.where(rows == 1, sliced, wide)

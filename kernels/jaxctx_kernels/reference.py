@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int32, Shaped, UInt32
+from jaxtyping import Array, Float, Float32, Int32, UInt32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape
 from jaxctx_kernels.pool import Pool, numbers
@@ -33,13 +33,14 @@ class AttentionPlan(NamedTuple):
     pages: Int32[Array, " entries"]
 
 
-class Tile(NamedTuple):
-    """One round of work: some pages, and some sorted rows that look at them."""
+class Round(NamedTuple):
+    """A step of the loop: some rows of an item, and what they see of its pages. Shapes follow the class of the item."""
 
-    first_row: Int32[Array, ""]
-    rows: int
+    kind: ItemClass
+    row: Int32[Array, ""]  # first sorted row
     pages: Int32[Array, " pages"]
-    tokens: Int32[Array, " rows"]  # how many of the pages' tokens each row sees; 0 for rows that are not in the item
+    tokens: Int32[Array, ""]  # of the pages, how many any row of the item sees
+    seen: Int32[Array, " rows"]  # of these, how many each row sees; 0 where it is not a row of the item
 
 
 def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
@@ -59,48 +60,41 @@ def attend(
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens its plan lets it see.
 
     Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
-    slot that no row sees reaches the result, not even NaN.
+    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence.
     """
     rows, heads, dim = q.shape
     kv_heads = k_pool.shape[0]
     group = heads // kv_heads
-    dtype = numbers(k_pool[:0]).dtype
-    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    spare = max(c.rows for c in shape.classes)
-    query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3).astype(dtype)
+    spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
+    query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3).astype(jnp.float32) * dim**-0.5
     query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
-    base = jnp.zeros_like(query[..., 0], jnp.float32)
 
-    def visit(carry: tuple[jax.Array, jax.Array, jax.Array], tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
-        slots = tile.pages.shape[0] * shape.page_size
-        k = numbers(k_pool[:, tile.pages]).reshape(kv_heads, slots, dim)
-        v = numbers(v_pool[:, tile.pages]).reshape(kv_heads, slots, dim)
-        v = jnp.where((jnp.arange(slots) < tile.tokens.max())[:, None], v, 0)
-        mine, best, total, out = (
-            jax.lax.dynamic_slice_in_dim(x, tile.first_row, tile.rows, 1) for x in (query, *carry)
-        )
-        score = jnp.einsum("hrgd,hsd->hrgs", mine, k, precision=exact, preferred_element_type=jnp.float32)
-        seen = (jnp.arange(slots) < tile.tokens[:, None])[None, :, None]
-        score = jnp.where(seen, score * dim**-0.5, FAR)
-        peak = jnp.maximum(best, score.max(-1))
-        weight = jnp.where(seen, jnp.exp(score - peak[..., None]), 0)
-        part = jnp.einsum(
-            "hrgs,hsd->hrgd", weight.astype(dtype), v, precision=exact, preferred_element_type=jnp.float32
-        )
-        shrink = jnp.exp(best - peak)
-        inside = (tile.tokens > 0)[None, :, None]
+    def visit(carry: tuple[jax.Array, jax.Array, jax.Array], at: Round) -> tuple[jax.Array, jax.Array, jax.Array]:
+        mine, peak, total, out = (take(x, at).reshape(kv_heads, -1, *x.shape[3:]) for x in (query, *carry))
+        known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens
+        k = read(k_pool, at).reshape(kv_heads, -1, dim)
+        v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
+        seen = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
+        score = jnp.where(seen, scores(mine.astype(k.dtype), k), FAR)
+        new_peak = jnp.maximum(peak, score.max(-1))
+        weight = jnp.where(seen, jnp.exp(score - new_peak[..., None]), 0)
+        shrink = jnp.exp(peak - new_peak)
+        new_total = total * shrink + weight.sum(-1)
+        new_out = out * shrink[..., None] + matmul("hms,hsd->hmd", weight.astype(v.dtype), v)
+        inside = seen[:, 0]
         new = (
-            jnp.where(inside, peak, best),
-            jnp.where(inside, total * shrink + weight.sum(-1), total),
-            jnp.where(inside[..., None], out * shrink[..., None] + part, out),
+            jnp.where(inside, new_peak, peak),
+            jnp.where(inside, new_total, total),
+            jnp.where(inside[:, None], new_out, out),
         )
-        best, total, out = (
-            jax.lax.dynamic_update_slice_in_dim(x, y, tile.first_row, 1) for x, y in zip(carry, new, strict=True)
-        )
-        return best, total, out
+        put = [
+            jax.lax.dynamic_update_slice_in_dim(x, y.reshape(kv_heads, at.kind.rows, group, *y.shape[2:]), at.row, 1)
+            for x, y in zip(carry, new, strict=True)
+        ]
+        return put[0], put[1], put[2]
 
-    start = (base + FAR, base, jnp.zeros_like(query, jnp.float32))
-    _, total, out = walk(plan, shape, start, visit)
+    nothing = jnp.zeros_like(query[..., 0])
+    _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query)), visit)
     out = jnp.where(total[..., None] > 0, out / jnp.where(total > 0, total, 1)[..., None], 0)
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
@@ -109,51 +103,64 @@ def visible_sum(pool: Pool, plan: AttentionPlan, *, shape: PlanShape) -> UInt32[
     """For each row the sum modulo 2**32 of the visible slots of a uint32 pool `[1, pages, page_size, 1]`."""
     spare = max(c.rows for c in shape.classes)
 
-    def visit(total: jax.Array, tile: Tile) -> jax.Array:
-        values = pool[0, tile.pages, :, 0].reshape(-1)
-        seen = jnp.arange(values.shape[0]) < tile.tokens[:, None]
-        part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-        old = jax.lax.dynamic_slice_in_dim(total, tile.first_row, tile.rows)
-        return jax.lax.dynamic_update_slice_in_dim(total, old + part, tile.first_row, 0)
+    def visit(total: jax.Array, at: Round) -> jax.Array:
+        values = read(pool, at).reshape(-1)
+        part = jnp.where(jnp.arange(values.shape[0]) < at.seen[:, None], values, jnp.uint32(0))
+        new = jax.lax.dynamic_slice_in_dim(total, at.row, at.kind.rows) + part.sum(-1, dtype=jnp.uint32)
+        return jax.lax.dynamic_update_slice_in_dim(total, new, at.row, 0)
 
     return walk(plan, shape, jnp.zeros(shape.rows + spare, jnp.uint32), visit)[plan.inverse]
 
 
-def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[Carry, Tile], Carry]) -> Carry:
-    """Fold `visit` over all tiles of the plan, class by class: as many rounds as there is work, none for padding."""
-    spare = max(c.rows for c in shape.classes)
-    length = jnp.pad(plan.length, (0, spare))
-    start: jax.Array | int = 0
+def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[Carry, Round], Carry]) -> Carry:
+    """Fold `visit` over the rounds of all items, class by class: as many rounds as there is work, none for padding."""
+    length = jnp.pad(plan.length, (0, max(c.rows for c in shape.classes)))
+
+    def rounds(kind: ItemClass, end: jax.Array, index: jax.Array, carry: Carry) -> Carry:
+        def step(state: tuple[jax.Array, jax.Array, Carry]) -> tuple[jax.Array, jax.Array, Carry]:
+            index, done, carry = state
+            row, rows, entry, tokens, start = plan.items[:, index]
+            ids = jax.lax.dynamic_slice(plan.pages, (entry,), (kind.pages,))
+            seen = jax.lax.dynamic_slice(length, (row + done,), (kind.rows,)) - start
+            seen = jnp.where(jnp.arange(kind.rows) < rows - done, jnp.clip(seen, 0, tokens), 0)
+            carry = visit(carry, Round(kind, row + done, ids, tokens, seen))
+            done += kind.rows
+            return jnp.where(done < rows, index, index + 1), jnp.where(done < rows, done, 0), carry
+
+        state = (index, jnp.zeros_like(index), carry)
+        return jax.lax.while_loop(lambda state: state[0] < end, step, state)[2]
+
+    start = jnp.zeros_like(plan.ends[0])
     for c, kind in enumerate(shape.classes):
-        carry = jax.lax.fori_loop(start, plan.ends[c], item_visitor(plan, shape, kind, length, visit), carry)
+        carry = rounds(kind, plan.ends[c], start, carry)
         start = plan.ends[c]
     return carry
 
 
-def item_visitor(
-    plan: AttentionPlan,
-    shape: PlanShape,
-    kind: ItemClass,
-    length: Shaped[Array, " spare_rows"],
-    visit: Callable[[Carry, Tile], Carry],
-) -> Callable[[jax.Array, Carry], Carry]:
-    """The body of the loop over items of one class: `visit` in rounds of `kind.rows` rows."""
+def take(rows: Float32[Array, "kv_heads all_rows ..."], at: Round) -> Float32[Array, "kv_heads rows ..."]:
+    """The rows of a round."""
+    return jax.lax.dynamic_slice_in_dim(rows, at.row, at.kind.rows, 1)
 
-    def item(index: jax.Array, carry: Carry) -> Carry:
-        first_row, rows, first_page, pages, token = plan.items[:, index]
-        ids = jax.lax.dynamic_slice(plan.pages, (first_page,), (kind.pages,))
 
-        def block(b: jax.Array, carry: Carry) -> Carry:
-            at = first_row + b * kind.rows
-            seen = jax.lax.dynamic_slice(length, (at,), (kind.rows,)) - token
-            inside = jnp.arange(kind.rows) < rows - b * kind.rows
-            seen = jnp.where(inside, jnp.clip(seen, 0, pages * shape.page_size), 0)
-            return visit(carry, Tile(at, kind.rows, ids, seen))
+def read(pool: Pool, at: Round) -> Float[Array, "kv_heads pages page_size head_dim"]:
+    """The pages of a round. A slice reads on where a gather jumps: 25% faster on CPU."""
+    if at.kind.run:
+        return numbers(jax.lax.dynamic_slice_in_dim(pool, at.pages[0], at.kind.pages, 1))
+    return numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
 
-        if kind.rows == 1:
-            return block(jnp.int32(0), carry)
-        rounds = (rows + kind.rows - 1) // kind.rows
-        carry = jax.lax.fori_loop(0, rounds, block, carry)
-        return carry
 
-    return item
+def scores(
+    q: Float[Array, "kv_heads queries head_dim"], k: Float[Array, "kv_heads slots head_dim"]
+) -> Float32[Array, "kv_heads queries slots"]:
+    """q · k. On CPU few queries are much faster as the right operand, and their transpose made before it is used."""
+    if q.shape[1] > 8:
+        return matmul("hmd,hsd->hms", q, k)
+    score: jax.Array = jax.lax.optimization_barrier(matmul("hsd,hmd->hsm", k, q).transpose(0, 2, 1))
+    return score
+
+
+def matmul(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Products of float32 exactly, of bfloat16 as they are; sums in float32."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    product: jax.Array = jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)
+    return product
