@@ -60,14 +60,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ItemClass:
-    """Items of one class are computed `rows` rows at a time (in several rounds if they have more), over `pages` pages.
-
-    The pages of a `run` class are consecutive in the pool, so that they can be sliced instead of gathered.
-    """
+    """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in rounds if they have more."""
 
     rows: int
     pages: int
-    run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class PlanShape:
     rows: int  # of the step, padding included
     page_size: int
     pool_pages: int
-    classes: tuple[ItemClass, ...]  # by rising rows; for one row first the gathered, then the sliced class
+    classes: tuple[ItemClass, ...]  # for one row, for few, for many; fewer classes where `rows` is small
     items: int  # capacity
     pages: int  # capacity of the page list, with room to read one class's pages from its last entry
     share_tokens: int  # a node of the page tree is read once if that saves reading this many tokens
@@ -126,8 +122,7 @@ def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: i
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
     length = max(1, ROUND_TOKENS // page_size)
-    classes = [ItemClass(1, length), ItemClass(1, min(length, pool_pages), run=True)]
-    classes += [ItemClass(min(wide, rows), length) for wide, least in ((16, 2), (128, 33)) if rows >= least]
+    classes = [ItemClass(min(width, rows), length) for width, least in ((1, 1), (16, 2), (128, 33)) if rows >= least]
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     items = -(-pages // length) + 2 * rows - 1
@@ -161,7 +156,7 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     np.concatenate([run.path for run in runs], out=pages[:listed])
     if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
         raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
-    items, kind = cut(runs, pages[:listed], shape)
+    items, kind = cut(runs, shape)
     count = items.shape[1]
     if count > shape.items:
         raise PlanOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
@@ -247,7 +242,7 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def cut(runs: Sequence[Run], listed: Int32s, shape: PlanShape) -> tuple[Int64s, Int64s]:
+def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     """Cut runs into items of similar length that fit their class. Returns the items `[5, items]` and their classes.
 
     Rows of a prompt chunk that see nothing of an item are left out of it.
@@ -264,14 +259,7 @@ def cut(runs: Sequence[Run], listed: Int32s, shape: PlanShape) -> tuple[Int64s, 
     skip = np.where(position[run] >= 0, np.maximum(token - position[run], 0), 0)
     entry = (np.cumsum(pages) - pages)[run] + begin
     tokens = np.minimum((end - begin) * size, stop[run] - token)
-    kind = classify(rows[run], entry, end - begin, listed, shape)
-    return np.stack([row[run] + skip, rows[run] - skip, entry, tokens, token]), kind
-
-
-def classify(rows: Int64s, entry: Int64s, pages: Int64s, listed: Int32s, shape: PlanShape) -> Int64s:
-    """The class of each item: of one row, gathered or sliced; of few rows; of many, where a few at a time cost more."""
-    breaks = np.cumsum(np.diff(listed, prepend=listed[0]) != 1)
-    sliced = (breaks[entry + pages - 1] == breaks[entry]) & (listed[entry] + shape.classes[1].pages <= shape.pool_pages)
-    few, most = min(2, len(shape.classes) - 1), len(shape.classes) - 1
-    wide = np.where(rows <= 2 * shape.classes[few].rows, few, most)
-    return np.where(rows == 1, sliced, wide)
+    few, most = min(1, len(shape.classes) - 1), len(shape.classes) - 1
+    kind = np.where(rows <= 2 * shape.classes[few].rows, few, most)  # two rounds of few cost less than one of many
+    kind[rows == 1] = 0
+    return np.stack([row[run] + skip, rows[run] - skip, entry, tokens, token]), kind[run]
