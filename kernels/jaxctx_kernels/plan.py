@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +93,7 @@ class PlanStats:
     pages_seen: int  # pages that the segments see, each counted by itself
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
 
     None of the rows sees a token at `stop` or later. `position` is that of the first row where the rows are one
@@ -160,8 +160,8 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     count = items.shape[1]
     if count > shape.items:
         raise PlanOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
-    np.cumsum(np.bincount(kind, minlength=len(ends)), out=ends)
-    table[:, :count] = items[:, np.argsort(kind, kind="stable")]
+    ends[:] = np.bincount(kind, minlength=len(ends)).cumsum()
+    table[:, :count] = items[:, kind.argsort(kind="stable")]
     return PlanStats(count, listed, sum(used))
 
 
@@ -193,9 +193,9 @@ def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, lengt
     first, rows, position = np.array([(s.first_row, s.rows, s.position) for s in segments], np.int64).reshape(-1, 3).T
     total = int(rows.sum())
     place = np.arange(len(order), dtype=np.int32)
-    within = place[:total] - np.repeat(np.cumsum(rows) - rows, rows)
-    order[:total] = np.repeat(first, rows) + within
-    length[:total] = np.repeat(position + 1, rows) + within
+    sorted_row = rows.cumsum() - rows
+    order[:total] = (first - sorted_row).repeat(rows) + place[:total]
+    length[:total] = (position + 1 - sorted_row).repeat(rows) + place[:total]
     length[total:] = 0
     inverse[:] = -1
     inverse[order[:total]] = place[:total]
@@ -247,19 +247,22 @@ def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
 
     Rows of a prompt chunk that see nothing of an item are left out of it.
     """
-    fields = np.array([(r.row, r.rows, r.start, r.stop, r.position, len(r.path)) for r in runs], np.int64)
-    row, rows, start, stop, position, pages = fields.reshape(-1, 6).T
     size, length = shape.page_size, shape.classes[0].pages
-    parts = -(-pages // length)
-    run = np.repeat(np.arange(len(runs)), parts)
-    part = np.arange(len(run)) - np.repeat(np.cumsum(parts) - parts, parts)
-    begin = part * pages[run] // parts[run]
-    end = (part + 1) * pages[run] // parts[run]
-    token = start[run] + begin * size
-    skip = np.where(position[run] >= 0, np.maximum(token - position[run], 0), 0)
-    entry = (np.cumsum(pages) - pages)[run] + begin
-    tokens = np.minimum((end - begin) * size, stop[run] - token)
+    fields = []
+    listed = items = 0
+    for run in runs:
+        count = len(run.path)
+        fields.append((run.row, run.rows, run.start, run.stop, run.position, count, listed, items, -(-count // length)))
+        listed += count
+        items += fields[-1][-1]
+    of_run = np.array(fields, np.int64).T
+    row, rows, start, stop, position, pages, entry, first_item, parts = of_run.repeat(of_run[-1], axis=1)
+    part = np.arange(items) - first_item
+    begin, end = part * pages // parts, (part + 1) * pages // parts
+    token = start + begin * size
+    skip = np.maximum(token - position, 0) * (position >= 0)
+    tokens = np.minimum((end - begin) * size, stop - token)
     few, most = min(1, len(shape.classes) - 1), len(shape.classes) - 1
     kind = np.where(rows <= 2 * shape.classes[few].rows, few, most)  # two rounds of few cost less than one of many
     kind[rows == 1] = 0
-    return np.stack([row[run] + skip, rows[run] - skip, entry, tokens, token]), kind[run]
+    return np.array((row + skip, rows - skip, entry + begin, tokens, token)), kind
