@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -67,6 +68,17 @@ def open_engine(
     )
     engine.start()
     return engine
+
+
+def use_compilation_cache(directory: Path) -> None:
+    """Keep compiled steps on disk, so that the next start with the same model and sizes takes seconds.
+
+    Everything is kept, however small and however fast it compiled: a start is many such things. Call before any jit.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:

@@ -162,7 +162,7 @@ class Device:
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        return output
+        return output  # type: ignore[no-any-return]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""

@@ -117,7 +117,10 @@ class StepLoop:
 
     def _take(self, message: Callable[[], None] | Landed) -> None:
         if not isinstance(message, Landed):
-            message()
+            try:
+                message()
+            except Exception:
+                self._break("a command failed halfway")
             return
         self._flying -= 1
         if message.output is None:

@@ -114,9 +114,11 @@ class Stream:
         self._outbox.post(self._loop, partial(self._finish, error))
 
     def lagging(self) -> bool:
-        """Called on the step thread. `_read` only grows, so the answer errs on the side of pausing."""
-        self._lagged = self._sent - self._read > self._limit
-        return self._lagged
+        """Called on the step thread. Raises the flag before the last look, so that a reader who catches up wakes it."""
+        if self._sent - self._read <= self._limit:
+            return False
+        self._lagged = True
+        return self._sent - self._read > self._limit
 
     def _arrive(self, piece: GeneratePiece) -> None:
         self._pieces.append(piece)

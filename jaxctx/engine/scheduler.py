@@ -93,6 +93,7 @@ class Scheduler:
         self.reserved -= sequence.reserved
         sequence.reserved = 0
         sequence.context.busy = False
+        self._cache.touch(sequence.context)
         if sequence.running:
             self.running.remove(sequence)
             self._free_slots.append(sequence.slot)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from jaxctx.model.text import echo_text
 
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import ServedModel, engine_info
@@ -19,6 +18,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.loop import StepLoop
 from jaxctx.model.echo import EchoModel
+from jaxctx.model.text import echo_text
 
 ME = Caller()
 
