@@ -1,0 +1,75 @@
+"""The gRPC server: services, addresses, and the options of its transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from jaxctx.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    context_service_pb2,
+    context_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
+from jaxctx_server.access import Authoriser
+from jaxctx_server.grpc import stages
+from jaxctx_server.grpc.admin_service import AdminService
+from jaxctx_server.grpc.context_service import ContextService
+from jaxctx_server.grpc.health import Health
+from jaxctx_server.grpc.model_service import ModelService
+from jaxctx_server.grpc.pipeline import Pipeline
+from jaxctx_server.serving import Serving
+
+SERVICES = tuple(
+    service.full_name
+    for file in (context_service_pb2, model_service_pb2, admin_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
+HEALTH = "grpc.health.v1.Health"
+
+
+def options(max_calls: int) -> list[tuple[str, int]]:
+    """Of the transport. Sizes in bytes, times in milliseconds."""
+    return [
+        ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or 1,048,576 token ids, and room
+        ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context
+        ("grpc.max_metadata_size", 8 << 10),
+        ("grpc.absolute_max_metadata_size", 16 << 10),
+        ("grpc.max_concurrent_streams", max_calls),
+        # A prefill may be silent for long, so clients may ping, without calls too; and a client that is gone must show.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Connections end now and then, so that balancers can move them; calls that run may finish first.
+        ("grpc.max_connection_age_ms", 3_600_000),
+        ("grpc.max_connection_age_grace_ms", 3_600_000),
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its connections without a word
+    ]
+
+
+def make_server(
+    serving: Serving,
+    authoriser: Authoriser,
+    *,
+    max_calls: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> grpc.aio.Server:
+    """A server without addresses, not started. Must be called on the event loop that will run it.
+
+    `clock` is the engine's clock of deadlines.
+    """
+    pipeline = Pipeline([stages.authorisation(authoriser), stages.request_id, stages.limits(max_calls)])
+    server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
+    context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving), server)
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving), server)
+    health_pb2_grpc.add_HealthServicer_to_server(Health(serving, SERVICES), server)
+    reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+    return server

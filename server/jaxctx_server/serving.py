@@ -1,0 +1,90 @@
+"""Serving: whether the server loads, serves or drains, and what it serves. Every door asks here before it takes work.
+
+loading ──opened──▶ ready ──drain──▶ draining ──stop──▶ stopped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass
+
+from jaxctx.engine.interface import Engine
+from jaxctx.errors import NotFound, Unavailable
+from jaxctx_server.content import Texts
+from jaxctx_server.validate import Limits
+
+
+class State(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that is being served: its engine, its text and its limits."""
+
+    engine: Engine
+    texts: Texts
+    limits: Limits
+
+    def check_model(self, model_id: str) -> None:
+        """Raise NotFound unless `model_id` is "" (the default) or this model's."""
+        if model_id not in ("", self.engine.info.model_id):
+            raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
+
+
+class Serving:
+    """The one state of a server. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._state = State.LOADING
+        self._served: Served | None = None
+        self._drained: asyncio.Task[None] | None = None
+        self._change = asyncio.Event()
+
+    @property
+    def state(self) -> State:
+        """Where the server is in its life."""
+        return self._state
+
+    @property
+    def change(self) -> asyncio.Event:
+        """Is set when `state` changes. Take it before reading `state`, so that no change is missed."""
+        return self._change
+
+    def served(self) -> Served:
+        """What is served. While draining too: the engine refuses what is new and answers what is not."""
+        if self._served is None:
+            raise Unavailable("the server is loading", retry_after_s=1.0)
+        if self._state is State.STOPPED:
+            raise Unavailable("the server has stopped")
+        return self._served
+
+    def opened(self, served: Served) -> None:
+        """Loading is done."""
+        self._served = served
+        self._enter(State.READY)
+
+    async def drain(self) -> None:
+        """Refuse new work, and return when running work is done. It goes on if the caller does not wait for it."""
+        engine = self.served().engine
+        if self._drained is None:
+            self._enter(State.DRAINING)
+            self._drained = asyncio.create_task(engine.drain())
+        await asyncio.shield(self._drained)
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        if self._drained is not None:
+            self._drained.cancel()
+        if self._served is not None:
+            self._served.texts.close()
+        self._enter(State.STOPPED)
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._change.set()
+        self._change = asyncio.Event()

@@ -1,0 +1,362 @@
+"""The gRPC door on a free loopback port, in front of a fake engine: contexts of plain token lists, scripted outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import pytest
+
+from jaxctx.engine.interface import (
+    Caller,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    CreateRequest,
+    EngineInfo,
+    EngineStats,
+    FillResult,
+    FinishReason,
+    GeneratePiece,
+    GenerateRequest,
+    PlanResult,
+    Usage,
+)
+from jaxctx.errors import AlreadyExists, NotFound
+from jaxctx.model.text import ModelText, echo_text
+from jaxctx.v1 import (
+    admin_service_pb2_grpc,
+    context_service_pb2_grpc,
+    model_service_pb2_grpc,
+)
+from jaxctx_server.access import Authoriser, Key
+from jaxctx_server.content import Texts
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.validate import Limits
+
+PAGE_SIZE = 4
+INFO = EngineInfo(
+    model_id="fake",
+    model_revision="r1",
+    architecture="fake",
+    parameters=7,
+    vocab_size=512,
+    max_context_tokens=10_000,
+    page_size=PAGE_SIZE,
+    pages_total=100,
+    dtype="float32",
+    kv_dtype="float32",
+    max_batch=4,
+    platform="cpu",
+    mesh={"tensor": 1},
+    default_max_tokens=16,
+)
+STATS = EngineStats(
+    pages_total=100,
+    pages_free=90,
+    pages_cached=4,
+    pages_held=6,
+    pages_reserved=2,
+    contexts=1,
+    running=1,
+    waiting=0,
+    steps=3,
+    tokens_computed=30,
+    tokens_cached=4,
+    tokens_generated=5,
+    preemptions=0,
+    suspensions=0,
+    compilations_after_ready=0,
+    draining=False,
+)
+
+
+@dataclass
+class FakeContext:
+    info: ContextInfo
+    tokens: list[int] = field(default_factory=list)
+
+
+class FakeEngine:
+    """Implements `jaxctx.engine.interface.Engine`."""
+
+    def __init__(self) -> None:
+        self.info = INFO
+        self.contexts: dict[tuple[str, str], FakeContext] = {}
+        self.calls: list[tuple[str, Caller, Any]] = []
+        self.error: BaseException | None = None  # what the next call raises
+        self.hang = False  # fill, and generate after its first piece, wait to be cancelled
+        self.cancelled: list[str] = []
+        self.pieces: Sequence[GeneratePiece] | None = None  # what generate answers
+        self.pulled = 0  # pieces that were taken
+        self.drained = asyncio.Event()
+        self.drained.set()
+        self.draining = False
+        self._ids = itertools.count()
+
+    def _enter(self, name: str, caller: Caller, argument: Any = None) -> None:
+        self.calls.append((name, caller, argument))
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _get(self, caller: Caller, context_id: str) -> FakeContext:
+        if (caller.tenant, context_id) not in self.contexts:
+            raise NotFound(f"no context {context_id!r}")
+        return self.contexts[caller.tenant, context_id]
+
+    def _info(self, context: FakeContext) -> ContextInfo:
+        pages, rest = divmod(len(context.tokens), PAGE_SIZE)
+        info = replace(
+            context.info,
+            seq_len=len(context.tokens),
+            committed_pages=pages,
+            working_pages=1 if rest else 0,
+            working_tokens=rest,
+        )
+        context.info = info
+        return info
+
+    def _add(
+        self, caller: Caller, context_id: str | None, parent_id: str | None, request: CreateRequest
+    ) -> ContextInfo:
+        context_id = context_id or f"ctx_{next(self._ids):04}"
+        if (caller.tenant, context_id) in self.contexts:
+            raise AlreadyExists("taken")
+        info = ContextInfo(
+            context_id=context_id,
+            parent_id=parent_id,
+            state=ContextState.IDLE,
+            seq_len=0,
+            committed_pages=0,
+            working_pages=0,
+            working_tokens=0,
+            buffered_tokens=0,
+            page_size=PAGE_SIZE,
+            priority=request.priority,
+            pinned=request.pinned,
+            salt=request.salt,
+            created_at=1_700_000_000.25,
+            used_at=1_700_000_001.5,
+            labels=request.labels,
+        )
+        self.contexts[caller.tenant, context_id] = FakeContext(info)
+        return info
+
+    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+        self._enter("create", caller, request)
+        return self._add(caller, request.context_id, None, request)
+
+    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+        self._enter("fill", caller, (context_id, list(tokens), defer))
+        context = self._get(caller, context_id)
+        if self.hang:
+            await self._hang("fill")
+        context.tokens += tokens
+        return FillResult(resident=1, restored=2, computed=len(tokens), context=self._info(context))
+
+    async def flush(self, caller: Caller, context_id: str) -> FillResult:
+        self._enter("flush", caller, context_id)
+        return FillResult(resident=0, restored=0, computed=0, context=self._info(self._get(caller, context_id)))
+
+    async def _hang(self, name: str) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        self._enter("generate", caller, request)
+        context = self._get(caller, request.context_id)
+        complete = False
+        try:
+            for piece in self.pieces or self._outputs(request, context):
+                self.pulled += 1
+                yield piece
+                if self.hang:
+                    await asyncio.sleep(3600)
+            complete = True
+        finally:
+            if not complete:
+                self.cancelled.append("generate")
+
+    def _outputs(self, request: GenerateRequest, context: FakeContext) -> list[GeneratePiece]:
+        usage = Usage(prompt_tokens=len(context.tokens), cached_tokens=1, computed_tokens=2, completion_tokens=2)
+        pieces = []
+        for index in range(request.n):
+            piece = GeneratePiece(index=index, context_id=request.context_id, text="a", token_ids=[97])
+            last = replace(
+                piece,
+                text="b",
+                token_ids=[98],
+                finish=FinishReason.LENGTH,
+                seed=5,
+                usage=usage,
+                context=self._info(context),
+            )
+            pieces += [piece, last]
+        return pieces
+
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
+        self._enter("fork", caller, (context_id, list(ids)))
+        self._get(caller, context_id)
+        return [self._add(caller, child, context_id, CreateRequest()) for child in ids]
+
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        self._enter("truncate", caller, (context_id, tokens))
+        return self._info(self._get(caller, context_id))
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        self._enter("rewind", caller, (context_id, to))
+        context = self._get(caller, context_id)
+        del context.tokens[to:]
+        return self._info(context)
+
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        self._enter("reserve_pages", caller, (context_id, pages))
+        return self._info(self._get(caller, context_id))
+
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        self._enter("commit_pages", caller, (context_id, pages))
+        return self._info(self._get(caller, context_id))
+
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        self._enter("release_pages", caller, (context_id, pages))
+        return self._info(self._get(caller, context_id))
+
+    async def update(
+        self,
+        caller: Caller,
+        context_id: str,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ContextInfo:
+        self._enter("update", caller, (context_id, priority, pinned, labels))
+        return self._info(self._get(caller, context_id))
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        self._enter("close", caller, context_id)
+        self._get(caller, context_id)
+        del self.contexts[caller.tenant, context_id]
+
+    async def get(self, caller: Caller, context_id: str) -> ContextInfo:
+        self._enter("get", caller, context_id)
+        return self._info(self._get(caller, context_id))
+
+    async def pages(self, caller: Caller, context_id: str) -> ContextPages:
+        self._enter("pages", caller, context_id)
+        tokens = self._get(caller, context_id).tokens
+        return ContextPages(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens)
+
+    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+        self._enter("list", caller, (after, limit))
+        found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > after)
+        return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
+
+    async def plan(
+        self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
+    ) -> PlanResult:
+        self._enter("plan", caller, (list(tokens), context_id, salt))
+        return PlanResult(tokens=len(tokens), resident=1, restored=2, computed=3, pages_needed=4, pages_available=5)
+
+    async def stats(self) -> EngineStats:
+        self._enter("stats", Caller())
+        return STATS
+
+    async def drain(self) -> None:
+        self.draining = True
+        await self.drained.wait()
+
+    async def clear_cache(self) -> int:
+        self._enter("clear_cache", Caller())
+        return 9
+
+
+@dataclass
+class Door:
+    """A running server and stubs of a client of it."""
+
+    server: grpc.aio.Server
+    serving: Serving
+    engine: FakeEngine
+    target: str
+    channel: grpc.aio.Channel
+
+    @property
+    def contexts(self) -> Any:
+        return context_service_pb2_grpc.ContextServiceStub(self.channel)
+
+    @property
+    def models(self) -> Any:
+        return model_service_pb2_grpc.ModelServiceStub(self.channel)
+
+    @property
+    def admin(self) -> Any:
+        return admin_service_pb2_grpc.AdminServiceStub(self.channel)
+
+    def stub(self, service: str) -> Any:
+        return {"ContextService": self.contexts, "ModelService": self.models, "AdminService": self.admin}[service]
+
+    def last(self, name: str) -> tuple[Caller, Any]:
+        """Caller and argument of the engine's latest call of a method."""
+        return next((caller, argument) for called, caller, argument in reversed(self.engine.calls) if called == name)
+
+
+@pytest.fixture
+def text() -> ModelText:
+    return echo_text()
+
+
+@pytest.fixture
+def make_engine() -> Callable[[], FakeEngine]:
+    return FakeEngine
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits.of(INFO, queue_limit=64)
+
+
+@pytest.fixture
+def open_door(text: ModelText) -> Callable[..., Any]:
+    """`async with open_door(…) as door`: one that is ready, unless told otherwise."""
+
+    @asynccontextmanager
+    async def opened(
+        *,
+        keys: Sequence[Key] | None = None,
+        ready: bool = True,
+        address: str = "127.0.0.1:0",
+        max_calls: int = 100,
+        text: ModelText = text,
+    ) -> AsyncIterator[Door]:
+        serving, engine = Serving(), FakeEngine()
+        limits = Limits.of(INFO, queue_limit=64)
+        served = Served(engine, Texts(text, limits), limits)
+        server = make_server(serving, Authoriser(keys), max_calls=max_calls, clock=lambda: 1000.0)
+        port = server.add_insecure_port(address)
+        target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+        await server.start()
+        if ready:
+            serving.opened(served)
+        async with grpc.aio.insecure_channel(target) as channel:
+            yield Door(server, serving, engine, target, channel)
+        serving.stop()
+        await server.stop(0)
+
+    return opened
+
+
+@pytest.fixture
+async def door(open_door: Callable[..., Any]) -> AsyncIterator[Door]:
+    async with open_door() as door:
+        yield door
