@@ -162,7 +162,7 @@ class Device:
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        return output  # type: ignore[no-any-return]
+        return output
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
@@ -184,8 +184,8 @@ class Device:
                 first = False
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        sharding = self._replicated()
-        return jax.device_put(array) if sharding is None else jax.device_put(array, sharding)
+        placed: jax.Array = jax.device_put(array, self._replicated())
+        return placed
 
     @contextmanager
     def count_compilations(self) -> Iterator[None]:
