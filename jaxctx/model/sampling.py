@@ -13,11 +13,11 @@ Truncation keeps a prefix of the vocabulary sorted by (descending logit, ascendi
 exactly k. Sorting 152k logits costs 20 ms a row on a CPU. Nearly always the prefix ends within the best 64, which cost
 0.4 ms; rows where it does not find their cut by bisection. Which of the two a row takes is decided by the row alone.
 
-Milliseconds of `sample` on two busy CPU cores (`scripts/bench_sampling.py`):
+Milliseconds of `sample` on two CPU cores that had other work too (`scripts/bench_sampling.py`):
 
     rows x vocabulary   greedy   temperature   temperature, top_k, top_p   top_p, flat row   greedy, penalties
-    8 x 152,000            1.8            14                         6.6                24                   2
-    16 x 8,192             0.4           0.7                         1.0               3.8                 0.5
+    8 x 152,000            1.6             9                         6.5                24                   2
+    16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
 from __future__ import annotations
@@ -160,18 +160,20 @@ def sample(
 
     Work that no row asks for is skipped at run time (`lax.cond`), so an all-greedy batch pays for an argmax.
     """
-    adjusts = batch.suppress | batch.biased | (batch.repetition != 1) | (batch.presence != 0) | (batch.frequency != 0)
-    # Cleaned after the branch, not before: XLA keeps the untouched logits where they are and fuses the cleaning.
-    x = lax.cond(adjusts.any(), _adjust, lambda x, *_: x, logits, batch, slots, state)
-    x = jnp.where(jnp.isnan(x), -jnp.inf, jnp.minimum(x, np.finfo(np.float32).max))
-    sampled = batch.temperature > 0
-    tokens = lax.cond(sampled.any(), _draw, lambda x, _: _first_argmax(x), x, batch)
-
+    plain = ~(_adjusted(batch) | (batch.temperature > 0)).any()
+    tokens = lax.cond(
+        plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _draw(logits, batch, slots, state)
+    )
     logprobs, top_ids, top_logprobs = lax.cond(batch.logprobs.any(), _logprobs, _no_logprobs, logits, tokens)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
     counts = state.counts.at[counted, tokens].add(1, mode="drop")
     return Sampled(tokens, logprobs, top_ids, top_logprobs), state._replace(counts=counts)
+
+
+def _adjusted(batch: SamplingBatch) -> jax.Array:
+    penalised = (batch.repetition != 1) | (batch.presence != 0) | (batch.frequency != 0)
+    return batch.suppress | batch.biased | penalised
 
 
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
@@ -185,19 +187,31 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
     return x - batch.frequency[:, None] * counts - batch.presence[:, None] * (counts > 0)
 
 
-def _first_argmax(x: jax.Array) -> jax.Array:
-    """Lowest id of the highest value. Two plain reductions: XLA's CPU argmax of a fused operand is 10 times slower."""
-    ids = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    return jnp.min(jnp.where(x == x.max(-1, keepdims=True), ids, x.shape[-1] - 1), axis=-1)
-
-
-def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
-    """Tokens of a batch with at least one row of temperature above 0; greedy rows among them stay greedy."""
+def _draw(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
+    """Tokens of a batch in which some row is adjusted or sampled; greedy rows among them stay greedy."""
     sampled = batch.temperature > 0
+    # Both branches compute something: one that returned its operand would make XLA copy the logits of every step.
+    distance = lax.cond(
+        _adjusted(batch).any(),
+        lambda: _distance(_adjust(x, batch, slots, state), batch),
+        lambda: _distance(x, batch),
+    )
+    greedy = jnp.argmin(distance, -1).astype(jnp.int32)
+    tokens: jax.Array = lax.cond(sampled.any(), _draw_from, lambda *_: greedy, distance, batch)
+    return jnp.where(sampled, tokens, greedy)
+
+
+def _distance(x: jax.Array, batch: SamplingBatch) -> jax.Array:
+    """How far each token is below the best, in units of temperature: weights are exp(-distance), and none overflows."""
+    x = jnp.where(jnp.isnan(x), -jnp.inf, jnp.minimum(x, np.finfo(np.float32).max))
     best = x.max(-1, keepdims=True)
-    # Distance below the best token, in units of temperature: weights are exp(-distance), none of which can overflow.
-    distance = jnp.where(jnp.isfinite(best), best, 0) - x
-    distance = distance / jnp.where(sampled, batch.temperature, 1)[:, None]
+    below = jnp.where(jnp.isfinite(best), best, 0) - x
+    return below / jnp.where(batch.temperature > 0, batch.temperature, 1)[:, None]
+
+
+def _draw_from(distance: jax.Array, batch: SamplingBatch) -> jax.Array:
+    """Tokens of the sampled rows; those of others mean nothing."""
+    sampled = batch.temperature > 0
     keys = _row_keys(batch.seed, batch.position)
     truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
 
@@ -215,10 +229,12 @@ def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
             lambda: jnp.ones(distance.shape, jnp.bool_),
         )
         ids = jnp.arange(distance.shape[1], dtype=jnp.int32)[None]
-        return _first_argmax(jnp.where(kept, _gumbel(keys, ids) - distance, -jnp.inf))
+        # Stored, because an argmax that computes its operand as it goes is 10 times slower on CPU.
+        score = lax.optimization_barrier(jnp.where(kept, _gumbel(keys, ids) - distance, -jnp.inf))
+        return jnp.argmax(score, -1).astype(jnp.int32)
 
     whole = lax.cond((sampled & ~exact).any(), draw_from_all, lambda: short)
-    return jnp.where(sampled, jnp.where(exact, short, whole), _first_argmax(x))
+    return jnp.where(exact, short, whole)
 
 
 def _draw_from_candidates(distance: jax.Array, batch: SamplingBatch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
