@@ -47,7 +47,8 @@ class Memory:
         Raises OutOfPages and takes none.
         """
         self.must_have(count)
-        self.evict(count - self.pool.free)
+        if count > self.pool.free:
+            self.evict(count - self.pool.free)
         return self.pool.allocate(count, after)
 
     def evict(self, count: int) -> None:
