@@ -95,7 +95,7 @@ def attend(
 
     nothing = jnp.zeros_like(query[..., 0])
     _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query)), visit)
-    out = jnp.where(total[..., None] > 0, out / jnp.where(total > 0, total, 1)[..., None], 0)
+    out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
 

@@ -1,0 +1,149 @@
+"""For kernel tests: random batches over random page trees, and dense float64 attention to compare with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from jaxctx_kernels import Segment
+
+Generator = np.random.Generator
+
+
+@dataclass
+class Forest:
+    """Deals out rows and pages of one batch; pages may run out only if a test asks for more than it made."""
+
+    rng: Generator
+    rows: int
+    page_size: int
+    pool_pages: int
+
+    def __post_init__(self) -> None:
+        self.free = list(self.rng.permutation(np.arange(1, self.pool_pages)).astype(np.int32))
+        self.next_row = int(self.rng.integers(0, 2))
+        self.segments: list[Segment] = []
+
+    def pages(self, count: int) -> np.ndarray:
+        taken, self.free = self.free[:count], self.free[count:]
+        assert len(taken) == count
+        return np.array(taken, np.int32)
+
+    def add(self, prefix: np.ndarray, own_pages: int, rows: int, slack: int = 0) -> None:
+        """A sequence of `prefix` and own pages, ending in the last of them; `slack` more are reserved past it."""
+        pages = np.concatenate([prefix, self.pages(own_pages + slack)])
+        end = (len(pages) - slack) * self.page_size - int(self.rng.integers(0, self.page_size))
+        rows = min(rows, end)
+        self.segments.append(Segment(self.next_row, rows, end - rows, pages))
+        self.next_row += rows + int(self.rng.integers(0, 2))
+
+
+def no_sharing(f: Forest) -> None:
+    for _ in range(5):
+        f.add(f.pages(0), int(f.rng.integers(1, 6)), 1, slack=int(f.rng.integers(0, 3)))
+
+
+def one_prefix(f: Forest) -> None:
+    prefix = f.pages(11)
+    for _ in range(6):
+        f.add(prefix, int(f.rng.integers(1, 4)), 1)
+
+
+def many_prefixes(f: Forest) -> None:
+    for _ in range(3):
+        prefix = f.pages(int(f.rng.integers(1, 12)))
+        for _ in range(3):
+            f.add(prefix, int(f.rng.integers(1, 3)), 1)
+
+
+def three_levels(f: Forest) -> None:
+    root = f.pages(9)
+    for _ in range(2):
+        branch = np.concatenate([root, f.pages(int(f.rng.integers(1, 9)))])
+        f.add(branch, 1, 1)
+        for _ in range(2):
+            twig = np.concatenate([branch, f.pages(int(f.rng.integers(1, 4)))])
+            f.add(twig, 1, 1)
+            f.add(twig, 2, 1)
+
+
+def chunks_and_decode(f: Forest) -> None:
+    prefix = f.pages(6)
+    f.add(prefix, 4, 20)
+    f.add(f.pages(0), 3, 17)
+    f.add(prefix, 1, 1)
+    f.add(prefix, 1, 5)
+    f.add(f.pages(0), 9, 1)
+
+
+def nothing(f: Forest) -> None:
+    """Only padding."""
+
+
+BATCHES: dict[str, Callable[[Forest], None]] = {
+    f.__name__: f for f in (no_sharing, one_prefix, many_prefixes, three_levels, chunks_and_decode, nothing)
+}
+
+
+def visible_slots(segments: list[Segment], page_size: int, pool_pages: int) -> np.ndarray:
+    """bool `[pages, page_size]`: the slots that some row sees."""
+    seen = np.zeros((pool_pages, page_size), np.bool_)
+    for s in segments:
+        end = np.arange(s.position + s.rows)
+        seen[s.pages[end // page_size], end % page_size] = True
+    return seen
+
+
+def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment], page_size: int) -> np.ndarray:
+    """float64 `[rows, heads, head_dim]` from pools `[kv_heads, pages, page_size, head_dim]`, row by row."""
+    rows, heads, dim = q.shape
+    group = heads // k.shape[0]
+    out = np.zeros((rows, heads, dim))
+    for s in segments:
+        token = np.arange(s.position + s.rows)
+        page, offset = s.pages[token // page_size], token % page_size
+        for r in range(s.rows):
+            n = s.position + r + 1
+            for h in range(heads):
+                score = k[h // group, page[:n], offset[:n]] @ q[s.first_row + r, h] * dim**-0.5
+                weight = np.exp(score - score.max())
+                out[s.first_row + r, h] = weight @ v[h // group, page[:n], offset[:n]] / weight.sum()
+    return out
+
+
+@pytest.fixture
+def rng() -> Generator:
+    """Another seed every time; pytest shows it where a test fails."""
+    seed = secrets.randbits(64)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def grow(rng: Generator) -> Callable[..., Forest]:
+    """`grow(kind, rows, page_size, pool_pages)`: a batch of one of the kinds of `kinds`."""
+
+    def grow(kind: str, rows: int, page_size: int, pool_pages: int) -> Forest:
+        forest = Forest(rng, rows, page_size, pool_pages)
+        BATCHES[kind](forest)
+        return forest
+
+    return grow
+
+
+@pytest.fixture
+def kinds() -> list[str]:
+    return list(BATCHES)
+
+
+@pytest.fixture
+def dense() -> Callable[..., np.ndarray]:
+    return dense_attention
+
+
+@pytest.fixture
+def visible() -> Callable[..., np.ndarray]:
+    return visible_slots

@@ -1,0 +1,172 @@
+"""The reference against dense float64 attention on random trees, with everything that no row sees poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxctx_kernels import (
+    PlanShape,
+    Segment,
+    attend,
+    plan_attention,
+    plan_shape,
+    pool_array,
+    unpack,
+    visible_sum,
+    write_rows,
+)
+from jaxctx_kernels.pool import numbers
+
+Generator = np.random.Generator
+ROWS, POOL = 64, 120
+
+
+@partial(jax.jit, static_argnames="shape")
+def run_attend(q: jax.Array, k: jax.Array, v: jax.Array, packed: np.ndarray, shape: PlanShape) -> jax.Array:
+    return attend(q, k, v, unpack(shape, packed), shape=shape)
+
+
+@partial(jax.jit, static_argnames="shape")
+def run_sum(pool: jax.Array, packed: np.ndarray, shape: PlanShape) -> jax.Array:
+    return visible_sum(pool, unpack(shape, packed), shape=shape)
+
+
+def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
+    packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
+    plan_attention(segments, shape, packed)
+    return packed
+
+
+def filled_pool(values: np.ndarray, dtype: str) -> jax.Array:
+    """A pool of `values` `[kv_heads, pages, page_size, head_dim]`."""
+    heads, pages, size, dim = values.shape
+    rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), dtype)
+    return write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
+
+
+@pytest.mark.parametrize(
+    ("group", "dim", "page_size", "dtype"),
+    [
+        (1, 64, 16, "float32"),
+        (4, 128, 1, "bfloat16"),
+        (8, 64, 2, "bfloat16"),
+        (4, 64, 16, "bfloat16"),
+        (2, 128, 32, "float32"),
+        (8, 128, 32, "bfloat16"),
+    ],
+)
+def test_equals_dense_attention(
+    rng: Generator,
+    grow: Callable,
+    kinds: list[str],
+    visible: Callable,
+    dense: Callable,
+    group: int,
+    dim: int,
+    page_size: int,
+    dtype: str,
+) -> None:
+    kv_heads = 2
+    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    for kind in kinds:
+        forest = grow(kind, ROWS, page_size, POOL)
+        pools = rng.normal(size=(2, kv_heads, POOL, page_size, dim)) * rng.choice([1, 4])
+        pools[:, :, ~visible(forest.segments, page_size, POOL)] = np.nan
+        k, v = (filled_pool(x, dtype) for x in pools)
+        q = rng.normal(size=(ROWS, kv_heads * group, dim))
+        padding = np.ones(ROWS, np.bool_)
+        for s in forest.segments:
+            padding[s.first_row : s.first_row + s.rows] = False
+        q[padding] = np.nan
+        q = jnp.asarray(q, dtype)
+        got = run_attend(q, k, v, packed_plan(forest.segments, shape), shape=shape)
+        assert got.dtype == jnp.float32
+        want = dense(
+            np.asarray(q, np.float64),
+            np.asarray(numbers(k), np.float64),
+            np.asarray(numbers(v), np.float64),
+            forest.segments,
+            page_size,
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5, err_msg=kind)
+        assert not np.asarray(got)[padding].any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 40, 300])
+def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> None:
+    """Steps with one, two or all three classes of items, a chunk that takes several rounds, and a full batch."""
+    size, pool = 16, 40
+    shape = plan_shape(rows, size, 512, pool)
+    pages = rng.permutation(np.arange(1, pool)).astype(np.int32)
+    segments = [Segment(0, rows, 512 - rows, pages[:32])]
+    if rows > 2:
+        segments = [Segment(0, 1, 300, pages[:20]), Segment(1, rows - 1, 512 - rows, pages[1:33])]
+    k, v = rng.normal(size=(2, 1, pool, size, 32)).astype(np.float32)
+    q = rng.normal(size=(rows, 2, 32)).astype(np.float32)
+    got = run_attend(q, filled_pool(k, "float32"), filled_pool(v, "float32"), packed_plan(segments, shape), shape=shape)
+    np.testing.assert_allclose(got, dense(q, k, v, segments, size), rtol=1e-4, atol=2e-5)
+
+
+def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> None:
+    """A sequence whose query, keys or values are NaN spoils its own rows only, though it shares items with others."""
+    shape = plan_shape(16, 16, 1024, POOL)
+    forest = grow("nothing", 16, 16, POOL)
+    prefix = forest.pages(20)
+    for rows in (1, 4, 1, 1):
+        forest.add(prefix, 2, rows)
+    bad = forest.segments[1]
+    k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
+    q = rng.normal(size=(16, 4, 64)).astype(np.float32)
+    packed = packed_plan(forest.segments, shape)
+    clean = np.array(run_attend(q, filled_pool(k, "float32"), filled_pool(v, "float32"), packed, shape=shape))
+    q[bad.first_row] = np.nan
+    k[:, bad.pages[20]], v[:, bad.pages[21]] = np.nan, np.inf
+    spoilt = np.array(run_attend(q, filled_pool(k, "float32"), filled_pool(v, "float32"), packed, shape=shape))
+    mine = slice(bad.first_row, bad.first_row + bad.rows)
+    assert np.isnan(spoilt[mine]).any()
+    spoilt[mine] = clean[mine]
+    np.testing.assert_array_equal(spoilt, clean)
+
+
+def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callable) -> None:
+    shape = plan_shape(4, 16, 1024, POOL)
+    forest = grow("nothing", 4, 16, POOL)
+    forest.add(forest.pages(0), 40, 1)
+    k, v = rng.normal(size=(2, 1, POOL, 16, 64)).astype(np.float32)
+    k *= 1e4
+    q = rng.normal(size=(4, 1, 64)).astype(np.float32)
+    got = run_attend(
+        q, filled_pool(k, "float32"), filled_pool(v, "float32"), packed_plan(forest.segments, shape), shape=shape
+    )
+    np.testing.assert_allclose(got, dense(q, k, v, forest.segments, 16), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16, 32])
+def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
+    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    for kind in kinds:
+        forest = grow(kind, ROWS, page_size, POOL)
+        values = rng.integers(0, 2**32, size=(1, POOL, page_size, 1), dtype=np.uint32)
+        want = np.zeros(ROWS, np.uint32)
+        for s in forest.segments:
+            tokens = values[0, s.pages, :, 0].reshape(-1)[: s.position + s.rows]
+            want[s.first_row : s.first_row + s.rows] = np.cumsum(tokens, dtype=np.uint32)[s.position :]
+        got = run_sum(filled_pool(values, "uint32"), packed_plan(forest.segments, shape), shape=shape)
+        np.testing.assert_array_equal(got, want, err_msg=kind)
+
+
+def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
+    """No shape of page tree compiles anything."""
+    shape = plan_shape(ROWS, 16, POOL * 16, POOL)
+    pool = filled_pool(rng.integers(0, 9, size=(1, POOL, 16, 1), dtype=np.uint32), "uint32")
+    before = None
+    for kind in kinds:
+        forest = grow(kind, ROWS, 16, POOL)
+        run_sum(pool, packed_plan(forest.segments, shape), shape=shape)
+        before = before or run_sum._cache_size()
+    assert run_sum._cache_size() == before

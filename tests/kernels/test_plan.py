@@ -1,0 +1,230 @@
+"""Plans: every visible (row, token) exactly once, shared pages listed once, limits that hold, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from jaxctx_kernels import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
+from jaxctx_kernels.plan import split
+
+Generator = np.random.Generator
+
+
+def planned(segments: list[Segment], shape: PlanShape) -> tuple[PlanStats, np.ndarray]:
+    packed = np.full(shape.size(), -(2**31), np.int32)
+    return plan_attention(segments, shape, packed), packed
+
+
+def coverage(packed: np.ndarray, shape: PlanShape) -> Counter[tuple[int, int, int, int]]:
+    """How often each (batch row, token, page, offset) is visited, walking the plan as an executor would."""
+    ends, order, inverse, length, items, pages = split(shape, packed)
+    np.testing.assert_array_equal(order[inverse], np.arange(shape.rows))
+    np.testing.assert_array_equal(inverse[order], np.arange(shape.rows))
+    seen: Counter[tuple[int, int, int, int]] = Counter()
+    for row, rows, entry, tokens, start in items[:, : ends[-1]].T:
+        assert rows >= 1
+        assert 1 <= tokens <= shape.classes[0].pages * shape.page_size
+        assert entry >= 0
+        assert entry + shape.classes[0].pages <= shape.pages
+        for r in range(row, row + rows):
+            for t in range(min(int(tokens), int(length[r]) - int(start))):
+                page = int(pages[entry + t // shape.page_size])
+                seen[int(order[r]), int(start) + t, page, t % shape.page_size] += 1
+    return seen
+
+
+def expected(segments: list[Segment], page_size: int) -> Counter[tuple[int, int, int, int]]:
+    return Counter(
+        (s.first_row + r, t, int(s.pages[t // page_size]), t % page_size)
+        for s in segments
+        for r in range(s.rows)
+        for t in range(s.position + r + 1)
+    )
+
+
+def chain(*parts: range | list[int]) -> np.ndarray:
+    return np.array([page for part in parts for page in part], np.int32)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_every_visible_token_once(grow: Callable, kinds: list[str], page_size: int) -> None:
+    shape = plan_shape(64, page_size, 120 * page_size, 120)
+    for kind in kinds:
+        for _ in range(3):
+            segments = grow(kind, 64, page_size, 120).segments
+            stats, packed = planned(segments, shape)
+            assert coverage(packed, shape) == expected(segments, page_size), kind
+            assert stats.pages_seen == sum(-(-(s.position + s.rows) // page_size) for s in segments)
+
+
+def test_random_trees_of_random_pages(rng: Generator) -> None:
+    """Trees grown by forking anywhere, page by page, with prompts, full duplicates and shared partial pages."""
+    shape = plan_shape(48, 4, 400, 300)
+    for _ in range(60):
+        free = list(rng.permutation(300))
+        chains: list[list[int]] = [[]]
+        segments: list[Segment] = []
+        row = 0
+        for _ in range(int(rng.integers(1, 12))):
+            base = chains[int(rng.integers(len(chains)))]
+            pages = base[: int(rng.integers(len(base) + 1))]
+            pages = pages + [int(free.pop()) for _ in range(int(rng.integers(0 if pages else 1, 25)))]
+            chains.append(pages)
+            end = len(pages) * 4 - int(rng.integers(4))
+            rows = min(int(rng.integers(1, 5)), end, 48 - row)
+            if rows:
+                segments.append(Segment(row, rows, end - rows, np.array(pages, np.int32)))
+                row += rows
+        rng.shuffle(segments)
+        _, packed = planned(segments, shape)
+        assert coverage(packed, shape) == expected(segments, 4)
+
+
+def test_shared_prefix_is_listed_once() -> None:
+    shape = plan_shape(16, 16, 4096, 600)
+    prefix = range(1, 129)
+    segments = [Segment(i, 1, 128 * 16 + 5, chain(prefix, [200 + i])) for i in range(16)]
+    stats, packed = planned(segments, shape)
+    assert stats == PlanStats(items=8 + 16, pages_read=128 + 16, pages_seen=16 * 129)
+    _, _, _, _, items, _ = split(shape, packed)
+    assert Counter(items[1, : stats.items].tolist()) == {16: 8, 1: 16}
+
+
+def test_three_levels_and_several_groups() -> None:
+    """Two roots of 64 pages; under each two branches of 32 pages with three leaves of one page: each listed once."""
+    shape = plan_shape(12, 16, 4096, 600)
+    segments: list[Segment] = []
+    for root in (0, 1):
+        for branch in (0, 1):
+            first = 200 + 100 * root + 40 * branch
+            for _ in range(3):
+                pages = chain(range(1 + 70 * root, 65 + 70 * root), range(first, first + 32), [500 + len(segments)])
+                segments.append(Segment(len(segments), 1, 96 * 16, pages))
+    stats, packed = planned([segments[i] for i in (3, 0, 7, 11, 1, 2, 4, 8, 5, 9, 6, 10)], shape)
+    assert stats.pages_read == 2 * 64 + 4 * 32 + 12
+    assert coverage(packed, shape) == expected(segments, 16)
+
+
+def test_small_savings_are_not_shared() -> None:
+    """Two readers of one page of 16 tokens save too little; two readers of 16 pages do not."""
+    shape = plan_shape(2, 16, 4096, 600)
+    for shared, read in ((1, 4), (15, 32), (16, 18)):
+        segments = [Segment(i, 1, shared * 16, chain(range(1, 1 + shared), [100 + i])) for i in range(2)]
+        assert planned(segments, shape)[0].pages_read == read
+
+
+def test_prompt_chunk_skips_what_no_row_sees() -> None:
+    """Rows of a chunk that end before an item's first token are left out of it, and no item is invisible."""
+    shape = plan_shape(512, 16, 4096, 600)
+    stats, packed = planned([Segment(0, 512, 256, chain(range(1, 100)))], shape)
+    assert stats == PlanStats(items=3, pages_read=48, pages_seen=48)
+    _, _, _, _, items, _ = split(shape, packed)
+    np.testing.assert_array_equal(items[:, :3], [[0, 0, 256], [512, 512, 256], [0, 16, 32], [256] * 3, [0, 256, 512]])
+
+
+def test_long_ranges_are_split_evenly() -> None:
+    shape = plan_shape(4, 16, 4096, 600)
+    stats, packed = planned([Segment(2, 1, 17 * 16 - 1, chain(range(1, 18)))], shape)
+    assert stats.items == 2
+    _, _, _, _, items, _ = split(shape, packed)
+    assert sorted(items[3, :2].tolist()) == [8 * 16, 9 * 16]
+
+
+def test_nothing_to_do() -> None:
+    shape = plan_shape(8, 16, 4096, 600)
+    stats, packed = planned([], shape)
+    assert stats == PlanStats(0, 0, 0)
+    assert coverage(packed, shape) == Counter()
+
+
+class TestCapacity:
+    """The promise of `plan_shape`: batches within the limits fit, whatever their tree."""
+
+    @pytest.mark.parametrize(
+        ("rows", "page_size", "context", "pool"), [(1, 16, 32768, 2048), (16, 16, 32768, 4096), (64, 1, 512, 4096)]
+    )
+    def test_pool_full_of_unshared_contexts(self, rows: int, page_size: int, context: int, pool: int) -> None:
+        shape = plan_shape(rows, page_size, context, pool)
+        each = min(pool // rows, context // page_size)
+        segments = [Segment(i, 1, each * page_size - 1, chain(range(i * each, (i + 1) * each))) for i in range(rows)]
+        assert planned(segments, shape)[0].pages_read == rows * each
+
+    @pytest.mark.parametrize("page_size", [1, 2, 16, 32, 512])
+    def test_nodes_that_are_just_not_worth_sharing(self, page_size: int) -> None:
+        """A comb of pairs, each with the longest prefix that is not shared, on top of a pool full of their leaves."""
+        rows, pool = 32, 5000
+        unshared = max(1, 256 // page_size) - 1
+        own = (pool - 16 * unshared) // rows
+        segments = []
+        for i in range(rows):
+            first = (i // 2) * unshared
+            leaf = 16 * unshared + i * own
+            pages = chain(range(first, first + unshared), range(leaf, leaf + own))
+            segments.append(Segment(i, 1, len(pages) * page_size - 1, pages))
+        shape = plan_shape(rows, page_size, pool * page_size, pool)
+        stats, _ = planned(segments, shape)
+        assert stats.pages_read == rows * (unshared + own)
+
+    def test_caterpillar(self) -> None:
+        """512 decode rows, each forking one page after the last: as deep as a tree of that many leaves gets."""
+        rows = 512
+        trunk = range(1, rows + 1)
+        segments = [Segment(i, 1, 16 * (i + 1), chain(trunk[: i + 1], [1000 + i])) for i in range(rows)]
+        shape = plan_shape(rows, 16, 16 * (rows + 1), 1000 + rows)
+        stats, packed = planned(segments, shape)
+        assert stats.pages_read <= shape.pages - shape.classes[0].pages
+        _, _, _, length, items, _ = split(shape, packed)
+        seen = np.zeros(rows, np.int64)
+        for row, count, _, tokens, start in items[:, : stats.items].T:
+            mine = slice(row, row + count)
+            seen[mine] += np.clip(length[mine] - start, 0, tokens)
+        np.testing.assert_array_equal(seen, length)
+
+    def test_sizes_stay_small(self) -> None:
+        """Copied to the device every step: a large mixed step over a large pool, and a decode step over a small one."""
+        assert plan_shape(512, 16, 32768, 40000).size() * 4 < 400_000
+        assert plan_shape(16, 16, 32768, 3000).size() * 4 < 20_000
+
+    def test_no_tree_overflows(self) -> None:
+        """Contexts that hold the same pages in other orders are no tree; their plan may not fit, and then says so."""
+        rows, pool = 64, 128
+        segments = [Segment(i, 1, pool * 16 - 1, np.roll(np.arange(pool, dtype=np.int32), i)) for i in range(rows)]
+        with pytest.raises(PlanOverflow, match="tree of 128 pages"):
+            planned(segments, plan_shape(rows, 16, pool * 16, pool))
+
+
+class TestRefusals:
+    good = Segment(0, 2, 30, np.arange(2, dtype=np.int32))
+
+    @pytest.mark.parametrize(
+        ("segment", "message"),
+        [
+            (Segment(1, 1, 0, np.array([3], np.int32)), "row 1"),
+            (Segment(-1, 1, 0, np.array([3], np.int32)), "row -1"),
+            (Segment(3, 2, 0, np.array([3], np.int32)), "segments take 5 rows"),
+            (Segment(2, 0, 0, np.array([3], np.int32)), "0 rows"),
+            (Segment(2, 1, -1, np.array([3], np.int32)), "position -1"),
+            (Segment(2, 2, 15, np.array([3], np.int32)), "1 pages of int32 for 17 tokens"),
+            (Segment(2, 1, 0, np.array([3], np.int64)), "int64"),
+            (Segment(2, 1, 0, np.array([8], np.int32)), "page id"),
+            (Segment(2, 1, 0, np.array([-1], np.int32)), "page id"),
+        ],
+    )
+    def test_bad_segment(self, segment: Segment, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            planned([self.good, segment], plan_shape(4, 16, 64, 8))
+
+    @pytest.mark.parametrize("out", [np.zeros(3, np.int32), np.zeros(plan_shape(4, 16, 64, 8).size(), np.int64)])
+    def test_bad_output(self, out: np.ndarray) -> None:
+        with pytest.raises(ValueError, match="out must be int32"):
+            plan_attention([self.good], plan_shape(4, 16, 64, 8), out)
+
+    @pytest.mark.parametrize("limits", list(pairwise([0, 1, 1, 1, 0])))
+    def test_bad_limits(self, limits: tuple[int, int]) -> None:
+        if min(limits) < 1:
+            with pytest.raises(ValueError, match="positive"):
+                plan_shape(limits[0], limits[1], *limits)

@@ -1,0 +1,138 @@
+"""The pool: what is written is read, and nothing the size of a pool is ever allocated beside it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxctx_kernels import (
+    PlanShape,
+    Segment,
+    attend,
+    copy_pages,
+    plan_attention,
+    plan_shape,
+    pool_array,
+    unpack,
+    write_rows,
+)
+from jaxctx_kernels.pool import numbers
+
+Generator = np.random.Generator
+HEADS, PAGES, SIZE, DIM = 2, 40, 16, 64
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint32"])
+def test_written_rows_are_read_and_others_kept(rng: Generator, dtype: str) -> None:
+    pool = pool_array(HEADS, PAGES, SIZE, DIM, dtype)
+    assert pool.shape == (HEADS, PAGES, SIZE, DIM)
+    want = np.array(numbers(pool))
+    for _ in range(2):
+        slots = rng.choice(PAGES * SIZE, 20, replace=False).astype(np.int32)
+        values = jnp.asarray(rng.integers(0, 200, size=(20, HEADS, DIM)), dtype)
+        pool = write_rows(pool, values, jnp.asarray(slots))
+        want[:, slots // SIZE, slots % SIZE] = np.asarray(values.astype(want.dtype)).transpose(1, 0, 2)
+    np.testing.assert_array_equal(numbers(pool), want)
+
+
+def test_every_bfloat16_survives_storage() -> None:
+    """Bits in, the same numbers out: subnormals, infinities and signed zeros included."""
+    bits = np.arange(2**16, dtype=np.uint16).reshape(-1, HEADS, DIM)
+    values = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16)
+    rows = bits.shape[0]
+    pool = write_rows(pool_array(HEADS, rows // SIZE, SIZE, DIM, "bfloat16"), values, jnp.arange(rows))
+    got = np.asarray(numbers(pool), np.float32).reshape(HEADS, rows, DIM).transpose(1, 0, 2)
+    np.testing.assert_array_equal(got.view(np.uint32), bits.astype(np.uint32) << 16)
+
+
+def test_copy_pages_reads_before_it_writes(rng: Generator) -> None:
+    values = rng.normal(size=(HEADS, PAGES, SIZE, DIM)).astype(np.float32)
+    sources, targets = np.array([3, 5, 4, 0, 0], np.int32), np.array([4, 6, 5, 0, 0], np.int32)
+    want = values.copy()
+    want[:, targets] = values[:, sources]
+    np.testing.assert_array_equal(copy_pages(jnp.asarray(values), jnp.asarray(sources), jnp.asarray(targets)), want)
+
+
+def layer(
+    k: jax.Array, v: jax.Array, q: jax.Array, new: jax.Array, slots: jax.Array, packed: jax.Array, shape: PlanShape
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    k, v = write_rows(k, new, slots), write_rows(v, new, slots)
+    return attend(q, k, v, unpack(shape, packed), shape=shape), k, v
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
+    """A donated step needs far less memory beside its arguments than one pool takes."""
+    rows, pages = 16, 2000
+    shape = plan_shape(rows, SIZE, 4096, pages)
+    struct = jax.ShapeDtypeStruct
+    pool = jax.eval_shape(lambda: pool_array(HEADS, pages, SIZE, DIM, dtype))
+
+    def step(pools: list[jax.Array], q: jax.Array, new: jax.Array, slots: jax.Array, packed: jax.Array) -> object:
+        out, *pools[:2] = layer(pools[0], pools[1], q, new, slots, packed, shape)
+        out, *pools[2:] = layer(pools[2], pools[3], out.astype(q.dtype), new, slots, packed, shape)
+        return out, pools
+
+    compiled = (
+        jax.jit(step, donate_argnums=0)
+        .lower(
+            [pool] * 4,
+            struct((rows, 2 * HEADS, DIM), dtype),
+            struct((rows, HEADS, DIM), dtype),
+            struct((rows,), jnp.int32),
+            struct((shape.size(),), jnp.int32),
+        )
+        .compile()
+    )
+    memory = compiled.memory_analysis()
+    pool_bytes = HEADS * pages * SIZE * DIM * pool.dtype.itemsize
+    assert memory.alias_size_in_bytes >= 4 * pool_bytes
+    assert memory.temp_size_in_bytes < pool_bytes / 2
+
+
+@pytest.mark.parametrize("change", [lambda p, i: copy_pages(p, i, i + 9), lambda p, i: write_rows(p, p[:, :4, 0], i)])
+def test_changes_of_a_donated_pool_allocate_no_pool(change: object) -> None:
+    pool = jax.eval_shape(lambda: pool_array(4, 2000, SIZE, DIM, "bfloat16"))
+    lowered = jax.jit(change, donate_argnums=0).lower(pool, jax.ShapeDtypeStruct((4,), jnp.int32))
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 10**6
+
+
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+def test_shards_over_kv_heads(rng: Generator, axis: AxisType) -> None:
+    """With heads on two devices: the same numbers, results and pools stay sharded, and nothing is communicated."""
+    rows = 16
+    shape = plan_shape(rows, SIZE, 512, PAGES)
+    pages = rng.permutation(np.arange(1, PAGES)).astype(np.int32)
+    segments = [Segment(i, 1, 330 + i, np.concatenate([pages[:20], pages[20 + i : 21 + i]])) for i in range(6)]
+    segments.append(Segment(8, 8, 30, pages[30:33]))
+    packed = np.empty(shape.size(), np.int32)
+    plan_attention(segments, shape, packed)
+    slots = np.array([0] * rows, np.int32)
+    for s in segments:
+        token = s.position + np.arange(s.rows)
+        slots[s.first_row : s.first_row + s.rows] = s.pages[token // SIZE] * SIZE + token % SIZE
+    k, v = (jnp.asarray(rng.integers(0, 2**15, size=(HEADS, PAGES, SIZE, DIM)) // 2, jnp.uint16) for _ in "kv")
+    q, new = (jnp.asarray(rng.normal(size=(rows, n, DIM)), jnp.bfloat16) for n in (2 * HEADS, HEADS))
+    step = jax.jit(layer, static_argnames="shape")
+    want, want_k, _ = step(k, v, q, new, jnp.asarray(slots), jnp.asarray(packed), shape=shape)
+
+    mesh = jax.make_mesh((2,), ("heads",), axis_types=(axis,))
+    pool_heads, row_heads, whole = (NamedSharding(mesh, PartitionSpec(*s)) for s in (("heads",), (None, "heads"), ()))
+    arguments = (
+        jax.device_put(k, pool_heads),
+        jax.device_put(v, pool_heads),
+        jax.device_put(q, row_heads),
+        jax.device_put(new, row_heads),
+        jax.device_put(slots, whole),
+        jax.device_put(packed, whole),
+    )
+    with jax.set_mesh(mesh):
+        got, got_k, _ = step(*arguments, shape=shape)
+        text = step.lower(*arguments, shape=shape).compile().as_text()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got_k, want_k)
+    assert got.sharding.is_equivalent_to(row_heads, 3)
+    assert got_k.sharding.is_equivalent_to(pool_heads, 4)
+    assert not [name for name in ("all-reduce", "all-gather", "all-to-all", "collective-permute") if name in text]
