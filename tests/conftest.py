@@ -2,6 +2,8 @@
 
 import os
 
+pytest_plugins = ["tests.engines"]
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):

@@ -114,7 +114,7 @@ class ContextOperations:
             raise OutOfRange(f"cannot rewind to {to}: the context has {context.length} tokens")
         with self._not_a_victim(context):
             cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
-            if cut and not self._scheduler.claim(1):
+            if cut and not context.working_pages and not self._scheduler.claim(1):
                 raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
             self._copy_pages(self._cache.rewind(context, to))
         return self.describe(context)
@@ -125,7 +125,10 @@ class ContextOperations:
         if pages > self._config.pages:
             raise ResourceExhausted(f"{pages} pages of {self._config.pages} asked for", reason="NEVER_FITS")
         with self._not_a_victim(context):
+            self._cache.match(context)  # a suspended context takes its cached pages back first: they count too
             if not self._scheduler.claim(pages):
+                if self._scheduler.claimable() < 0:
+                    self._cache.suspend(context)
                 return None
             self._cache.reserve(context, pages)
         return self.describe(context)

@@ -1,5 +1,8 @@
-"""Engines on the echo model. Devices are compiled once per page size and shared, with room for every test's limits;
-what earlier tests left in the pages is the garbage that a correct engine never reads."""
+"""Fixtures: engines on the echo model, for tests of the engine and of the doors.
+
+Devices are compiled once per page size and shared, with room for every test's limits; what earlier tests left in the
+pages is the garbage that a correct engine never reads.
+"""
 
 import itertools
 import random

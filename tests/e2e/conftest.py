@@ -1,0 +1,46 @@
+"""A whole server in the test's event loop: engine on the echo model, gRPC on a free loopback port, the Python client."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+import jaxctx
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.local import LocalEngine
+from jaxctx.model.text import echo_text
+from jaxctx_server.access import Authoriser
+from jaxctx_server.content import Texts
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.validate import Limits
+
+CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
+
+
+@pytest.fixture
+def engine_config() -> EngineConfig:
+    return CONFIG
+
+
+@pytest.fixture
+def engine(make_engine, engine_config) -> LocalEngine:
+    return make_engine(engine_config)
+
+
+@pytest.fixture
+async def address(engine: LocalEngine, engine_config: EngineConfig) -> AsyncIterator[str]:
+    serving = Serving()
+    server = make_server(serving, Authoriser(None), max_calls=1024)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    limits = Limits.of(engine.info, queue_limit=engine_config.queue_limit)
+    serving.opened(Served(engine, Texts(echo_text(), limits), limits))
+    yield f"127.0.0.1:{port}"
+    serving.stop()
+    await server.stop(None)
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncIterator[jaxctx.aio.Client]:
+    async with jaxctx.aio.Client(address, timeout_s=60) as client:
+        yield client

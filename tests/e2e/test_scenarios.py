@@ -1,0 +1,173 @@
+"""The scenarios of contexts and pages, through gRPC and the Python client. Page size 16."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.local import LocalEngine
+from jaxctx.model.echo import echo_next
+
+THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
+
+
+def oracle(tokens: list[int], count: int) -> list[int]:
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens.append(echo_next(tokens))
+    return tokens[-count:]
+
+
+async def filled(client: jaxctx.aio.Client, tokens: list[int]) -> jaxctx.aio.Context:
+    context = await client.create()
+    await context.fill(tokens=tokens)
+    return context
+
+
+async def greedy(context: jaxctx.aio.Context, count: int) -> list[int]:
+    return list((await context.complete(max_tokens=count, temperature=0)).token_ids)
+
+
+async def held(engine: LocalEngine) -> int:
+    return (await engine.stats()).pages_held
+
+
+@pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
+async def test_1_layout(client, engine, tokens, layout) -> None:
+    context = await client.create()
+    result = await context.fill(tokens=(THOUSAND * 2)[:tokens])
+    info = await context.refresh()
+    assert (info.committed_pages, info.working_pages, info.working_tokens) == layout
+    assert info.seq_len == tokens == result.computed
+    assert await held(engine) == layout[0] + layout[1]
+
+
+async def test_2_fork(client, engine) -> None:
+    parent = await filled(client, THOUSAND)
+    before = await held(engine)
+    (child,) = await parent.fork()
+    assert await held(engine) == before + 1
+    mine, theirs = await parent.pages(), await child.pages()
+    assert mine.page_ids[:62] == theirs.page_ids[:62]
+    assert list(mine.refcounts) == [2] * 62 + [1]
+    assert mine.page_ids[62] != theirs.page_ids[62]
+    whole = await filled(client, (THOUSAND * 2)[:1024])
+    before = await held(engine)
+    await whole.fork(3)
+    assert await held(engine) == before
+
+
+async def test_3_isolation_and_lifetime(client, engine) -> None:
+    parent = await filled(client, THOUSAND)
+    (child,) = await parent.fork()
+    await asyncio.gather(parent.fill(tokens=[1] * 10), child.fill(tokens=[2] * 10))
+    before = await held(engine)
+    await parent.close()
+    assert await held(engine) == before - 2
+    assert await greedy(child, 20) == oracle(THOUSAND + [2] * 10, 20)
+    await child.close()
+    assert await held(engine) == 0
+
+
+async def test_4_reuse_before_compute(client, engine) -> None:
+    first = await filled(client, THOUSAND)
+    second = await client.create()
+    result = await second.fill(tokens=THOUSAND)
+    assert (result.cached, result.computed) == (992, 8)
+    assert (await first.pages()).page_ids[:62] == (await second.pages()).page_ids[:62]
+    assert await held(engine) == 62 + 2
+    await first.close()
+    await second.close()
+    assert await held(engine) == 0
+    third = await client.create()
+    assert (await third.plan(tokens=THOUSAND)).resident == 992
+    assert (await third.fill(tokens=THOUSAND)).cached == 992
+
+
+async def test_5_commit_race(client, engine) -> None:
+    a, b = await client.create(), await client.create()
+    await b.fill(tokens=THOUSAND[:5])  # has a working page: it must compute all of it beside a
+    await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND[5:]))
+    one, two = await a.pages(), await b.pages()
+    assert one.page_ids[:62] == two.page_ids[:62]
+    assert list(one.refcounts) == [2] * 62 + [1]
+    assert await held(engine) == 64
+    assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
+
+
+async def test_8_truncate(client) -> None:
+    context = await filled(client, THOUSAND)
+    with pytest.raises(errors.OutOfRange):
+        await context.truncate(9)
+    info = await context.truncate(8)
+    assert (info.seq_len, info.working_pages) == (992, 1)
+    await context.fill(tokens=THOUSAND[992:])
+    assert await greedy(context, 10) == oracle(THOUSAND, 10)
+
+
+async def test_9_rewind(client, engine) -> None:
+    context = await filled(client, THOUSAND)
+    (fork,) = await context.fork()
+    computed = (await engine.stats()).tokens_computed
+    info = await context.rewind(980)
+    assert (info.committed_pages, info.working_tokens) == (61, 4)
+    assert (await engine.stats()).tokens_computed == computed
+    assert await greedy(context, 5) == oracle(THOUSAND[:980], 5)
+    assert await fork.tokens() == THOUSAND
+    assert await greedy(fork, 5) == oracle(THOUSAND, 5)
+
+
+class TestSmallPool:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024)
+
+    async def test_10_reserve_and_release(self, client, engine) -> None:
+        pinned = await client.create(pinned=True)
+        await pinned.fill(tokens=THOUSAND[: 54 * 16])
+        other = await client.create()
+        with pytest.raises(errors.ResourceExhausted):
+            await other.reserve(11, timeout_s=0.5)
+        with pytest.raises(errors.ResourceExhausted) as error:
+            await other.reserve(65)
+        assert error.value.reason == "NEVER_FITS"
+        assert (await other.reserve(10)).working_pages == 10
+        with pytest.raises(errors.OutOfRange):
+            await other.release(11)
+        assert (await other.release(10)).working_pages == 0
+
+    async def test_13_pressure(self, client, engine) -> None:
+        prompts = [[(i * 31 + k) % 256 for i in range(400)] for k in range(5)]
+        contexts = [await filled(client, prompt) for prompt in prompts]
+        assert (await engine.stats()).suspensions > 0
+        for context, prompt in zip(contexts, prompts, strict=True):
+            assert await greedy(context, 6) == oracle(prompt, 6)
+
+
+async def test_names_of_the_client_make_retries_safe(client) -> None:
+    context = await client.create(context_id="mine")
+    with pytest.raises(errors.AlreadyExists):
+        await client.create(context_id="mine")
+    assert [each.id async for each in client.contexts()] == [context.id]
+
+
+async def test_text_in_text_out(client) -> None:
+    context = await client.create("hello")
+    assert await context.tokens() == await client.tokenize("hello")
+    output = await context.complete(max_tokens=12, temperature=0)
+    detokenized = await client.detokenize(output.token_ids)
+    assert output.text == detokenized
+    assert replace(output.usage, cached_tokens=0, computed_tokens=0).completion_tokens == 12
+
+
+async def test_stop_strings_cut_the_text_and_are_never_half_shown(client) -> None:
+    context = await client.create("hello")
+    whole = (await (await context.fork())[0].complete(max_tokens=40, temperature=0)).text
+    stop = whole[10:13]
+    pieces = [piece async for piece in context.generate(max_tokens=40, temperature=0, stop=[stop])]
+    assert "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
+    assert pieces[-1].finish.value == "stop"
+    assert pieces[-1].stop_match == stop
