@@ -10,7 +10,8 @@
     batch.py       a batch's rows written into a step's inputs
     step.py        the jitted step: model, paged KV, sampling
     device.py      the arrays, and every executable compiled before ready
-    output.py      tokens to text and stop conditions
+    output.py      tokens to text and stop conditions   delivery.py: results as plain data
+    capacity.py    how many pages fit beside the model
     assembly.py    `open_engine`
 
 It takes validated requests and knows nothing of gRPC, HTTP, or how many engines there are.

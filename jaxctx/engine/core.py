@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -18,20 +18,11 @@ from jaxctx_kernels import plan_attention
 from jaxctx.cache.contexts import ContextCache, Identity
 from jaxctx.engine.batch import Batch, Part, write_part
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.delivery import fill_result, last_piece, token_piece
 from jaxctx.engine.device import Device, SlotHistory
-from jaxctx.engine.interface import (
-    Caller,
-    ContextInfo,
-    EngineStats,
-    FillResult,
-    GeneratePiece,
-    GenerateRequest,
-    PlanResult,
-    TokenLogprob,
-    Usage,
-)
+from jaxctx.engine.interface import Caller, ContextInfo, EngineStats, FillResult, GenerateRequest, PlanResult
 from jaxctx.engine.operations import ContextOperations
-from jaxctx.engine.output import Emitted, Output
+from jaxctx.engine.output import Output
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Reply, Sampler
 from jaxctx.engine.sequence import Sequence as Work
@@ -253,64 +244,27 @@ class EngineCore:
                 log.exception("a sequence failed")
                 self.fail(part.sequence, Internal("this request failed inside the server"))
 
-    def _deliver(self, part: Part, output: StepOutput) -> None:
+    def _deliver(self, part: Part, step: StepOutput) -> None:
         sequence = part.sequence
         if part.sample >= 0:
-            self._take_sample(sequence, output, part.sample)
+            self._take_sample(sequence, step, part.sample)
         elif sequence.output is None and sequence.rows_ready == 0 and sequence.context.buffered_tokens == 0:
-            self._finish_fill(sequence)
-
-    def _finish_fill(self, sequence: Work) -> None:
-        self.end(sequence)
-        info = self.contexts.describe(sequence.context)
-        sequence.reply.done(
-            FillResult(resident=sequence.resident, restored=0, computed=sequence.prompt_computed, context=info)
-        )
+            self.end(sequence)
+            sequence.reply.done(fill_result(sequence, self.contexts.describe(sequence.context)))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         assert sequence.output is not None
-        assert sequence.request is not None
         token = int(step.tokens[row])
         self.cache.append(sequence.context, [token])
         self._generated += 1
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if sequence.request.logprobs:
-            top = range(sequence.request.top_logprobs)
-            alternatives = [(int(step.top_ids[row, i]), float(step.top_logprobs[row, i])) for i in top]
-            logprobs = (TokenLogprob(token_id=token, logprob=float(step.logprobs[row]), top=alternatives),)
-        emitted = sequence.output.push(token, last=sequence.output.tokens + 1 >= sequence.max_tokens)
-        if emitted.finish is not None:
-            self.end(sequence)
-        sequence.reply.piece(self._piece(sequence, emitted, token, logprobs))
-        if emitted.finish is not None:
-            sequence.reply.done(None)
-
-    def _piece(self, sequence: Work, emitted: Emitted, token: int, logprobs: tuple[TokenLogprob, ...]) -> GeneratePiece:
-        piece = GeneratePiece(
-            index=sequence.index,
-            context_id=sequence.context.id,
-            text=emitted.text,
-            token_ids=(token,),
-            logprobs=logprobs,
-        )
+        emitted = sequence.output.push(token, last=sequence.tokens_left == 1)
+        piece = token_piece(sequence, emitted, step, row)
         if emitted.finish is None:
-            return piece
-        assert sequence.output is not None
-        assert sequence.sampler is not None
-        usage = Usage(
-            prompt_tokens=sequence.prompt_tokens,
-            cached_tokens=max(sequence.prompt_tokens - sequence.prompt_computed, 0),
-            computed_tokens=sequence.prompt_computed,
-            completion_tokens=sequence.output.tokens,
-        )
-        return replace(
-            piece,
-            finish=emitted.finish,
-            stop_match=emitted.stop_match,
-            seed=sequence.sampler.seed,
-            usage=usage,
-            context=self.contexts.describe(sequence.context),
-        )
+            sequence.reply.piece(piece)
+            return
+        self.end(sequence)
+        sequence.reply.piece(last_piece(sequence, emitted, piece, self.contexts.describe(sequence.context)))
+        sequence.reply.done(None)
 
     # --- look ----------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ priority than the head of the queue are preempted; then the head waits, and nobo
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -58,10 +57,6 @@ class Scheduler:
         """Sequences that do not run yet."""
         return len(self.queue) + sum(map(len, self._followers.values()))
 
-    def sequences(self) -> Iterable[Sequence]:
-        """Everything that has not ended."""
-        return itertools.chain(self.running, self.queue, *self._followers.values())
-
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
         if self.waiting >= self._config.queue_limit:
@@ -79,7 +74,6 @@ class Scheduler:
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
         sequence.ended = True
-        self.tokens_cached += sequence.resident
         self._stop(sequence)
         if not self.queue.remove(sequence):
             for followers in self._followers.values():
@@ -199,6 +193,9 @@ class Scheduler:
         if sequence.read_only:
             sequence.next -= 1
         self.running.append(sequence)
+        if sequence.computed is None:
+            sequence.computed = sequence.rows_ready
+            self.tokens_cached += sequence.resident
         if sequence.sampler is not None and sequence.sampler.needs_history:
             self._load_slot(sequence)
 
@@ -257,7 +254,6 @@ class Scheduler:
             sequence = part.sequence
             if not part.read_only:
                 self._cache.settle(sequence.context, part.rows)
-            sequence.prompt_computed += max(min(part.position + part.rows, sequence.prompt_tokens) - part.position, 0)
             self.tokens_computed += part.rows
             if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
                 self._dismiss_followers(sequence)

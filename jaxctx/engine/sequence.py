@@ -111,7 +111,7 @@ class Sequence:
     # Of the whole request.
     prompt_tokens: int = 0  # context length when the request came
     pending: int = 0  # of these, without KV then
-    prompt_computed: int = 0  # rows computed within the prompt
+    computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     ended: bool = False
 
     @property
@@ -137,7 +137,7 @@ class Sequence:
     @property
     def resident(self) -> int:
         """Pending tokens that were found instead of computed."""
-        return max(self.pending - self.prompt_computed, 0)
+        return 0 if self.computed is None else max(self.pending - self.computed, 0)
 
     @property
     def tokens_left(self) -> int:
