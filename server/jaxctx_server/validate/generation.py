@@ -14,7 +14,7 @@ def generate(limits: Limits, request: requests.GenerateRequest) -> GenerateReque
     max_tokens = checks.integer("max_tokens", request.max_tokens, 1, limits.max_context_tokens, None)
     logprobs = checks.flag("logprobs", request.logprobs, False)
     top_logprobs = checks.integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs, 0)
-    if top_logprobs and not logprobs:
+    if top_logprobs and top_logprobs == request.top_logprobs and not logprobs:
         checks.refuse("top_logprobs", "needs logprobs")
     stops = checks.items("stop", request.stop, limits.max_stops)
     checked = GenerateRequest(

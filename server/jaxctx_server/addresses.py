@@ -1,0 +1,71 @@
+"""Addresses to listen on: whether they may be, whether they are free. Says what is wrong before a model is loaded.
+
+The transport would take a Unix socket away from a server that uses it, and reports all other trouble alike; so each
+address is tried here first.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+
+from jaxctx_server.start import ADDRESS, USAGE, StartError
+
+MAX_UNIX_PATH_BYTES = 107
+
+
+def check_host(host: str, *, keys: bool) -> None:
+    """Raise StartError for a host beyond loopback, unless there are keys."""
+    if not keys and not all(ipaddress.ip_address(address).is_loopback for address in _resolve(host)):
+        message = f"--host {host}: refused: without --keys the server listens on loopback only, as 127.0.0.1"
+        raise StartError(message, USAGE)
+
+
+def tcp_address(host: str, port: int, flag: str) -> str:
+    """`host:port` for the transport, once it is known to be free. `flag` is what to name if it is not."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    for resolved in _resolve(host):
+        family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((resolved, port))
+            except OSError as error:
+                raise StartError(f"{flag}: cannot listen on {address}: {_reason(error)}", ADDRESS) from error
+    return address
+
+
+def unix_address(path: Path) -> str:
+    """`unix:path` for the transport. Removes a socket that a server left behind, never one that is in use."""
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+        raise StartError(f"--unix-socket: {path}: longer than {MAX_UNIX_PATH_BYTES} bytes", USAGE)
+    if not path.parent.is_dir():
+        raise StartError(f"--unix-socket: {path.parent}: not a directory", ADDRESS)
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise StartError(f"--unix-socket: {path}: there is something else of this name", ADDRESS)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise StartError(f"--unix-socket: {path}: in use by another server", ADDRESS)
+        path.unlink()
+    return f"unix:{path.absolute()}"
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise StartError(f"--host {host}: {error.strerror or 'unknown'}", USAGE) from error
+    return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "in use by another program (another port, or 0 for a free one, will do)"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address"
+    return error.strerror or "unknown"

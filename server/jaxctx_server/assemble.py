@@ -1,0 +1,127 @@
+"""A model directory to a running engine. The only file here that knows models and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.capacity import pages_that_fit
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.interface import Engine
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.bundled import bundled_path
+from jaxctx.model.config import CheckpointError
+from jaxctx.model.echo import EchoModel
+from jaxctx.model.sharding import make_mesh
+from jaxctx.model.text import ModelText, echo_text, load_text
+from jaxctx.model.weights import load_model
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.progress import Progress
+from jaxctx_server.start import MODEL, USAGE, StartError
+
+ECHO = "echo"  # in place of a directory: the model for tests that echoes its context's pages
+ECHO_POSITIONS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A running engine, its text, and how to stop it."""
+
+    engine: Engine
+    text: ModelText
+    stop: Callable[[], None]
+
+
+def load(config: ServeConfig, progress: Progress) -> Loaded:
+    """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
+
+    Raises StartError for what the user can mend.
+    """
+    try:
+        return _load(config, progress)
+    except CheckpointError as error:
+        raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
+    except InvalidArgument as error:
+        raise StartError(error.message, USAGE) from error
+    except OSError as error:
+        raise StartError(f"{error.filename or config.model}: {error.strerror or error}", MODEL) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        message = "the device's memory is too small for this model and KV: lower --kv-tokens or --memory-fraction"
+        raise StartError(message, MODEL) from error
+
+
+def _load(config: ServeConfig, progress: Progress) -> Loaded:
+    if config.compile_cache is not None:
+        use_compilation_cache(config.compile_cache)
+    mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+    served = _echo() if config.model == ECHO else _model(config, mesh, progress)
+    engine = open_engine(served, _engine_config(config, served), mesh=mesh, progress=progress.compiled)
+    return Loaded(engine, served.text, engine.stop)
+
+
+def _echo() -> ServedModel:
+    return ServedModel(
+        model=EchoModel(max_positions=ECHO_POSITIONS),
+        params=(),
+        text=echo_text(),
+        model_id=ECHO,
+        revision=ECHO,
+        architecture=ECHO,
+        parameters=0,
+        dtype="uint32",
+    )
+
+
+def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:
+    path = bundled_path() if config.model is None else Path(config.model)
+    if not path.is_dir():
+        raise CheckpointError("not a directory" if path.exists() else "no such directory")
+    text = load_text(path)  # before the weights: it takes less time to find out that it is missing
+    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+    loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)
+    return ServedModel(
+        model=loaded.model,
+        params=loaded.params,
+        text=text,
+        model_id="bundled" if config.model is None else path.resolve().name,
+        revision=loaded.revision,
+        architecture=loaded.config.architecture,
+        parameters=loaded.parameters,
+        dtype=loaded.model.dtype,
+    )
+
+
+def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
+    positions = served.model.max_positions
+    if (config.max_context_tokens or 0) > positions:
+        raise InvalidArgument.field("--max-context-tokens", f"the model has {positions} positions")
+    longest = config.max_context_tokens or positions
+    if config.kv_tokens is not None:
+        pages = -(-config.kv_tokens // config.page_size)
+    else:
+        pages = pages_that_fit(
+            served.model.kv,
+            config.page_size,
+            wanted_tokens=config.max_batch * longest,
+            memory_fraction=config.memory_fraction,
+            devices=config.tensor,
+        )
+    capacity = pages * config.page_size
+    if (config.max_context_tokens or 0) > capacity:
+        raise InvalidArgument.field("--max-context-tokens", f"there is room for {capacity} tokens of KV")
+    return EngineConfig(
+        pages=pages,
+        page_size=config.page_size,
+        max_batch=config.max_batch,
+        max_batch_tokens=config.max_batch_tokens,
+        max_context_tokens=min(longest, capacity),
+        queue_limit=config.queue_limit,
+        default_max_tokens=config.default_max_tokens,
+    )

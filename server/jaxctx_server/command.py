@@ -1,0 +1,123 @@
+"""`jaxctx-serve`: the command line. Exit statuses are in `start.py`.
+
+What takes long to import (gRPC, JAX) is imported once it is needed, so that `--help` and mistakes are quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxctx_server import logs
+from jaxctx_server.config import ConvertConfig, ServeConfig
+from jaxctx_server.progress import shown
+from jaxctx_server.sources import read_config
+from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+
+PROGRAM = "jaxctx-serve"
+log = logging.getLogger("jaxctx.server")
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv and argv[0] == "convert":
+            return convert(read_config(ConvertConfig, argv[1:], environ, f"{PROGRAM} convert"))
+        return serve(read_config(ServeConfig, argv, environ, PROGRAM))
+    except StartError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:
+        log.exception("the server ended by a defect")
+        return DEFECT
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until told to stop."""
+    if config.kv_tokens is not None and config.memory_fraction is not None:
+        raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
+    if config.max_batch_tokens < config.max_batch:
+        raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
+    logs.configure(config.log_level, sys.stderr)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
+    from jaxctx.errors import InvalidArgument
+    from jaxctx_server.keys import read_keys
+
+    try:
+        keys = None if config.keys is None else read_keys(config.keys)
+    except InvalidArgument as error:
+        raise StartError(error.message, USAGE) from error
+    from jaxctx_server import serve as life
+
+    def load(config, progress):  # type: ignore[no-untyped-def]
+        from jaxctx_server.assemble import load
+
+        return load(config, progress)
+
+    async def run() -> int:
+        stop = asyncio.Event()
+        on_signals(asyncio.get_running_loop(), stop, end_now)
+        return await life.serve(config, keys, load, stop)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        status = runner.run(run())
+        if status == INTERRUPTED:
+            end_now()  # the loading thread may be inside a compiler, which no exit waits for or survives
+        return status
+
+
+def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Callable[[], object]) -> None:
+    """Let the first SIGINT or SIGTERM set `stop`, and a second one call `at_once`."""
+
+    def handle() -> None:
+        if stop.is_set():
+            at_once()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle)
+
+
+def end_now() -> None:
+    """End the process without cleaning up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def convert(config: ConvertConfig) -> int:
+    """Write SRC as an Orbax checkpoint."""
+    from jaxctx.errors import AlreadyExists, InvalidArgument
+    from jaxctx.model import weights
+
+    dtype = None if config.dtype == "auto" else config.dtype
+    try:
+        with shown(sys.stderr) as progress:
+            weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
+    except AlreadyExists as error:
+        raise StartError(error.message, USAGE) from error
+    except InvalidArgument as error:
+        raise StartError(f"{config.src}: {error.message}", MODEL) from error
+    except OSError as error:
+        raise StartError(f"{error.filename or config.dst}: {error.strerror or error}", MODEL) from error
+    print(f"wrote {config.dst}")
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Everything that can be set, once: the fields below are the flags, the environment, the file and the help.
+
+    flag --page-size 32    environment JAXCTX_PAGE_SIZE=32    file, by --config: page_size = 32
+
+A flag goes before the environment, that before the file, and that before the default. See `sources.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Of a number; with `above` the lower end is out of range."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        return (
+            f"above {self.low:g} and up to {self.high:g}" if self.above else f"from {self.low:.12g} to {self.high:.12g}"
+        )
+
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+File = tyro.conf.arg(metavar="FILE")
+Tokens = tyro.conf.arg(metavar="TOKENS")
+MANY = 2**31 - 1
+
+
+def default_compile_cache() -> Path:
+    """Where the user's caches are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxctx" / "compiled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Serve a model over gRPC. Without MODEL: the bundled one.
+
+    jaxctx-serve convert SRC DST writes a safetensors directory as an Orbax one (see jaxctx-serve convert --help).
+    Every option may also be set as JAXCTX_NAME in the environment or as name in the --config file; flags go first.
+    """
+
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """Directory of a model: Hugging Face safetensors, or an Orbax checkpoint."""
+    config: Annotated[Path | None, File] = None
+    """TOML file with any of these settings, by name: page_size = 32."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback only with --keys."""
+    grpc_port: Annotated[int, Range(0, 65535)] = 50051
+    """TCP port of gRPC; 0 picks a free one, which the banner tells."""
+    unix_socket: Annotated[Path | None, File] = None
+    """Listen on this Unix socket too."""
+    keys: Annotated[Path | None, File] = None
+    """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it."""
+
+    dtype: Dtype = "auto"
+    """Type of weights and activations; auto: as stored."""
+    kv_dtype: Dtype = "auto"
+    """Type of keys and values; auto: that of the weights."""
+    tensor: Annotated[int, Range(1, 1024)] = 1
+    """Devices to split the model over."""
+
+    page_size: Annotated[int, Range(1, 256)] = 16
+    """Tokens per KV page."""
+    kv_tokens: Annotated[int | None, Tokens, Range(1, 2**40)] = None
+    """Tokens of KV to make room for. None: --max-batch contexts of full length, or what fits."""
+    memory_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT"), Range(0, 1, above=True)] = None
+    """Instead of --kv-tokens: the share of free memory to use for KV."""
+    max_context_tokens: Annotated[int | None, Tokens, Range(2, MANY)] = None
+    """Longest sequence. None: the model's own limit, or what fits."""
+
+    max_batch: Annotated[int, Range(1, 4096)] = 32
+    """Sequences that run at once."""
+    max_batch_tokens: Annotated[int, Range(4, 65536)] = 512
+    """Tokens of one step, prompts and outputs together; at least --max-batch."""
+    queue_limit: Annotated[int, Range(1, 1_000_000)] = 1024
+    """Requests that may wait; one more is refused."""
+    max_calls: Annotated[int, Range(1, 1_000_000)] = 4096
+    """Calls in progress at once, over all connections; one more is refused."""
+    default_max_tokens: Annotated[int, Range(1, MANY)] = 256
+    """Longest output of a request that does not say."""
+
+    compile_cache: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_compile_cache)
+    """Keep compiled steps here, so that the next start is quick. None: nowhere."""
+    drain_timeout_s: Annotated[float, Range(0, 86400)] = 60.0
+    """How long running work may take to finish after Ctrl-C or SIGTERM, in seconds."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What to log to standard error; prompts never are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertConfig:
+    """Write a model as an Orbax checkpoint, with its tokenizer and chat template beside it."""
+
+    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    """Directory of the model to read."""
+    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    """Directory to write; must not exist."""
+    dtype: Dtype = "auto"
+    """Type to store; auto: as stored in SRC."""

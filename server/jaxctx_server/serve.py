@@ -1,0 +1,141 @@
+"""One life of the server: listen, load, serve, drain, stop.
+
+It listens before it loads: a port in use shows at once, and probes see a live server that is not ready yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+import grpc
+
+from jaxctx_server.access import Authoriser, Key
+from jaxctx_server.addresses import check_host, tcp_address, unix_address
+from jaxctx_server.banner import banner
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.content import Texts
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.progress import Progress, shown
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.start import ADDRESS, CUT_OFF, INTERRUPTED, OK, StartError
+from jaxctx_server.validate import Limits
+
+if TYPE_CHECKING:
+    from jaxctx_server.assemble import Loaded
+
+log = logging.getLogger("jaxctx.server")
+LAST_WORDS_S = 5.0  # for messages that are on their way when all work is done
+T = TypeVar("T")
+Load = Callable[[ServeConfig, Progress], "Loaded"]
+
+
+async def serve(
+    config: ServeConfig,
+    keys: Sequence[Key] | None,
+    load: Load,
+    stop: asyncio.Event,
+    *,
+    out: TextIO = sys.stdout,
+    err: TextIO = sys.stderr,
+) -> int:
+    """Serve until `stop` is set and work is drained; returns the exit status. Raises StartError for what can be mended.
+
+    If `stop` is set while loading, returns INTERRUPTED with the loading thread still at it.
+    """
+    started = time.monotonic()
+    serving = Serving()
+    server = make_server(serving, Authoriser(keys), max_calls=config.max_calls)
+    addresses = listen(server, config, keys=keys is not None)
+    await server.start()
+    try:
+        with shown(err) as progress:
+            loaded = await _unless(stop, _in_thread(lambda: load(config, progress)))
+        if loaded is None:
+            return INTERRUPTED
+        info = loaded.engine.info
+        limits = Limits.of(info, queue_limit=config.queue_limit)
+        serving.opened(Served(loaded.engine, Texts(loaded.text, limits), limits))
+        seconds = time.monotonic() - started
+        key_count = None if keys is None else len(keys)
+        text = banner(info, version=version("jaxctx"), addresses=addresses, keys=key_count, seconds=seconds)
+        print(text, file=out, flush=True)
+        await stop.wait()
+        drained = await _drain(serving, config.drain_timeout_s)
+        serving.stop()
+        await server.stop(LAST_WORDS_S if drained else 0)
+        await asyncio.to_thread(loaded.stop)
+        return OK if drained else CUT_OFF
+    finally:
+        serving.stop()
+        await server.stop(0)
+        if config.unix_socket is not None:
+            config.unix_socket.unlink(missing_ok=True)
+
+
+def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:
+    """Give the server its addresses; returns them with their real ports."""
+    check_host(config.host, keys=keys)
+    wanted = [tcp_address(config.host, config.grpc_port, "--grpc-port")]
+    if config.unix_socket is not None:
+        wanted.append(unix_address(config.unix_socket))
+    bound = []
+    for address in wanted:
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:  # somebody was quicker
+            raise StartError(f"cannot listen on {address}", ADDRESS) from error
+        bound.append(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
+    return bound
+
+
+async def _drain(serving: Serving, timeout_s: float) -> bool:
+    """Whether all running work finished in time."""
+    log.info("draining: no new work; running work has %.0f s (a second signal stops at once)", timeout_s)
+    try:
+        await asyncio.wait_for(serving.drain(), timeout_s)
+    except TimeoutError:
+        log.warning("the drain's time is up; what still runs is cut off")
+        return False
+    log.info("drained")
+    return True
+
+
+async def _unless(stop: asyncio.Event, result: asyncio.Future[T]) -> T | None:
+    """The result, or None if `stop` is set before it is there."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((stopping, result), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return await result if result.done() else None
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run on a thread that does not keep the process alive: an interrupted start must not wait for a compiler."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="jaxctx-load", daemon=True).start()
+    return future

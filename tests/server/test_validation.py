@@ -1,0 +1,352 @@
+"""Every field of every method out of its range: INVALID_ARGUMENT that names it, over real gRPC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import grpc
+import pytest
+from jaxctx_server import requests
+from jaxctx_server.validate import contexts, generation
+
+from jaxctx import wire
+from jaxctx.errors import InvalidArgument
+from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
+
+ANY = object()  # every value of its type is in range
+BIG = "x" * ((2 << 20) + 1)
+NUMBERS = (math.nan, math.inf, -math.inf)
+
+CONTEXT_ID: list[Any] = ["", "a" * 65, ".a", "a b", "é", "a\n"]
+MODEL_ID: list[Any] = ["m" * 257]
+SALT: list[Any] = ["s" * 257, "é" * 129]
+PRIORITY: list[Any] = [-101, 101, 2**31 - 1]
+COUNT: list[Any] = [-1, -(2**31)]
+LIMIT: list[Any] = [-1, 1001]
+PAGE_TOKEN: list[Any] = ["t" * 257]
+TEXT: list[Any] = [BIG]
+
+LABELS: list[Any] = [{f"k{i}": "" for i in range(33)}, {"": "v"}, {"k" * 65: "v"}, {"k": "v" * 257}]
+TOKENS: list[Any] = [
+    {"ids": []},
+    {"ids": [1] * 10_001},
+    ({"ids": [3, 4, 512]}, "tokens.ids[2]"),
+    ({"ids": [-1]}, "tokens.ids[0]"),
+]
+MESSAGES: list[Any] = [
+    {"messages": []},
+    {"messages": [{"role": "u"}] * 1025},
+    {"messages": [{"role": "u", "content": "x" * (1 << 20)}] * 3},
+    ({"messages": [{"role": "user"}, {"role": "", "content": "c"}]}, "messages.messages[1].role"),
+    ({"messages": [{"role": "r" * 65}]}, "messages.messages[0].role"),
+]
+
+# Of each request, each field: ANY, or values to refuse, with the path in the message where it says more than the field.
+TABLE: dict[str, dict[str, Any]] = {
+    "CreateContextRequest": {
+        "context_id": CONTEXT_ID,
+        "model_id": MODEL_ID,
+        "salt": SALT,
+        "priority": PRIORITY,
+        "manual_commit": ANY,
+        "pinned": ANY,
+        "labels": LABELS,
+    },
+    "FillRequest": {
+        "context_id": CONTEXT_ID,
+        "text": ["", *TEXT],
+        "tokens": TOKENS,
+        "messages": MESSAGES,
+        "add_special_tokens": ANY,
+        "defer": ANY,
+    },
+    "FlushRequest": {"context_id": CONTEXT_ID},
+    "GenerateRequest": {
+        "context_id": CONTEXT_ID,
+        "max_tokens": [0, -1, 10_001],
+        "min_tokens": [-1, 17],  # the default of max_tokens is 16
+        "n": [0, -1, 65, 129],  # the queue holds 64
+        "sampling": {
+            "temperature": [-0.1, 100.1, *NUMBERS],
+            "top_k": [-1, 513],
+            "top_p": [0.0, -0.5, 1.1, *NUMBERS],
+            "min_p": [-0.1, 1.1, *NUMBERS],
+            "repetition_penalty": [0.0, -1.0, 10.1, *NUMBERS],
+            "presence_penalty": [-2.1, 2.1, *NUMBERS],
+            "frequency_penalty": [-2.1, 2.1, *NUMBERS],
+            "logit_bias": [
+                dict.fromkeys(range(301), 0.0),
+                ({512: 1.0}, "sampling.logit_bias[512]"),
+                ({-1: 1.0}, "sampling.logit_bias[-1]"),
+                ({7: 100.5}, "sampling.logit_bias[7]"),
+                ({7: math.nan}, "sampling.logit_bias[7]"),
+            ],
+            "seed": [-1, -(2**63)],
+        },
+        "logprobs": ANY,
+        "top_logprobs": [-1, 21, 5],  # 5 needs logprobs
+        "stop": [["x"] * 17, (["a", ""], "stop[1]"), (["a", "b", "c", "x" * 257], "stop[3]")],
+        "stop_token_ids": [[1] * 65, ([1, 512], "stop_token_ids[1]"), ([-1], "stop_token_ids[0]")],
+        "ignore_eos": ANY,
+        "include_stop": ANY,
+    },
+    "ForkRequest": {
+        "context_id": CONTEXT_ID,
+        "n": [0, -1, 1025],
+        "child_ids": [
+            [f"c{i}" for i in range(1025)],
+            (["a", "b", ""], "child_ids[2]"),
+            (["a", "b", "a"], "child_ids[2]"),
+        ],
+    },
+    "TruncateRequest": {"context_id": CONTEXT_ID, "tokens": COUNT},
+    "RewindRequest": {"context_id": CONTEXT_ID, "to": COUNT},
+    "GetContextRequest": {"context_id": CONTEXT_ID, "include_pages": ANY, "include_tokens": ANY},
+    "ListContextsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
+    "UpdateContextRequest": {
+        "context_id": CONTEXT_ID,
+        "priority": PRIORITY,
+        "pinned": ANY,
+        "labels": [{"labels": each} for each in LABELS],
+    },
+    "PlanRequest": {
+        "context_id": CONTEXT_ID,
+        "model_id": MODEL_ID,
+        "salt": SALT,
+        "text": ["", *TEXT],
+        "tokens": TOKENS,
+        "messages": MESSAGES,
+        "add_special_tokens": ANY,
+    },
+    "ReservePagesRequest": {"context_id": CONTEXT_ID, "pages": COUNT},
+    "CommitPagesRequest": {"context_id": CONTEXT_ID, "pages": COUNT},
+    "ReleasePagesRequest": {"context_id": CONTEXT_ID, "pages": COUNT},
+    "CloseContextRequest": {"context_id": CONTEXT_ID},
+    "ListModelsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
+    "GetModelRequest": {"model_id": MODEL_ID},
+    "TokenizeRequest": {"model_id": MODEL_ID, "text": TEXT, "add_special_tokens": ANY},
+    "DetokenizeRequest": {
+        "model_id": MODEL_ID,
+        "tokens": [[1] * ((1 << 20) + 1), ([1, 512], "tokens[1]"), ([-5], "tokens[0]")],
+        "skip_special_tokens": ANY,
+    },
+    "ApplyChatTemplateRequest": {"model_id": MODEL_ID, "messages": MESSAGES},
+    "GetStatsRequest": {},
+    "DrainRequest": {},
+    "ClearCacheRequest": {},
+}
+METHODS = {
+    method.input_type.name: (service.name, method)
+    for file in (context_service_pb2, model_service_pb2, admin_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+VALID: dict[str, Any] = {"context_id": "a", "text": "x"}  # what else a request needs
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(name, path, value, named, id=f"{name}.{path}-{number}")
+        for name, fields in TABLE.items()
+        for path, values in flat(fields)
+        if values is not ANY
+        for number, (value, named) in enumerate(each if isinstance(each, tuple) else (each, path) for each in values)
+    ]
+
+
+def flat(fields: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, values in fields.items():
+        found += flat(values, f"{prefix}{name}.") if isinstance(values, dict) else [(prefix + name, values)]
+    return found
+
+
+def request(name: str, path: str, value: Any) -> Any:
+    """The request `name` with one field set, and whatever else it needs to be valid."""
+    message_type = METHODS[name][1].input_type
+    field, _, inner = path.partition(".")
+    content = {"text", "tokens", "messages"}
+    valid = {
+        key: each
+        for key, each in VALID.items()
+        if key in message_type.fields_by_name
+        and key != field
+        and not (key in content and field in content)
+        and not (name == "PlanRequest" and key == "context_id" and field in ("model_id", "salt"))
+    }
+    if name == "ApplyChatTemplateRequest" and field != "messages":
+        valid["messages"] = {"messages": [{"role": "user"}]}
+    module = context_service_pb2 if METHODS[name][0] == "ContextService" else model_service_pb2
+    return getattr(module, name)(**valid, **{field: {inner: value} if inner else value})
+
+
+def test_the_table_has_every_field_of_every_request() -> None:
+    assert TABLE.keys() == METHODS.keys()
+    for name, (_, method) in METHODS.items():
+        assert TABLE[name].keys() == {field.name for field in method.input_type.fields}, name
+    sampling = METHODS["GenerateRequest"][1].input_type.fields_by_name["sampling"].message_type
+    assert TABLE["GenerateRequest"]["sampling"].keys() == {field.name for field in sampling.fields}
+
+
+def test_the_plain_requests_have_every_field_of_their_messages() -> None:
+    plain = {each.__name__: each for each in vars(requests).values() if dataclasses.is_dataclass(each)}
+    descriptors = [method.input_type for _, method in METHODS.values() if method.input_type.fields]
+    for descriptor in descriptors:
+        descriptors += [
+            field.message_type
+            for field in descriptor.fields
+            if field.message_type is not None
+            and not field.message_type.GetOptions().map_entry
+            and field.message_type not in descriptors
+        ]
+    assert plain.keys() == {descriptor.name for descriptor in descriptors}
+    for descriptor in descriptors:
+        fields = [field.name for field in dataclasses.fields(plain[descriptor.name])]
+        assert fields == [field.name for field in descriptor.fields]
+
+
+async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
+    """One server for all cases: none of them may leave it any different."""
+    await door.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
+    calls = len(door.engine.calls)
+    for case in cases():
+        name, path, value, named = case.values
+        service, method = METHODS[name]
+        call = getattr(door.stub(service), method.name)(request(name, path, value))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            if method.server_streaming:
+                _ = [piece async for piece in call]
+            else:
+                await call
+        error = wire.from_rpc_error(raised.value)
+        assert isinstance(error, InvalidArgument), case.id
+        assert error.reason == "INVALID_FIELD"
+        fields = [violation.field for violation in error.violations]
+        assert len(fields) == 1, (case.id, fields)
+        assert fields[0] == named or fields[0].startswith(named), (case.id, fields)
+    assert len(door.engine.calls) == calls
+
+
+async def test_all_wrong_fields_are_reported_together(door: Any) -> None:
+    call = door.contexts.Generate(
+        context_service_pb2.GenerateRequest(
+            context_id="", max_tokens=0, n=0, sampling={"temperature": math.nan, "top_p": 2}, stop=[""]
+        )
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call.read()
+    error = wire.from_rpc_error(raised.value)
+    fields = {violation.field for violation in error.violations}
+    assert fields == {"context_id", "max_tokens", "n", "sampling.temperature", "sampling.top_p", "stop[0]"}
+
+
+async def test_no_more_than_16_are_reported(door: Any) -> None:
+    request = context_service_pb2.FillRequest(context_id="a", tokens={"ids": [600] * 1000})
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await door.contexts.Fill(request)
+    assert len(wire.from_rpc_error(raised.value).violations) == 16
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (context_service_pb2.FillRequest(context_id="a"), "content"),
+        (context_service_pb2.PlanRequest(context_id="a"), "content"),
+        (context_service_pb2.PlanRequest(context_id="a", text="x", salt="s"), "salt"),
+        (context_service_pb2.PlanRequest(context_id="a", text="x", model_id="fake"), "model_id"),
+        (context_service_pb2.ForkRequest(context_id="a", n=3, child_ids=["x", "y"]), "n"),
+        (context_service_pb2.FillRequest(context_id="a", text="x" * 20_001), "text"),
+        (
+            context_service_pb2.FillRequest(
+                context_id="a", messages={"messages": [{"role": "u", "content": "x" * 20_001}]}
+            ),
+            "messages",
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+async def test_fields_that_are_wrong_together(door: Any, request_: Any, named: str) -> None:
+    await door.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
+    name = type(request_).__name__.removesuffix("Request")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await getattr(door.contexts, name)(request_)
+    error = wire.from_rpc_error(raised.value)
+    assert isinstance(error, InvalidArgument)
+    assert [violation.field for violation in error.violations] == [named]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x0a\x02\xff\xfe", b"\x0a\x7fshort", b"\xff\xff\xff\xff"],
+    ids=["wrong UTF-8", "cut short", "no message"],
+)
+async def test_bytes_that_are_no_message(door: Any, data: bytes) -> None:
+    for path, kind in [("Fill", "unary_unary"), ("Generate", "unary_stream")]:
+        call = getattr(door.channel, kind)(f"/jaxctx.v1.ContextService/{path}")(data)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await (call if kind == "unary_unary" else call.read())
+        error = wire.from_rpc_error(raised.value)
+        assert isinstance(error, InvalidArgument)
+        assert [violation.field for violation in error.violations] == ["request"]
+
+
+# --- what only a door of untyped values (JSON) can send ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"context_id": 7}, "context_id"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.0}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"stop": "x"}, "stop"),
+        ({"stop": [b"x"]}, "stop[0]"),
+        ({"stop": ["\ud800"]}, "stop[0]"),
+        ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [10**400]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": {"1": 2}}, "stop_token_ids"),
+        ({"sampling": {"temperature": 1}}, "sampling"),
+        ({"sampling": requests.Sampling(temperature="hot")}, "sampling.temperature"),
+        ({"sampling": requests.Sampling(temperature=10**400)}, "sampling.temperature"),
+        ({"sampling": requests.Sampling(logit_bias=[1])}, "sampling.logit_bias"),
+        ({"sampling": requests.Sampling(logit_bias={"1": 1})}, "sampling.logit_bias[]"),
+    ],
+)
+def test_values_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        generation.generate(limits, requests.GenerateRequest(**{"context_id": "a", **fields}))
+    assert [violation.field for violation in raised.value.violations] == [named]
+
+
+def test_whole_numbers_are_numbers(limits: Any) -> None:
+    checked = generation.generate(
+        limits, requests.GenerateRequest(context_id="a", sampling=requests.Sampling(temperature=0, seed=None))
+    )
+    assert checked.sampling.temperature == 0.0
+    assert type(checked.sampling.temperature) is float
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ("hello", "messages"),
+        (requests.ChatMessages(messages=["hello"]), "messages.messages[0]"),
+        (requests.ChatMessages(messages=[requests.ChatMessage(role="u", content=7)]), "messages.messages[0].content"),
+    ],
+)
+def test_messages_of_wrong_types(limits: Any, messages: Any, named: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        contexts.fill(limits, requests.FillRequest(context_id="a", messages=messages))
+    assert [violation.field for violation in raised.value.violations] == [named]
+
+
+def test_descriptions_repeat_no_text(limits: Any) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        generation.generate(limits, requests.GenerateRequest(context_id="my secret", stop=["private" * 50]))
+    assert "secret" not in str(raised.value)
+    assert "private" not in str(raised.value)
