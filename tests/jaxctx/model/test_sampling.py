@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
-    CANDIDATES,
     ROW_WORDS,
     Sampled,
     SlotState,
@@ -210,7 +210,7 @@ def test_candidates_and_bisection_draw_the_same(monkeypatch: pytest.MonkeyPatch)
         batches.append((np.stack([r.logits for r in rows]), np.stack([row_words(**r.options) for r in rows])))
     slots, state = np.arange(ROWS), slot_state(SLOTS, VOCAB)
     usual = [step(*batch, slots, state)[0].tokens.tolist() for batch in batches]
-    monkeypatch.setattr("jaxctx.model.sampling.CANDIDATES", 1)
+    monkeypatch.setattr("jaxctx.model.draw.CANDIDATES", 1)
     slow = jax.jit(lambda logits, words: sample(logits, unpack_rows(words), slots, state)[0].tokens)
     assert [slow(*batch).tolist() for batch in batches] == usual
 
