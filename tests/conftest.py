@@ -2,7 +2,7 @@
 
 import os
 
-pytest_plugins = ["tests.engines"]
+pytest_plugins = ["tests.engines", "tests.readme"]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAG = "--xla_force_host_platform_device_count"

@@ -290,6 +290,7 @@ class Door:
     engine: FakeEngine
     target: str
     channel: grpc.aio.Channel
+    unopened: Served  # what `serving` opens
 
     @property
     def contexts(self) -> Any:
@@ -349,7 +350,7 @@ def open_door(text: ModelText) -> Callable[..., Any]:
         if ready:
             serving.opened(served)
         async with grpc.aio.insecure_channel(target) as channel:
-            yield Door(server, serving, engine, target, channel)
+            yield Door(server, serving, engine, target, channel, served)
         serving.stop()
         await server.stop(0)
 

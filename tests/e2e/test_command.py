@@ -1,0 +1,148 @@
+"""`jaxctx-serve` as a process: banner, README's example, drain on a signal, mistakes."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import jaxctx
+
+COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
+SMALL = ("--max-batch", "4", "--max-batch-tokens", "16", "--kv-tokens", "4096", "--max-context-tokens", "1024")
+
+
+class Server:
+    """A server process and where it listens."""
+
+    def __init__(self, *arguments: str, cache: Path) -> None:
+        command = [COMMAND, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
+        environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.banner = ""
+        for line in self.process.stdout:
+            self.banner += line
+            if line.startswith("ready"):
+                break
+        found = re.search(r"gRPC +(\S+:\d+)", self.banner)
+        assert found, self.banner + self.end()[1]
+        self.address = found[1]
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and standard error, once it has ended by itself."""
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def bundled(compile_cache: Path) -> Iterator[Server]:
+    server = Server(*SMALL, cache=compile_cache)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def echo(compile_cache: Path) -> Iterator[Server]:
+    server = Server("echo", *SMALL, cache=compile_cache)
+    yield server
+    server.kill()
+
+
+def test_the_banner_says_what_is_served(bundled: Server) -> None:
+    for part in ("bundled", "3.4 M parameters", "4,096 tokens", "keys"):
+        assert part in bundled.banner
+
+
+def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example: str) -> None:
+    code = first_example.replace("127.0.0.1:50051", bundled.address)
+    assert code != first_example
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    prompt, *branches, again = re.split(r"--- branch \d|\nthe same prompt again", done.stdout)
+    computed = int(re.search(r"(\d+) computed", prompt)[1])
+    assert computed > 20
+    assert len({branch.strip() for branch in branches}) == 3  # three different continuations
+    for branch in branches:
+        assert int(re.search(r"(\d+) computed", branch)[1]) <= 16  # what fits in one page at most
+    assert int(re.search(r"(\d+) tokens cached", again)[1]) >= computed // 16 * 16 - 16
+
+
+def test_completing_def_looks_like_python(bundled: Server) -> None:
+    with jaxctx.Client(bundled.address) as client, client.create("def ") as context:
+        text = context.complete(max_tokens=48, temperature=0.0).text
+    assert re.match(r"\w+\(.*\):", text), text
+
+
+def test_a_signal_drains_and_running_work_finishes(echo: Server) -> None:
+    channel = grpc.insecure_channel(echo.address)
+    health = health_pb2_grpc.HealthStub(channel)
+    states = health.Watch(health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService"))
+    serving = health_pb2.HealthCheckResponse.ServingStatus
+    assert next(states).status == serving.SERVING
+    with jaxctx.Client(echo.address) as client:
+        context = client.create("hello")
+        stream = context.generate(max_tokens=600, temperature=0)
+        tokens = list(next(iter(stream)).token_ids)
+        echo.process.send_signal(signal.SIGINT)
+        assert next(states).status == serving.NOT_SERVING
+        with pytest.raises(jaxctx.errors.Unavailable):
+            jaxctx.Client(echo.address, timeout_s=2).create()
+        tokens += [token for piece in stream for token in piece.token_ids]
+        assert len(tokens) == 600
+    states.cancel()
+    channel.close()
+    assert echo.end()[0] == 0
+
+
+def test_a_second_signal_stops_at_once(echo: Server) -> None:
+    async def cut_off() -> None:
+        async with jaxctx.aio.Client(echo.address) as client:
+            context = await client.create("hello")
+            stream = context.generate(max_tokens=1000, temperature=0)
+            await anext(aiter(stream))
+            echo.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            echo.process.send_signal(signal.SIGTERM)
+            with pytest.raises(jaxctx.errors.JaxctxError):
+                async for _ in stream:
+                    pass
+
+    asyncio.run(cut_off())
+    assert echo.end()[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("/nonexistent",), 3, "/nonexistent"),
+        (("--page-size", "0"), 2, "page-size"),
+        (("--no-such-flag",), 2, "no-such-flag"),
+        (("--host", "0.0.0.0"), 2, "keys"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments: tuple[str, ...], status: int, says: str) -> None:
+    command = [COMMAND, *arguments, "--grpc-port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

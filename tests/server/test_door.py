@@ -1,0 +1,489 @@
+"""The way in and out of a call: errors, keys, deadlines, cancellation, slow readers, health, reflection, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+from jaxctx_server.access import METHODS, Key, Role
+from jaxctx_server.grpc.server import SERVICES, options
+
+from jaxctx import errors, wire
+from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.v1 import admin_service_pb2, model_service_pb2
+from jaxctx.v1 import context_service_pb2 as pb
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def key(name: str, secret: str, tenant: str, role: Role = Role.USER) -> Key:
+    return Key(name, hashlib.sha256(secret.encode()).digest(), tenant, role)
+
+
+KEYS = [key("alice", "a-key", "red"), key("bob", "b-key", "blue"), key("root", "r-key", "ops", Role.ADMIN)]
+
+
+def bearer(secret: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {secret}"),)
+
+
+async def failure(call: Any) -> errors.JaxctxError:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return wire.from_rpc_error(raised.value)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def create(door: Any, context_id: str = "a", **kwargs: Any) -> None:
+    await door.contexts.CreateContext(pb.CreateContextRequest(context_id=context_id), **kwargs)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error_class", errors.BY_CODE.values(), ids=errors.BY_CODE)
+async def test_errors_of_the_engine_arrive_with_their_details(door: Any, error_class: Any) -> None:
+    raised = error_class("why", reason="SOME_REASON", violations=[errors.FieldViolation("f", "d")], retry_after_s=1.5)
+    door.engine.error = raised
+    error = await failure(door.contexts.Flush(pb.FlushRequest(context_id="a")))
+    assert type(error) is error_class
+    assert (error.message, error.reason, error.retry_after_s) == ("why", "SOME_REASON", 1.5)
+    assert error.violations == raised.violations
+    door.engine.error = raised
+    error = await failure(door.contexts.Generate(pb.GenerateRequest(context_id="a")).read())
+    assert (type(error), error.reason) == (error_class, "SOME_REASON")
+
+
+async def test_error_info_is_always_there(door: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await door.contexts.GetContext(pb.GetContextRequest(context_id="nobody"))
+    status = rpc_status.from_call(raised.value)
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("jaxctx", "CONTEXT_NOT_FOUND")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_unknown_exceptions_are_opaque(door: Any, streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    door.engine.error = ValueError("the prompt was: my secret")
+    with caplog.at_level(logging.INFO):
+        call = (
+            door.contexts.Generate(pb.GenerateRequest(context_id="a")).read()
+            if streamed
+            else door.contexts.Flush(pb.FlushRequest(context_id="a"))
+        )
+        error = await failure(call)
+    assert isinstance(error, errors.Internal)
+    found = re.fullmatch(r"internal error, incident ([0-9a-f]{16})", error.message)
+    assert found
+    (record,) = [each for each in caplog.records if each.name == "jaxctx.server"]
+    logged: dict[str, Any] = record.__dict__
+    assert (logged["incident"], logged["exception"]) == (found[1], "ValueError")
+    assert "secret" not in str(logged)
+    assert any("conftest.py" in place for place in logged["where"]), logged["where"]
+    await create(door)  # the next call is none the worse
+
+
+async def test_a_missing_template_has_a_reason(open_door: Any, text: Any) -> None:
+    async with open_door(text=replace(text, chat_template=None)) as door:
+        request = model_service_pb2.ApplyChatTemplateRequest(messages={"messages": [{"role": "user"}]})
+        error = await failure(door.models.ApplyChatTemplate(request))
+        assert (type(error), error.reason) == (errors.FailedPrecondition, "NO_CHAT_TEMPLATE")
+
+
+async def test_request_ids(door: Any) -> None:
+    for given, echoed in [("my-id.7", "my-id.7"), ("no good", None), ("x" * 129, None), (None, None)]:
+        metadata = () if given is None else (("x-request-id", given),)
+        call = door.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata)
+        await call
+        returned = dict(await call.trailing_metadata())["x-request-id"]
+        assert returned == echoed or (echoed is None and re.fullmatch(r"[0-9a-f]{16}", returned))
+    call = door.contexts.GetContext(pb.GetContextRequest(context_id="no"), metadata=(("x-request-id", "mine"),))
+    await failure(call)
+    assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_of_every_service_has_a_role() -> None:
+    from jaxctx.v1 import context_service_pb2
+
+    files = [context_service_pb2, model_service_pb2, admin_service_pb2, health_pb2, reflection_pb2]
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for file in files
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert {method for method in methods if "Health/List" not in method} == METHODS.keys()
+    admin = {method for method, role in METHODS.items() if role is Role.ADMIN}
+    assert admin == {method for method in methods if "AdminService" in method}
+    assert {method for method, role in METHODS.items() if role is Role.ANYONE} == {
+        f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")
+    }
+
+
+async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
+    async with open_door(keys=KEYS) as door:
+        for service in SERVICES:
+            stub = door.stub(service.rpartition(".")[2])
+            for name in (name for name in METHODS if name.startswith(f"/{service}/")):
+                method = name.rpartition("/")[2]
+                call = getattr(stub, method)(_request(method))
+                error = await failure(call.read() if method == "Generate" else call)
+                assert isinstance(error, errors.Unauthenticated), method
+        assert door.engine.calls == []
+        health = health_pb2_grpc.HealthStub(door.channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await reflection.ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            ).read()
+        assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def _request(method: str) -> Any:
+    modules = (pb, model_service_pb2, admin_service_pb2)
+    return next(getattr(module, f"{method}Request") for module in modules if hasattr(module, f"{method}Request"))()
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer", "Bearer ", "Bearer wrong", "bearer a-ke", "Basic a-key", "a-key", "Bearer " + "x" * 600, "Bearer é"],
+)
+async def test_unknown_keys(open_door: Any, header: str) -> None:
+    async with open_door(keys=KEYS) as door:
+        metadata = (("authorization", header.encode("latin-1").decode("latin-1")),)
+        if not header.isascii():
+            metadata = (("authorization-bin", header.encode()),)  # type: ignore[assignment]
+        error = await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata))
+        assert isinstance(error, errors.Unauthenticated)
+        assert "x" * 20 not in error.message
+
+
+async def test_keys_are_tenants_and_roles(open_door: Any) -> None:
+    async with open_door(keys=KEYS) as door:
+        await create(door, metadata=bearer("a-key"))
+        assert door.last("create")[0].tenant == "red"
+        foreign = await failure(
+            door.contexts.GetContext(pb.GetContextRequest(context_id="a"), metadata=bearer("b-key"))
+        )
+        unknown = await failure(
+            door.contexts.GetContext(pb.GetContextRequest(context_id="z"), metadata=bearer("b-key"))
+        )
+        assert (
+            (type(foreign), foreign.reason) == (type(unknown), unknown.reason) == (errors.NotFound, "CONTEXT_NOT_FOUND")
+        )
+        assert foreign.message.replace("'a'", "'z'") == unknown.message
+        denied = await failure(door.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("a-key")))
+        assert isinstance(denied, errors.PermissionDenied)
+        await door.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("r-key"))
+        await door.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("r-key"))
+
+
+async def test_methods_that_do_not_exist(open_door: Any) -> None:
+    async with open_door(keys=KEYS) as door:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await door.channel.unary_unary("/jaxctx.v1.ContextService/Nope")(b"")
+        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_method_missing_from_the_table_is_refused(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(METHODS, "/jaxctx.v1.ContextService/Flush")
+    for keys in (None, KEYS):
+        async with open_door(keys=keys) as door:
+            call = door.contexts.Flush(pb.FlushRequest(context_id="a"), metadata=bearer("r-key"))
+            assert isinstance(await failure(call), errors.PermissionDenied)
+
+
+# --- deadlines and cancellation ---------------------------------------------------------------------------------------
+
+
+async def test_deadlines_reach_the_engine(door: Any) -> None:
+    await create(door)
+    await door.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=50)
+    deadline = door.last("fill")[0].deadline
+    assert 1000 < deadline < 1051  # the door's clock stands at 1000
+    async for _ in door.contexts.Generate(pb.GenerateRequest(context_id="a"), timeout=70):
+        pass
+    assert 1051 < door.last("generate")[0].deadline < 1071
+    await door.contexts.Fill(pb.FillRequest(context_id="a", text="x"))
+    assert door.last("fill")[0].deadline is None
+
+
+async def test_cancelling_a_unary_call_cancels_the_engine(door: Any) -> None:
+    await create(door)
+    door.engine.hang = True
+    call = asyncio.ensure_future(door.contexts.Fill(pb.FillRequest(context_id="a", text="x")))
+    await eventually(lambda: any(name == "fill" for name, *_ in door.engine.calls))
+    call.cancel()
+    await eventually(lambda: door.engine.cancelled == ["fill"])
+
+
+async def test_a_deadline_that_passes_cancels_the_engine(door: Any) -> None:
+    await create(door)
+    door.engine.hang = True
+    error = await failure(door.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=0.3))
+    assert isinstance(error, errors.DeadlineExceeded)
+    await eventually(lambda: door.engine.cancelled == ["fill"])
+
+
+@pytest.mark.parametrize("how", ["cancel", "channel"])
+async def test_leaving_a_stream_closes_the_engines_iterator(door: Any, how: str) -> None:
+    await create(door)
+    door.engine.hang = True
+    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+    assert (await call.read()).text == "a"
+    if how == "cancel":
+        call.cancel()
+    else:
+        await door.channel.close()
+    await eventually(lambda: door.engine.cancelled == ["generate"])
+
+
+async def test_leaving_before_the_first_piece(door: Any) -> None:
+    await create(door)
+    door.engine.hang = True
+    for _ in range(20):
+        call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+        await asyncio.sleep(0)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call.read()
+    await eventually(lambda: len(door.engine.cancelled) == sum(name == "generate" for name, *_ in door.engine.calls))
+
+
+# --- merging and slow readers -----------------------------------------------------------------------------------------
+
+
+def long_outputs(tokens: int, n: int = 2) -> list[GeneratePiece]:
+    pieces = []
+    for place in range(tokens):
+        for index in range(n):
+            pieces.append(
+                GeneratePiece(
+                    index=index,
+                    context_id="a",
+                    text=f"{place} ",
+                    token_ids=[place],
+                    logprobs=[TokenLogprob(token_id=place, logprob=-1.0)],
+                    finish=FinishReason.LENGTH if place == tokens - 1 else None,
+                )
+            )
+    return pieces
+
+
+async def test_pieces_that_wait_are_merged_and_nothing_is_lost(door: Any) -> None:
+    await create(door)
+    door.engine.pieces = long_outputs(600)
+    received: dict[int, list[Any]] = {0: [], 1: []}
+    async for piece in door.contexts.Generate(pb.GenerateRequest(context_id="a", n=2)):
+        received[piece.index].append(piece)
+    for pieces in received.values():
+        assert "".join(piece.text for piece in pieces) == "".join(f"{place} " for place in range(600))
+        assert [token for piece in pieces for token in piece.token_ids] == list(range(600))
+        assert [each.token_id for piece in pieces for each in piece.logprobs] == list(range(600))
+        assert [bool(piece.finish) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(received[0]) < 600  # a fake engine is faster than any reader
+
+
+async def test_a_slow_reader_holds_only_its_own_bounded_buffer(door: Any) -> None:
+    await create(door)
+    size, text = 20_000, "x" * 2000  # far more than the transport's windows hold
+    door.engine.pieces = [GeneratePiece(index=0, context_id="a", text=text, token_ids=[1]) for _ in range(size)]
+    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+    total = len((await call.read()).text)
+    pulled = -1
+    while pulled != door.engine.pulled:  # until it no longer moves
+        pulled = door.engine.pulled
+        await asyncio.sleep(0.2)
+    assert pulled < size
+    await asyncio.wait_for(create(door, "b"), 10)  # a neighbour does not notice
+    while (piece := await call.read()) is not grpc.aio.EOF:
+        total += len(piece.text)
+    assert total == size * len(text)
+    assert door.engine.cancelled == []
+
+
+async def test_an_error_after_some_pieces(door: Any, make_engine: Any) -> None:
+    class Broken(make_engine):  # type: ignore[misc]
+        async def generate(self, caller: Any, request: Any) -> Any:
+            yield GeneratePiece(index=0, context_id="a", text="x", token_ids=[1])
+            raise errors.Unavailable("gone")
+
+    served = door.serving.served()
+    door.serving.opened(replace(served, engine=Broken()))
+    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+    assert (await call.read()).text == "x"
+    assert isinstance(await failure(call.read()), errors.Unavailable)
+
+
+# --- health, reflection, limits ---------------------------------------------------------------------------------------
+
+
+async def test_health_from_loading_to_drained(open_door: Any) -> None:
+    async with open_door(ready=False) as door:
+        health = health_pb2_grpc.HealthStub(door.channel)
+
+        async def check(service: str) -> int:
+            return (await health.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))
+        unread = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))  # holds nobody up
+        assert (await watch.read()).status == NOT_SERVING
+        assert await check("") == SERVING
+        assert [await check(service) for service in SERVICES] == [NOT_SERVING] * 3
+        error = await failure(door.contexts.ListContexts(pb.ListContextsRequest()))
+        assert (type(error), error.reason, error.retry_after_s) == (errors.Unavailable, "NOT_SERVING", 1.0)
+        error = await failure(door.admin.Drain(admin_service_pb2.DrainRequest()))
+        assert isinstance(error, errors.Unavailable)
+
+        door.serving.opened(door.unopened)
+        assert (await watch.read()).status == SERVING
+        assert [await check(service) for service in SERVICES] == [SERVING] * 3
+
+        door.engine.drained.clear()  # there is running work
+        drain = door.admin.Drain(admin_service_pb2.DrainRequest())
+        waiting = asyncio.ensure_future(drain)
+        assert (await watch.read()).status == NOT_SERVING
+        assert door.engine.draining
+        assert await check(SERVICES[0]) == NOT_SERVING
+        assert await check("") == SERVING
+        assert not waiting.done()
+        drain.cancel()  # it goes on all the same
+        again = asyncio.ensure_future(door.admin.Drain(admin_service_pb2.DrainRequest()))
+        await asyncio.sleep(0.05)
+        assert not again.done()
+        door.engine.drained.set()
+        await again
+        door.serving.stop()
+        assert await watch.read() is grpc.aio.EOF
+        unread.cancel()
+
+
+async def test_health_of_unknown_services(door: Any) -> None:
+    health = health_pb2_grpc.HealthStub(door.channel)
+    assert isinstance(await failure(health.Check(health_pb2.HealthCheckRequest(service="x"))), errors.NotFound)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="x"))
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+async def test_reflection_lists_the_services(door: Any) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="jaxctx.v1.ContextService"),
+    ]
+    listed, file = [response async for response in stub.ServerReflectionInfo(iter(requests))]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {*SERVICES, "grpc.health.v1.Health"} <= names
+    assert len(file.file_descriptor_response.file_descriptor_proto) >= 1
+
+
+async def test_calls_beyond_the_limit_are_refused(open_door: Any) -> None:
+    async with open_door(max_calls=2) as door:
+        await create(door)
+        door.engine.hang = True
+        streams = [door.contexts.Generate(pb.GenerateRequest(context_id="a")) for _ in range(2)]
+        for stream in streams:
+            await stream.read()
+        # The transport itself lets two calls of a connection in at once, so the third comes from another one.
+        async with grpc.aio.insecure_channel(door.target, [("grpc.use_local_subchannel_pool", 1)]) as other:
+            call = other.unary_unary("/jaxctx.v1.ContextService/ListContexts", pb.ListContextsRequest.SerializeToString)
+            error = await failure(call(pb.ListContextsRequest()))
+            assert (type(error), error.reason) == (errors.ResourceExhausted, "QUEUE_FULL")
+            assert error.retry_after_s == 1.0
+            streams[0].cancel()
+            await eventually(lambda: len(door.engine.cancelled) == 1)
+            await call(pb.ListContextsRequest())
+
+
+async def test_messages_and_headers_beyond_the_limit_are_refused(door: Any) -> None:
+    too_large = pb.FillRequest(context_id="a", text="x" * (9 << 20))
+    assert (await failure(door.contexts.Fill(too_large))).code == "RESOURCE_EXHAUSTED"
+    many = tuple((f"header-{i}", "x" * 1000) for i in range(40))
+    assert (await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=many))).code
+    await create(door)
+
+
+def test_options_of_the_transport() -> None:
+    names = dict(options(5))
+    assert names["grpc.http2.min_ping_interval_without_data_ms"] == 10_000
+    assert names["grpc.keepalive_permit_without_calls"] == 1
+    assert names["grpc.so_reuseport"] == 0
+    assert names["grpc.max_concurrent_streams"] == 5
+
+
+# --- special tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text_with_bos(text: Any) -> Any:
+    """The echo text with a tokenizer that begins every text with token 257, and a template that writes it too."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.processors import TemplateProcessing
+
+    from jaxctx.model.text import ChatTemplate, Tokenizer
+
+    backend = Backend.from_str(text.tokenizer._backend.to_str())
+    backend.post_processor = TemplateProcessing(single="<|startoftext|> $A", special_tokens=[("<|startoftext|>", 257)])
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", special_tokens={"bos_token": "<|startoftext|>"})
+    return replace(text, tokenizer=Tokenizer(backend), bos_id=257, chat_template=template)
+
+
+async def test_special_tokens_only_at_the_start_of_a_context(open_door: Any, text_with_bos: Any) -> None:
+    async with open_door(text=text_with_bos) as door:
+
+        async def filled(context_id: str, **content: Any) -> list[int]:
+            await door.contexts.Fill(pb.FillRequest(context_id=context_id, **content))
+            tokens: list[int] = door.last("fill")[1][1]
+            return tokens
+
+        await create(door)
+        assert await filled("a", text="A") == [257, 65]
+        assert await filled("a", text="B") == [66]
+        assert await filled("a", text="C", add_special_tokens=True) == [257, 67]
+        await create(door, "b")
+        assert await filled("b", text="A", add_special_tokens=False) == [65]
+        await create(door, "c")
+        chat = {"messages": [{"role": "user", "content": "A"}]}
+        assert await filled("c", messages=chat) == [257, 65]
+        assert await filled("c", messages=chat) == [65]
+        await door.contexts.Plan(pb.PlanRequest(context_id="c", text="A"))
+        assert door.last("plan")[1][0] == [65]
+        await door.contexts.Plan(pb.PlanRequest(text="A"))
+        assert door.last("plan")[1][0] == [257, 65]
+        tokenized = await door.models.Tokenize(model_service_pb2.TokenizeRequest(text="A"))
+        assert list(tokenized.tokens) == [257, 65]
+
+
+async def test_long_texts_do_not_hold_up_others(door: Any) -> None:
+    await create(door)
+    text = "lorem ipsum dolor " * 25_000
+    long = asyncio.ensure_future(door.models.Tokenize(model_service_pb2.TokenizeRequest(text=text)))
+    answered = 0
+    while not long.done():
+        await door.contexts.ListContexts(pb.ListContextsRequest())
+        answered += 1
+    assert len((await long).tokens) > 25_000
+    assert answered > 2
