@@ -1,7 +1,7 @@
 """Fixtures: engines on the echo model, for tests of the engine and of the doors.
 
-Devices are compiled once per page size and shared, with room for every test's limits; what earlier tests left in the
-pages is the garbage that a correct engine never reads.
+Devices are compiled once per page size and shared, with room for every test's limits; their pages are poisoned before
+each use, so that an engine that reads what it never wrote cannot pass.
 """
 
 import itertools
@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import Identity
@@ -27,6 +30,12 @@ ME = Caller()
 
 ROOMY = EngineConfig(pages=512, max_batch=32, max_batch_tokens=64, max_context_tokens=1536)
 SMALL = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
+
+
+def poison(device: Device) -> None:
+    """Fill all pages with what must never be read: NaN in the model's float type, or a telling integer."""
+    values = {"float32": np.nan, "bfloat16": np.nan, "uint16": 0x7FC0, "uint32": 0xDEADBEEF}
+    device._pools = jax.tree.map(lambda pool: jnp.full_like(pool, values[pool.dtype.name]), device._pools)
 
 
 class Clock:
@@ -78,6 +87,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         if key not in devices:
             devices[key] = Device(served.model, served.params, replace(device_config, page_size=config.page_size))
             devices[key].compile()
+        poison(devices[key])
         rng, ids = random.Random(1), itertools.count()
         world = World(clock, time.time, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
