@@ -66,7 +66,7 @@ def _from_file(path: Path, kinds: Mapping[str, _Kind]) -> dict[str, Any]:
     for key, value in entries.items():
         name = key.replace("-", "_")
         if name not in kinds or name == "config":
-            near = difflib.get_close_matches(name, kinds, 1)
+            near = difflib.get_close_matches(name, kinds.keys() - {"config"}, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise StartError(f"--config: {path}: {key}: there is no such setting{hint}", USAGE)
         values[name] = kinds[name].converted(value, f"--config: {path}: {key}")

@@ -168,13 +168,11 @@ def _request(method: str) -> Any:
 
 @pytest.mark.parametrize(
     "header",
-    ["Bearer", "Bearer ", "Bearer wrong", "bearer a-ke", "Basic a-key", "a-key", "Bearer " + "x" * 600, "Bearer é"],
+    ["Bearer", "Bearer ", "Bearer wrong", "bearer a-ke", "Basic a-key", "a-key", "Bearer " + "x" * 600],
 )
 async def test_unknown_keys(open_door: Any, header: str) -> None:
     async with open_door(keys=KEYS) as door:
-        metadata = (("authorization", header.encode("latin-1").decode("latin-1")),)
-        if not header.isascii():
-            metadata = (("authorization-bin", header.encode()),)  # type: ignore[assignment]
+        metadata = (("authorization", header),)
         error = await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata))
         assert isinstance(error, errors.Unauthenticated)
         assert "x" * 20 not in error.message
@@ -422,7 +420,8 @@ async def test_messages_and_headers_beyond_the_limit_are_refused(door: Any) -> N
     too_large = pb.FillRequest(context_id="a", text="x" * (9 << 20))
     assert (await failure(door.contexts.Fill(too_large))).code == "RESOURCE_EXHAUSTED"
     many = tuple((f"header-{i}", "x" * 1000) for i in range(40))
-    assert (await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=many))).code
+    refused = await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=many))
+    assert refused.code == "RESOURCE_EXHAUSTED"
     await create(door)
 
 

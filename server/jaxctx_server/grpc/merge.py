@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
@@ -29,8 +29,9 @@ async def merged(pieces: AsyncIterator[GeneratePiece]) -> AsyncGenerator[Generat
         await pump  # raises what ended the pieces
     finally:
         pump.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await pump
+        await asyncio.wait((pump,))
+        if not pump.cancelled():
+            pump.exception()  # seen; whoever left early does not want it
 
 
 async def _pump(pieces: AsyncIterator[GeneratePiece], buffer: _Buffer) -> None:

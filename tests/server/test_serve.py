@@ -1,0 +1,288 @@
+"""The life of the server around a fake engine: start, banner, drain, stop; and the command line's mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from jaxctx_server import logs
+from jaxctx_server.banner import count
+from jaxctx_server.command import main, on_signals
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.progress import PlainProgress, shown
+from jaxctx_server.serve import serve
+from jaxctx_server.start import ADDRESS, CUT_OFF, INTERRUPTED, MODEL, OK, USAGE, StartError
+
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import context_service_pb2_grpc
+
+
+class Life:
+    """A server that is being run: set `stop` to end it."""
+
+    def __init__(self, engine: Any, text: Any, config: ServeConfig, keys: Any = None) -> None:
+        self.engine = engine
+        self.stopped = False
+        self.may_load = threading.Event()
+        self.stop = asyncio.Event()
+        self.out, self.err = io.StringIO(), io.StringIO()
+
+        def load(config: ServeConfig, progress: Any) -> Any:
+            progress.weights(0, 10 << 20)
+            assert self.may_load.wait(30)
+            progress.weights(10 << 20, 10 << 20)
+            progress.compiled("step of 4 rows", 1, 1)
+            return SimpleNamespace(engine=engine, text=text, stop=self._stop_engine)
+
+        self.task = asyncio.ensure_future(serve(config, keys, load, self.stop, out=self.out, err=self.err))
+
+    def _stop_engine(self) -> None:
+        self.stopped = True
+
+    async def ready(self) -> str:
+        """Waits for the banner; returns the first address in it."""
+        self.may_load.set()
+        async with asyncio.timeout(30):
+            while "ready in" not in self.out.getvalue():
+                if self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.01)
+        return next(line.split()[1] for line in self.out.getvalue().splitlines() if "gRPC" in line)
+
+
+@pytest.fixture
+def engine(make_engine: Any) -> Any:
+    return make_engine()
+
+
+async def test_a_life(engine: Any, text: Any, tmp_path: Path) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+    address = await life.ready()
+    banner = life.out.getvalue()
+    assert "fake (fake, 7 parameters, float32)" in banner
+    assert "400 tokens in 100 pages of 4, float32" in banner
+    assert "cpu, tensor 1" in banner
+    assert f"unix:{tmp_path}/s" in banner
+    assert "whoever reaches these addresses" in banner
+    assert not address.endswith(":0")
+    assert "weights: 0.0/10.0 MiB" in life.err.getvalue()
+    assert "compiling: 1/1 step of 4 rows" in life.err.getvalue()
+    for target in (address, f"unix:{tmp_path}/s"):
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = context_service_pb2_grpc.ContextServiceStub(channel)
+            await stub.ListContexts(pb.ListContextsRequest())
+    life.stop.set()
+    assert await life.task == OK
+    assert engine.draining
+    assert life.stopped
+    assert not (tmp_path / "s").exists()
+
+
+async def test_it_answers_probes_while_it_loads(engine: Any, text: Any, tmp_path: Path) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService")
+        response = await health.Check(request, wait_for_ready=True)
+        assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await life.ready()
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+    life.stop.set()
+    assert await life.task == OK
+
+
+async def test_running_work_finishes_before_the_end(engine: Any, text: Any) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0))
+    address = await life.ready()
+    async with grpc.aio.insecure_channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService")
+        )
+        await watch.read()
+        engine.drained.clear()
+        life.stop.set()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stub = context_service_pb2_grpc.ContextServiceStub(channel)
+        await stub.ListContexts(pb.ListContextsRequest())  # reading goes on
+        assert not life.task.done()
+        engine.drained.set()
+        assert await life.task == OK
+
+
+async def test_a_drain_that_takes_too_long_is_cut_off(engine: Any, text: Any) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0, drain_timeout_s=0.05))
+    address = await life.ready()
+    engine.hang = True
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = context_service_pb2_grpc.ContextServiceStub(channel)
+        await stub.CreateContext(pb.CreateContextRequest(context_id="a"))
+        stream = stub.Generate(pb.GenerateRequest(context_id="a"))
+        await stream.read()
+        engine.drained.clear()
+        life.stop.set()
+        assert await life.task == CUT_OFF
+    assert engine.cancelled == ["generate"]
+    assert life.stopped
+
+
+async def test_stopped_while_loading(engine: Any, text: Any) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0))
+    await asyncio.sleep(0.05)
+    life.stop.set()
+    assert await life.task == INTERRUPTED
+    life.may_load.set()
+
+
+async def test_a_model_that_cannot_be_loaded(text: Any) -> None:
+    def load(config: Any, progress: Any) -> Any:
+        raise StartError("no such model", MODEL)
+
+    with pytest.raises(StartError, match="no such model"):
+        await serve(ServeConfig(grpc_port=0), None, load, asyncio.Event(), err=io.StringIO())
+
+
+async def test_addresses_are_checked_before_anything_is_loaded(text: Any) -> None:
+    def load(config: Any, progress: Any) -> Any:
+        raise AssertionError("must not be called")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for config, status in [
+            (ServeConfig(grpc_port=taken.getsockname()[1]), ADDRESS),
+            (ServeConfig(host="0.0.0.0"), USAGE),
+        ]:
+            with pytest.raises(StartError) as raised:
+                await serve(config, None, load, asyncio.Event())
+            assert raised.value.exit_status == status
+
+
+async def test_the_first_signal_stops_and_the_second_ends() -> None:
+    stop, ended = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+    on_signals(loop, stop, lambda: ended.append(True))
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), 10)
+        assert ended == []
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(10):
+            while not ended:
+                await asyncio.sleep(0.01)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    status = main(argv, {})
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return status, captured.err
+
+
+@pytest.fixture
+def _quiet() -> Any:
+    """`main` configures logging for a process of its own."""
+    root, level = logging.getLogger(), logging.getLogger("jaxctx").level
+    handlers = root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+    logging.getLogger("jaxctx").setLevel(level)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--page-size", "0"], USAGE, "--page-size: must be a whole number from 1 to 256, not 0"),
+        (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
+        (["--max-batch", "64", "--max-batch-tokens", "8"], USAGE, "--max-batch-tokens: must be at least --max-batch"),
+        (["--keys", "/no/such/keys"], USAGE, "--keys: /no/such/keys: No such file"),
+        (["--host", "0.0.0.0"], USAGE, "without --keys the server listens on loopback only"),
+        (["convert", "/no/such/model", "/no/such/target"], MODEL, "/no/such/model: does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, text = fails(capsys, *argv)
+    assert found == status
+    assert text.startswith("jaxctx-serve: ")
+    assert message in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", __file__])
+def test_a_bad_path_ends_the_process_with_its_status(model: str) -> None:
+    command = [sys.executable, "-m", "jaxctx_server.command", model, "--grpc-port", "0", "--compile-cache", "None"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == MODEL
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"jaxctx-serve: {model}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_needs_neither_jax_nor_grpc() -> None:
+    code = "import sys; from jaxctx_server import command; sys.exit(len({'jax', 'grpc'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def test_plain_progress_prints_now_and_then() -> None:
+    stream, now = io.StringIO(), [0.0]
+    progress = PlainProgress(stream, lambda: now[0])
+    for done in range(0, 101):
+        progress.weights(done << 20, 100 << 20)
+        now[0] += 0.1
+    assert stream.getvalue().splitlines()[:2] == ["weights: 0.0/100.0 MiB", "weights: 20.0/100.0 MiB"]
+    assert stream.getvalue().splitlines()[-1] == "weights: 100.0/100.0 MiB"
+
+
+def test_bars_on_a_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with shown(stream) as progress:
+        progress.weights(0, 0)
+        progress.weights(5 << 20, 10 << 20)
+        progress.weights(10 << 20, 10 << 20)
+        progress.compiled("step of 4 rows", 1, 2)
+    assert "10.0/10.0 MiB" in stream.getvalue()
+    assert "1/2 step of 4 rows" in stream.getvalue()
+
+
+def test_logs_are_json_lines_with_fields() -> None:
+    record = logging.makeLogRecord({"name": "jaxctx.server", "levelname": "INFO", "msg": "hi %s", "args": ("you",)})
+    record.__dict__["method"] = "/a/b"
+    entry = json.loads(logs.JsonFormatter().format(record))
+    assert entry.pop("time")
+    assert entry == {"level": "info", "logger": "jaxctx.server", "message": "hi you", "method": "/a/b"}
+    assert logs.ShortFormatter().format(record).endswith("info: hi you method=/a/b")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(7, "7"), (3_400_000, "3.4 M"), (8_030_000_000, "8.0 B"), (1500, "1.5 K")]
+)
+def test_counts(number: int, text: str) -> None:
+    assert count(number) == text
