@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def per_token_s(self) -> float:
-        """Time between tokens after the first message."""
+        """Time between tokens after the first message; 0 if everything came in it."""
         return (self.last_s - self.first_s) / max(self.tokens - self.first_tokens, 1)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -206,7 +207,7 @@ def test_a_server_that_ends_early_is_reported_with_its_last_words() -> None:
 def test_a_started_server_is_stopped_with_its_children() -> None:
     from bench_serving.servers import peer_command, running
 
-    command = peer_command(f"{sys.executable} -c 'import time; time.sleep({{port}})'", 60)
+    command = peer_command(f"{shlex.quote(sys.executable)} -c 'import time; time.sleep({{port}})'", 60)
     assert command[-1] == "import time; time.sleep(60)"
     with running("peer", command, lambda: True, 30):
         pass
