@@ -22,6 +22,7 @@ from jaxctx.model.text import ModelText, echo_text, load_text
 from jaxctx.model.weights import load_model
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import Progress
+from jaxctx_server.sources import flag_of
 from jaxctx_server.start import MODEL, USAGE, StartError
 
 ECHO = "echo"  # in place of a directory: the model for tests that echoes its context's pages
@@ -47,7 +48,8 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
     except CheckpointError as error:
         raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
     except InvalidArgument as error:
-        raise StartError(error.message, USAGE) from error
+        wrong = "; ".join(f"{flag_of(each.field)}: {each.description}" for each in error.violations)
+        raise StartError(wrong or error.message, USAGE) from error
     except OSError as error:
         raise StartError(f"{error.filename or config.model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:
@@ -101,7 +103,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
 def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
     positions = served.model.max_positions
     if (config.max_context_tokens or 0) > positions:
-        raise InvalidArgument.field("--max-context-tokens", f"the model has {positions} positions")
+        raise InvalidArgument.field("max_context_tokens", f"the model has {positions} positions")
     longest = config.max_context_tokens or positions
     if config.kv_tokens is not None:
         pages = -(-config.kv_tokens // config.page_size)
@@ -115,7 +117,7 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
         )
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
-        raise InvalidArgument.field("--max-context-tokens", f"there is room for {capacity} tokens of KV")
+        raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
     return EngineConfig(
         pages=pages,
         page_size=config.page_size,

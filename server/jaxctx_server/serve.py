@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import grpc
 
+from jaxctx.errors import JaxctxError
 from jaxctx_server.access import Authoriser, Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.banner import banner
@@ -103,6 +104,9 @@ async def _drain(serving: Serving, timeout_s: float) -> bool:
         await asyncio.wait_for(serving.drain(), timeout_s)
     except TimeoutError:
         log.warning("the drain's time is up; what still runs is cut off")
+        return False
+    except JaxctxError as error:  # the engine has broken down
+        log.error("cannot drain: %s", error)
         return False
     log.info("drained")
     return True

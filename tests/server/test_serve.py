@@ -27,6 +27,7 @@ from jaxctx_server.progress import PlainProgress, shown
 from jaxctx_server.serve import serve
 from jaxctx_server.start import ADDRESS, CUT_OFF, INTERRUPTED, MODEL, OK, USAGE, StartError
 
+from jaxctx.errors import Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 
@@ -139,6 +140,18 @@ async def test_a_drain_that_takes_too_long_is_cut_off(engine: Any, text: Any) ->
     assert life.stopped
 
 
+async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: Any) -> None:
+    async def broken() -> None:
+        raise Unavailable("the engine stopped")
+
+    engine.drain = broken
+    life = Life(engine, text, ServeConfig(grpc_port=0))
+    await life.ready()
+    life.stop.set()
+    assert await life.task == CUT_OFF
+    assert life.stopped
+
+
 async def test_stopped_while_loading(engine: Any, text: Any) -> None:
     life = Life(engine, text, ServeConfig(grpc_port=0))
     await asyncio.sleep(0.05)
@@ -227,6 +240,36 @@ def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsy
     assert text.startswith("jaxctx-serve: ")
     assert message in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from jaxctx.model.config import ModelConfig
+    from jaxctx.model.weights import read_config, write_random
+
+    config = ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=64,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        ffn=16,
+        max_positions=32,
+        qk_norm=True,
+        tied=True,
+    )
+    write_random(tmp_path / "src", config, seed=0)
+    command = ["convert", str(tmp_path / "src"), str(tmp_path / "dst"), "--dtype", "bfloat16"]
+    assert main(command, {}) == OK
+    captured = capsys.readouterr()
+    assert captured.out == f"wrote {tmp_path}/dst\n"
+    assert "weights: " in captured.err
+    assert read_config(tmp_path / "dst").layers == 1
+    status, text = fails(capsys, *command)
+    assert status == USAGE
+    assert "exists" in text
 
 
 @pytest.mark.parametrize("model", ["/no/such/model", __file__])

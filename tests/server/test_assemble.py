@@ -1,0 +1,71 @@
+"""From settings to an engine: what is refused, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxctx_server import assemble
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.start import MODEL, USAGE, StartError
+
+
+class Silent:
+    def weights(self, done: int, total: int) -> None:
+        pass
+
+    def compiled(self, name: str, done: int, total: int) -> None:
+        pass
+
+
+def refused(**settings: Any) -> StartError:
+    with pytest.raises(StartError) as raised:
+        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
+    return raised.value
+
+
+def test_paths_that_hold_no_model(tmp_path: Path) -> None:
+    for path, message in [
+        (tmp_path / "missing", "no such directory"),
+        (Path(__file__), "not a directory"),
+        (tmp_path, "tokenizer.json: missing"),
+    ]:
+        error = refused(model=str(path))
+        assert error.exit_status == MODEL
+        assert str(error).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_context_tokens": 8193}, "--max-context-tokens: the model has 8192 positions"),
+        ({"max_context_tokens": 1000, "kv_tokens": 500}, "--max-context-tokens: there is room for 512 tokens of KV"),
+        ({"tensor": 64}, "--tensor: must be from 1 to "),
+    ],
+)
+def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
+    error = refused(model="echo", **settings)
+    assert error.exit_status == USAGE
+    assert message in str(error)
+
+
+def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+
+    def sizes(**settings: Any) -> tuple[int, int]:
+        assemble.load(ServeConfig(model="echo", compile_cache=None, **settings), Silent())
+        return configs[-1].pages, configs[-1].max_context_tokens
+
+    assert sizes() == (32 * 8192 // 16, 8192)
+    assert sizes(max_batch=2, max_context_tokens=100) == (13, 100)
+    assert sizes(kv_tokens=1000, page_size=64) == (16, 1024)  # a context cannot be longer than the room there is
+    pages, longest = sizes(memory_fraction=0.01)
+    assert pages > 1000
+    assert longest == 8192
+
+
+class _Engine:
+    def stop(self) -> None:
+        pass
