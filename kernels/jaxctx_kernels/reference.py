@@ -9,6 +9,7 @@ shards over the KV heads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -62,11 +63,18 @@ def attend(
     Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
     slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence.
     """
+    result: jax.Array = traced_once(q, k_pool, v_pool, plan, shape=shape)
+    return result
+
+
+@partial(jax.jit, static_argnames="shape")
+def traced_once(q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape) -> jax.Array:
+    """`attend`. All layers of a step, and all programs of one shape, share one trace; XLA inlines it."""
     rows, heads, dim = q.shape
     kv_heads = k_pool.shape[0]
     group = heads // kv_heads
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
-    query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3).astype(jnp.float32) * dim**-0.5
+    query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
     query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
 
     def visit(carry: tuple[jax.Array, jax.Array, jax.Array], at: Round) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -75,7 +83,7 @@ def attend(
         k = read(k_pool, at).reshape(kv_heads, -1, dim)
         v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
         seen = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
-        score = jnp.where(seen, scores(mine.astype(k.dtype), k), FAR)
+        score = jnp.where(seen, scores(mine.astype(k.dtype), k) * dim**-0.5, FAR)
         new_peak = jnp.maximum(peak, score.max(-1))
         weight = jnp.where(seen, jnp.exp(score - new_peak[..., None]), 0)
         shrink = jnp.exp(peak - new_peak)
@@ -93,8 +101,8 @@ def attend(
         ]
         return put[0], put[1], put[2]
 
-    nothing = jnp.zeros_like(query[..., 0])
-    _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query)), visit)
+    nothing = jnp.zeros_like(query[..., 0], jnp.float32)
+    _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query, jnp.float32)), visit)
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
