@@ -119,7 +119,7 @@ class EngineCore:
             raise OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
         self._raise_if_full(1)
         seed = request.sampling.seed
-        seed = self._world.new_seed() if seed is None else (seed + index) % 2**64
+        seed = self._world.new_seed() if seed is None else (seed + index) % 2**63
         output = Output(request, self._text, tail=context.tokens(max(context.length - 8, 0)).tolist())
         sequence = Work(
             context,

@@ -285,6 +285,10 @@ class Engine(Protocol):
         """Refuse new work with Unavailable, let running work finish, then return."""
         ...
 
+    async def failure(self) -> str:
+        """Return when the engine can do no more work, with what happened; every other call is Unavailable by then."""
+        ...
+
     async def clear_cache(self) -> int:
         """Drop every cached page that no context holds; returns how many."""
         ...

@@ -205,6 +205,10 @@ class LocalEngine:
         while not await self.loop.call(begin):
             await asyncio.sleep(RETRY_S)
 
+    async def failure(self) -> str:
+        """See `Engine.failure`."""
+        return await asyncio.shield(asyncio.wrap_future(self.loop.failure))
+
     async def clear_cache(self) -> int:
         """See `Engine.clear_cache`."""
         return await self.loop.call(self.core.cache.clear_cached)

@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,16 +52,11 @@ class StepLoop:
         self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
-        self._broken = False
+        self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
         self._threads = [
             threading.Thread(target=self._run, name="jaxctx-step", daemon=True),
             threading.Thread(target=self._fetch, name="jaxctx-fetch", daemon=True),
         ]
-
-    @property
-    def broken(self) -> bool:
-        """Whether the step thread met an error it cannot recover from; every call is Unavailable from then on."""
-        return self._broken
 
     @property
     def alive(self) -> bool:
@@ -135,8 +131,9 @@ class StepLoop:
     def _break(self, what: str) -> None:
         """The device's arrays or the books are in doubt: end everything, take nothing more."""
         log.critical("engine stopped: %s", what, exc_info=True)
-        self._broken = True
-        self.core.fail_all(Unavailable(f"the engine stopped: {what}"))
+        if not self.failure.done():
+            self.failure.set_result(what)
+        self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
 
     def _fetch(self) -> None:
         while (flight := self._flown.get()) is not None:
@@ -167,5 +164,5 @@ class StepLoop:
 
     def raise_if_broken(self) -> None:
         """Refuse work that the device could no longer do."""
-        if self._broken:
+        if self.failure.done():
             raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")

@@ -29,7 +29,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 10
     """INVALID_ARGUMENT: a field is wrong, whatever the state of the server."""
     ERROR_REASON_OUT_OF_RANGE: _ErrorReason.ValueType  # 11
-    """OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence."""
+    """OUT_OF_RANGE: more was asked of a context than it holds."""
+    ERROR_REASON_CONTEXT_TOO_LONG: _ErrorReason.ValueType  # 12
+    """OUT_OF_RANGE: the context would be, or is, as long as the model's longest sequence."""
     ERROR_REASON_FAILED_PRECONDITION: _ErrorReason.ValueType  # 20
     """FAILED_PRECONDITION: the object is not in a state that allows this."""
     ERROR_REASON_PAGE_NOT_FULL: _ErrorReason.ValueType  # 21
@@ -42,6 +44,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 31
     """NOT_FOUND: this server serves no model of this id."""
+    ERROR_REASON_SERVICE_NOT_FOUND: _ErrorReason.ValueType  # 32
+    """NOT_FOUND: a health check names no service of this server."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
@@ -56,6 +60,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the server is still loading, or gone."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
     """UNAVAILABLE: the server finishes what it has and takes nothing new."""
+    ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 72
+    """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
     """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 81
@@ -89,7 +95,9 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 10
 """INVALID_ARGUMENT: a field is wrong, whatever the state of the server."""
 ERROR_REASON_OUT_OF_RANGE: ErrorReason.ValueType  # 11
-"""OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence."""
+"""OUT_OF_RANGE: more was asked of a context than it holds."""
+ERROR_REASON_CONTEXT_TOO_LONG: ErrorReason.ValueType  # 12
+"""OUT_OF_RANGE: the context would be, or is, as long as the model's longest sequence."""
 ERROR_REASON_FAILED_PRECONDITION: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: the object is not in a state that allows this."""
 ERROR_REASON_PAGE_NOT_FULL: ErrorReason.ValueType  # 21
@@ -102,6 +110,8 @@ ERROR_REASON_CONTEXT_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 31
 """NOT_FOUND: this server serves no model of this id."""
+ERROR_REASON_SERVICE_NOT_FOUND: ErrorReason.ValueType  # 32
+"""NOT_FOUND: a health check names no service of this server."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50
@@ -116,6 +126,8 @@ ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
 """UNAVAILABLE: the server is still loading, or gone."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
 """UNAVAILABLE: the server finishes what it has and takes nothing new."""
+ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
+"""UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80
 """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 81

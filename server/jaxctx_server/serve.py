@@ -26,10 +26,11 @@ from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.progress import Progress, shown
 from jaxctx_server.serving import Served, Serving
-from jaxctx_server.start import ADDRESS, CUT_OFF, INTERRUPTED, OK, StartError
+from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
+    from jaxctx.engine.interface import Engine
     from jaxctx_server.assemble import Loaded
 
 log = logging.getLogger("jaxctx.server")
@@ -68,12 +69,12 @@ async def serve(
         key_count = None if keys is None else len(keys)
         text = banner(info, version=version("jaxctx"), addresses=addresses, keys=key_count, seconds=seconds)
         print(text, file=out, flush=True)
-        await stop.wait()
-        drained = await _drain(serving, config.drain_timeout_s)
+        failed = await _failed(loaded.engine, stop)
+        drained = not failed and await _drain(serving, config.drain_timeout_s)
         serving.stop()
-        await server.stop(LAST_WORDS_S if drained else 0)
+        await server.stop(LAST_WORDS_S if drained or failed else 0)
         await asyncio.to_thread(loaded.stop)
-        return OK if drained else CUT_OFF
+        return DEFECT if failed else OK if drained else CUT_OFF
     finally:
         serving.stop()
         await server.stop(0)
@@ -95,6 +96,18 @@ def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[
             raise StartError(f"cannot listen on {address}", ADDRESS) from error
         bound.append(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
     return bound
+
+
+async def _failed(engine: Engine, stop: asyncio.Event) -> bool:
+    """Wait until `stop` is set or the engine fails; says whether it failed. Whoever supervises the process restarts it."""
+    failure, stopping = asyncio.ensure_future(engine.failure()), asyncio.create_task(stop.wait())
+    await asyncio.wait((failure, stopping), return_when=asyncio.FIRST_COMPLETED)
+    failed = failure.done()
+    if failed:
+        log.critical("the engine failed: %s", failure.result())
+    failure.cancel()
+    stopping.cancel()
+    return failed
 
 
 async def _drain(serving: Serving, timeout_s: float) -> bool:

@@ -98,6 +98,7 @@ class FakeEngine:
         self.drained = asyncio.Event()
         self.drained.set()
         self.draining = False
+        self.fails = asyncio.Event()
         self._ids = itertools.count()
 
     def _enter(self, name: str, caller: Caller, argument: Any = None) -> None:
@@ -275,6 +276,10 @@ class FakeEngine:
     async def drain(self) -> None:
         self.draining = True
         await self.drained.wait()
+
+    async def failure(self) -> str:
+        await self.fails.wait()
+        return "a step failed"
 
     async def clear_cache(self) -> int:
         self._enter("clear_cache", Caller())

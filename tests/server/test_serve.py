@@ -25,7 +25,7 @@ from jaxctx_server.command import main, on_signals
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import PlainProgress, shown
 from jaxctx_server.serve import serve
-from jaxctx_server.start import ADDRESS, CUT_OFF, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 from jaxctx.errors import Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
@@ -149,6 +149,18 @@ async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: 
     await life.ready()
     life.stop.set()
     assert await life.task == CUT_OFF
+    assert life.stopped
+
+
+async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engine: Any, text: Any) -> None:
+    life = Life(engine, text, ServeConfig(grpc_port=0))
+    address = await life.ready()
+    async with grpc.aio.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService"))
+        await watch.read()
+        engine.fails.set()
+        assert await life.task == DEFECT
     assert life.stopped
 
 

@@ -288,3 +288,23 @@ async def test_a_defect_in_one_request_hurts_only_that_one(engine: LocalEngine, 
     assert isinstance(results[0], JaxctxError)
     assert "defect" not in str(results[0])
     assert results[1] == oracle([2] * 5, 30)
+
+
+@pytest.mark.parametrize("where", ["dispatch", "settle"])
+async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engine, monkeypatch, where: str) -> None:
+    engine = make_engine(CONFIG)
+    make_engine.expected_failures.append(where)
+    running, idle = await filled(engine, [1] * 5), await filled(engine, [2] * 5)
+    failure = asyncio.create_task(engine.failure())
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(engine.core, where, fail)
+    with pytest.raises(Unavailable) as error:
+        await greedy(engine, running, 30)
+    assert error.value.reason == "ENGINE_FAILED"
+    assert "defect" not in str(error.value)
+    assert "step" in await failure
+    with pytest.raises(Unavailable):
+        await engine.get(ME, idle)
