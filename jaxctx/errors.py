@@ -1,8 +1,8 @@
 """Errors: one small hierarchy, the same on the server, on the wire and in the client.
 
-Each class is one gRPC status; `reason` is one value of `jaxctx.v1.ErrorReason` (without its prefix) and is what programs
-should test; the message is for people. An error means that nothing changed, unless its docstring says otherwise.
-This module imports nothing, so every floor may raise these.
+Each class is one gRPC status; `reason` is one value of `jaxctx.v1.ErrorReason` (without its prefix) and is what
+programs should test; the message is for people. An error means that nothing changed, unless its docstring says
+otherwise. This module imports nothing, so every floor may raise these.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-from jaxctx_kernels import Segment
 
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.step import StepInputs
+from jaxctx_kernels import Segment
 
 
 @dataclass(frozen=True, slots=True)

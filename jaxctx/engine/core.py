@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jaxctx_kernels import plan_attention
 
 from jaxctx.cache.contexts import ContextCache, Identity
 from jaxctx.engine.batch import Batch, Part, write_part
@@ -39,6 +38,7 @@ from jaxctx.errors import (
     Unavailable,
 )
 from jaxctx.model.text import ModelText
+from jaxctx_kernels import plan_attention
 
 log = logging.getLogger("jaxctx.engine")
 

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxctx_kernels import copy_pages, plan_shape, pool_array
 
 from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine.config import EngineConfig
@@ -27,6 +26,7 @@ from jaxctx.engine.step import DeviceState, LayerPool, StepInputs, StepShape, ma
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
+from jaxctx_kernels import copy_pages, plan_shape, pool_array
 
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxctx_kernels import AttentionPlan, PlanShape, attend, unpack, visible_sum, write_rows
 
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
+from jaxctx_kernels import AttentionPlan, PlanShape, attend, unpack, visible_sum, write_rows
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 

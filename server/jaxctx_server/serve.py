@@ -99,7 +99,7 @@ def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[
 
 
 async def _failed(engine: Engine, stop: asyncio.Event) -> bool:
-    """Wait until `stop` is set or the engine fails; says whether it failed. Whoever supervises the process restarts it."""
+    """Wait until `stop` is set or the engine fails; says whether it failed. A supervisor then restarts the process."""
     failure, stopping = asyncio.ensure_future(engine.failure()), asyncio.create_task(stop.wait())
     await asyncio.wait((failure, stopping), return_when=asyncio.FIRST_COMPLETED)
     failed = failure.done()

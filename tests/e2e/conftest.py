@@ -1,18 +1,18 @@
-"""A whole server in the test's event loop: engine on the echo model, gRPC on a free loopback port, the Python client."""
+"""A whole server in the test's event loop: engine on the echo model, gRPC on a free port, the Python client."""
 
 from collections.abc import AsyncIterator
 
 import pytest
-from jaxctx_server.access import Authoriser
-from jaxctx_server.content import Texts
-from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
-from jaxctx_server.validate import Limits
 
 import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.text import echo_text
+from jaxctx_server.access import Authoriser
+from jaxctx_server.content import Texts
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.validate import Limits
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
 from jaxctx_kernels import Segment
 
 Generator = np.random.Generator

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxctx_kernels import (
     PlanShape,
     Segment,

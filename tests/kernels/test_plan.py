@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from jaxctx_kernels import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
 from jaxctx_kernels.plan import split
 

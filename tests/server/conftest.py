@@ -11,11 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from jaxctx_server.access import Authoriser, Key
-from jaxctx_server.content import Texts
-from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
-from jaxctx_server.validate import Limits
 
 from jaxctx.engine.interface import (
     Caller,
@@ -39,6 +34,11 @@ from jaxctx.v1 import (
     context_service_pb2_grpc,
     model_service_pb2_grpc,
 )
+from jaxctx_server.access import Authoriser, Key
+from jaxctx_server.content import Texts
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.validate import Limits
 
 PAGE_SIZE = 4
 INFO = EngineInfo(

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.start import ADDRESS, USAGE, StartError
 

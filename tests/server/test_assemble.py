@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jaxctx_server import assemble
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.start import MODEL, USAGE, StartError

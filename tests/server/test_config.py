@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+
 from jaxctx_server.config import ConvertConfig, Range, ServeConfig, default_compile_cache
 from jaxctx_server.sources import read_config
 from jaxctx_server.start import USAGE, StartError

@@ -19,13 +19,13 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
-from jaxctx_server.access import METHODS, Key, Role
-from jaxctx_server.grpc.server import SERVICES, options
 
 from jaxctx import errors, wire
 from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import admin_service_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx_server.access import METHODS, Key, Role
+from jaxctx_server.grpc.server import SERVICES, options
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

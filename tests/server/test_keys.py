@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from jaxctx_server.access import Role
-from jaxctx_server.keys import read_keys
 
 from jaxctx.errors import InvalidArgument
+from jaxctx_server.access import Role
+from jaxctx_server.keys import read_keys
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()

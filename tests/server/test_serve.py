@@ -19,6 +19,10 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jaxctx.errors import Unavailable
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
 from jaxctx_server.banner import count
 from jaxctx_server.command import main, on_signals
@@ -26,10 +30,6 @@ from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import PlainProgress, shown
 from jaxctx_server.serve import serve
 from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
-
-from jaxctx.errors import Unavailable
-from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1 import context_service_pb2_grpc
 
 
 class Life:

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
-from jaxctx_server import requests
-from jaxctx_server.validate import contexts, generation
 
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
+from jaxctx_server import requests
+from jaxctx_server.validate import contexts, generation
 
 ANY = object()  # every value of its type is in range
 BIG = "x" * ((2 << 20) + 1)
