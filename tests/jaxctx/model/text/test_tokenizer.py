@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.text import Tokenizer, echo_text
+from jaxctx.model.text.tokenizer import LONG
 
 ECHO = echo_text().tokenizer
 
@@ -78,3 +79,12 @@ def test_truncation_and_padding_of_the_file_are_ignored() -> None:
     backend.enable_truncation(3)
     backend.enable_padding(length=10)
     assert len(Tokenizer(backend).encode("12345678")) == 8
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_long_texts_get_the_ids_of_short_ones(special: bool) -> None:
+    """They take another way through the library, which lets other threads run meanwhile."""
+    text = "def f(x):\n    return '🎉 日本語' + x  # and so on\n" * 600
+    assert len(text) > LONG
+    backend = ECHO._backend.encode(text, add_special_tokens=special)
+    assert ECHO.encode(text, add_special_tokens=special) == backend.ids
