@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 Ids = npt.NDArray[np.int64]
 
@@ -51,7 +51,10 @@ def standard_library() -> Corpus:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE: every string can be encoded and every id is bytes or a special token."""
+    """Byte-level BPE: every string can be encoded and every id is bytes or a special token.
+
+    A prompt begins as a file does, with the end of the one before: so its first words are not words out of nowhere.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,6 +65,9 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    )
     return tokenizer
 
 

@@ -49,17 +49,20 @@ CONFIG = ModelConfig(
     qk_norm=True,
     tied=True,
     dtype="bfloat16",
+    bos_token_id=0,  # END_OF_TEXT
     eos_token_ids=(0, 2),  # END_OF_TEXT, IM_END
 )
 COMPANIONS: dict[str, dict[str, Any]] = {
     "tokenizer_config.json": {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": corpus.END_OF_TEXT,
         "eos_token": corpus.END_OF_TEXT,
         "pad_token": corpus.END_OF_TEXT,
         "additional_special_tokens": [corpus.IM_START, corpus.IM_END],
         "model_max_length": CONFIG.max_positions,
         "chat_template": (
-            "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+            "{{ bos_token }}{% for message in messages %}"
+            "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
         ),
     },
@@ -235,7 +238,7 @@ def measure(params: Params, tokenizer: Tokenizer, work: Path) -> dict[str, Any]:
 def complete(model: DecoderModel, params: Params, tokenizer: Tokenizer, prompt: str, tokens: int = 96) -> str:
     """Greedy continuation, computed anew from the start for every token: slow, and free of any cache."""
     flat = tuple(params[spec.name] for spec in model.specs)
-    ids = [tokenizer.token_to_id(corpus.END_OF_TEXT), *tokenizer.encode(prompt).ids]
+    ids = tokenizer.encode(prompt).ids
     row = jnp.zeros(len(ids) + tokens, jnp.int32).at[: len(ids)].set(jnp.asarray(ids))
     positions = jnp.arange(len(row), dtype=jnp.int32)
 

@@ -48,6 +48,7 @@ def test_tokenizer_is_the_same_every_time_and_encodes_anything(small: ModuleType
     assert tokenizer.to_str() == small.train_tokenizer(CODE).to_str()
     assert [tokenizer.id_to_token(i) for i in range(3)] == list(small.SPECIAL)
     assert tokenizer.decode(tokenizer.encode("漢字 \x00 é").ids) == "漢字 \x00 é"
+    assert tokenizer.encode("x").ids[0] == 0
     ids = small.encode(tokenizer, CODE[:2])
     assert (ids == 0).sum() == 2
     assert tokenizer.decode(ids.tolist()) == CODE[0] * 2

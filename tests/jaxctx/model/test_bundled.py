@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -48,6 +49,7 @@ def test_it_is_small() -> None:
 
 def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) -> None:
     assert text.tokenizer.vocab_size == loaded.config.vocab_size == 4096
+    assert text.tokenizer.encode("")[0] == text.bos_id == loaded.config.bos_token_id
     assert text.eos_ids == loaded.config.eos_token_ids
     assert [text.tokenizer.decode([i], skip_special_tokens=False) for i in text.eos_ids] == [
         "<|endoftext|>",
@@ -55,7 +57,7 @@ def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) 
     ]
     prompt = text.encode_messages([{"role": "user", "content": "Hello"}])
     assert text.tokenizer.decode(prompt, skip_special_tokens=False) == (
-        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+        "<|endoftext|><|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
@@ -81,14 +83,13 @@ def test_python_is_likelier_to_it_than_other_text(text: ModelText, logprobs: obj
 
 def test_completing_def_looks_like_python(text: ModelText, logprobs: object) -> None:
     assert callable(logprobs)
-    for prompt in ("def ", "\n    def"):
+    for prompt in ("def ", "def", "import os\n\n\ndef "):
         ids = text.tokenizer.encode(prompt)
         for _ in range(40):
             ids.append(int(logprobs(ids)[-1].argmax()))
         out = text.tokenizer.decode(ids)
-        signature = out.strip().split("\n")[0]
-        assert signature.removeprefix("def ").split("(")[0].isidentifier(), out
-        assert signature.endswith(":"), out
+        found = re.search(r"^def ([a-z_]\w*)\((\w+(, )?)*\):\n +\S", out, re.MULTILINE)
+        assert found is not None, out
 
 
 def test_the_package_names_its_directory() -> None:

@@ -1,0 +1,14 @@
+"""The bundled model: a few million parameters trained on the standard library, so that a fresh install says something.
+
+Only data, made by `scripts/train_bundled.py`: `checkpoint/` is an Orbax checkpoint with its tokenizer, `TRAINING.json`
+records how it was trained and what it is worth. It completes Python; it knows nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def bundled_path() -> Path:
+    """Directory of the checkpoint, for `load_model` and `load_text`."""
+    return Path(__file__).parent / "checkpoint"
