@@ -45,6 +45,7 @@ def test_it_is_small() -> None:
     files = [path for path in bundled_path().parent.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sum(path.stat().st_size for path in files) <= 9_000_000
     assert len(files) <= 24
+    assert "commit_success.txt" not in {path.name for path in files}  # names a directory of the machine that wrote it
 
 
 def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) -> None:
