@@ -1,7 +1,7 @@
 """Many clients at once: correct streams, vanishing clients, and neighbours who notice nothing."""
 
 import asyncio
-import random
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -11,8 +11,18 @@ from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.echo import echo_next
+from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
+from tests.server.test_validation import METHODS, cases
+from tests.server.test_validation import request as bad_request
+
+CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
+STUBS = {
+    "ContextService": stubs.ContextServiceStub,
+    "ModelService": model_service_pb2_grpc.ModelServiceStub,
+    "AdminService": admin_service_pb2_grpc.AdminServiceStub,
+}
 
 
 def oracle(tokens: list[int], count: int) -> list[int]:
@@ -105,41 +115,29 @@ async def test_a_deadline_ends_a_stream_and_frees_its_slot(client: jaxctx.aio.Cl
     assert (await context.tokens())[: 30 + len(tokens)] == [1] * 30 + tokens
 
 
-BAD_REQUESTS = [
-    {"sampling": {"temperature": float("nan")}},
-    {"sampling": {"top_p": 0.0}},
-    {"sampling": {"top_k": -1}},
-    {"sampling": {"logit_bias": {100_000: 1.0}}},
-    {"n": 1_000_000},
-    {"max_tokens": -5},
-    {"stop": ["x"] * 1000},
-    {"stop": [""]},
-    {"stop_token_ids": [99_999]},
-    {"top_logprobs": 21},
-]
+class TestBadRequests:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        """With the limits that the table of bad requests was written for."""
+        return replace(CONFIG, queue_limit=64, default_max_tokens=16)
 
-
-async def test_a_neighbours_stream_is_unchanged_by_bad_requests(
-    client: jaxctx.aio.Client, address: str, engine: LocalEngine
-) -> None:
-    context = await client.create()
-    await context.fill(tokens=[7] * 30)
-    quiet = asyncio.create_task(context.complete(max_tokens=200, temperature=0))
-    other = await client.create()
-    await other.fill(tokens=[9] * 30)
-    before = await other.refresh()
-    refused = 0
-    async with grpc.aio.insecure_channel(address) as channel:
-        service = stubs.ContextServiceStub(channel)
-        for bad in random.Random(0).sample(BAD_REQUESTS * 3, len(BAD_REQUESTS) * 3):
-            try:
-                request = pb.GenerateRequest(context_id=other.id, **bad)
-            except (ValueError, TypeError):
-                continue  # the message itself cannot hold it
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await service.Generate(request).read()
-            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            refused += 1
-    assert refused > 15
-    assert list((await quiet).token_ids) == oracle([7] * 30, 200)
-    assert await other.refresh() == before
+    async def test_a_neighbours_stream_is_unchanged_by_every_bad_request(
+        self, client: jaxctx.aio.Client, address: str, engine: LocalEngine
+    ) -> None:
+        """Every field of every method out of its range, beside a stream that must not notice."""
+        context = await client.create()
+        await context.fill(tokens=[7] * 30)
+        quiet = asyncio.create_task(context.complete(max_tokens=400, temperature=0))
+        other = await client.create(context_id="a")
+        await other.fill(tokens=[9] * 30)
+        before = await other.refresh()
+        async with grpc.aio.insecure_channel(address) as channel:
+            for case in cases():
+                name, path, value, _ = case.values
+                service, method = METHODS[name]
+                call = getattr(STUBS[service](channel), method.name)(bad_request(name, path, value))
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await (call.read() if method.server_streaming else call)
+                assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case.id
+        assert list((await quiet).token_ids) == oracle([7] * 30, 400)
+        assert await other.refresh() == before

@@ -485,7 +485,7 @@ async def test_long_texts_do_not_hold_up_others(open_door: Any, text: Any) -> No
         assert text == "" or release.wait(30)
         return [1, 2, 3]
 
-    slow = SimpleNamespace(encode=encode, decode=text.tokenizer.decode)
+    slow = SimpleNamespace(encode=encode, decode=text.tokenizer.decode, max_token_bytes=None)
     async with open_door(text=replace(text, tokenizer=slow)) as door:
         await create(door)
         request = pb.FillRequest(context_id="a", text="lorem ipsum " * 1000)

@@ -129,7 +129,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"model_id": MODEL_ID, "text": TEXT, "add_special_tokens": ANY},
     "DetokenizeRequest": {
         "model_id": MODEL_ID,
-        "tokens": [[1] * ((1 << 20) + 1), ([1, 512], "tokens[1]"), ([-5], "tokens[0]")],
+        "tokens": [[1] * ((1 << 17) + 1), ([1, 512], "tokens[1]"), ([-5], "tokens[0]")],
         "skip_special_tokens": ANY,
     },
     "ApplyChatTemplateRequest": {"model_id": MODEL_ID, "messages": MESSAGES},

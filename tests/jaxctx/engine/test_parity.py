@@ -74,9 +74,28 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
         assert np.allclose(values, np.sort(logprobs)[::-1][:20], rtol=1e-4, atol=1e-4)
 
 
+async def top_logprobs(engine: LocalEngine, context_id: str) -> object:
+    """Of the token after a context, from a fork, so that the context stays as it is."""
+    (fork,) = await engine.fork(ME, context_id, [None])
+    request = GenerateRequest(
+        context_id=fork.context_id, max_tokens=1, sampling=Sampling(temperature=0.0), logprobs=True, top_logprobs=20
+    )
+    (piece,) = [piece async for piece in engine.generate(ME, request)]
+    return piece.logprobs
+
+
+@pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
+async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEngine, golden) -> None:
+    tokens = golden.tokens[:500].tolist()
+    context_id = await filled(engine, tokens[:496], tokens[496:])
+    before = await top_logprobs(engine, context_id)
+    await engine.truncate(ME, context_id, 4)
+    await engine.fill(ME, context_id, tokens[496:])
+    assert await top_logprobs(engine, context_id) == before
+
+
+@pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
 async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
-    if golden.name != "qwen3_gqa8_wide_heads":
-        return  # one family says all about the path; the others only cost compile time
     engine = make_engine(CONFIG, serve(golden_checkpoint, "bfloat16", echo_served), device_config=CONFIG)
     prompt = golden.tokens[:500].tolist()
     miss = await continued(engine, await filled(engine, prompt))

@@ -87,6 +87,54 @@ def test_failures_name_the_messages(source: str) -> None:
     assert caught.value.violations[0].field == "messages"
 
 
+@pytest.mark.parametrize(
+    "source", ["{{ strftime_now(messages[0].content) + 1 }}", "{{ messages[0][messages[0].content]() }}"]
+)
+def test_failures_do_not_quote_the_messages(source: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ChatTemplate(source).render([{"role": "user", "content": "my secret"}])
+    assert caught.value.message == "messages: the chat template fails on these messages"
+
+
+NEXT = [{"role": "user", "content": "more"}]
+QWEN_LIKE = """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role != 'system' or not loop.first %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def test_next_turns_have_no_second_system_prompt() -> None:
+    template = ChatTemplate(QWEN_LIKE)
+    turn = "<|im_start|>user\nmore<|im_end|>\n"
+    assert template.render(NEXT).startswith("<|im_start|>system\nYou are")
+    assert template.render_next(NEXT) == turn + "<|im_start|>assistant\n"
+    assert template.render_next(NEXT, add_generation_prompt=False) == turn
+    own = [{"role": "system", "content": "Be brief."}, *NEXT]
+    assert template.render_next(own, add_generation_prompt=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n" + turn
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}x",
+        "{{ messages | length }}{{ messages[-1].content }}",
+        "{{ messages[0].content }}",
+    ],
+    ids=["refuses", "rewrites", "adds nothing"],
+)
+def test_templates_that_cannot_go_on(source: str) -> None:
+    assert ChatTemplate(source).render_next(NEXT) is None
+
+
 @pytest.mark.parametrize("content", [None, 3, [{"type": "text", "text": "x"}], {"a": 1}])
 def test_odd_contents_render_as_python_writes_them(content: object) -> None:
     template = ChatTemplate(CHATML + "{{ messages[0].content | trim }}")

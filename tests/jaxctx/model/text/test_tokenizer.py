@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
@@ -53,7 +56,42 @@ def test_decoding_skips_special_tokens_by_option() -> None:
     assert ECHO.decode([72, 256, 105], skip_special_tokens=False) == "H<|endoftext|>i"
 
 
-@pytest.mark.parametrize("ids", [[512], [-1], [0, 2**40]])
+def test_ids_without_an_entry_have_no_text() -> None:
+    assert ECHO.decode([72, 512, 105, 2**31 - 1]) == "Hi"
+
+
+def test_the_longest_entry_bounds_the_tokens_of_a_text() -> None:
+    assert ECHO.max_token_bytes == len("<|startoftext|>")
+    assert with_backend(lambda backend: backend.add_tokens(["é" * 20])).max_token_bytes == 40
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "normalizer", normalizers.NFC()),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        lambda backend: setattr(
+            backend,
+            "pre_tokenizer",
+            pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(False)]),
+        ),
+        lambda backend: backend.add_tokens([tokenizers.AddedToken("<mask>", lstrip=True)]),
+        lambda backend: setattr(backend, "model", models.BPE(vocab={"a": 0}, merges=[])),
+        lambda backend: setattr(backend, "model", models.WordLevel({"a": 0}, unk_token="a")),
+    ],
+    ids=["normalizer", "no bytes", "removes", "swallows", "not all bytes", "words"],
+)
+def test_where_texts_may_shrink_nothing_is_certain(change: Any) -> None:
+    assert with_backend(change).max_token_bytes is None
+
+
+def with_backend(change: Any) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(ECHO._backend.to_str())
+    change(backend)
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("ids", [[-1], [0, 2**40]])
 def test_ids_out_of_range_are_refused(ids: list[int]) -> None:
     with pytest.raises(InvalidArgument, match="0 to 511"):
         ECHO.decode(ids)

@@ -1,0 +1,112 @@
+"""Content to tokens: what a context that has tokens gets, and that long texts hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text import ChatTemplate, ModelText
+from jaxctx_server.content import LONG, SHORT, Texts
+from jaxctx_server.validate import Limits, MessageContent, TextContent
+
+WITH_SYSTEM = (
+    "{% if messages[0].role != 'system' %}[system default]{% endif %}"
+    "{% for message in messages %}[{{ message.role }} {{ message.content }}]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant {% endif %}"
+)
+WITH_BOS = "<|startoftext|>" + WITH_SYSTEM
+REFUSING = (
+    "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}<|startoftext|>{{ messages[0].content }}"
+)
+BOS = 257
+HELLO = MessageContent([{"role": "user", "content": "hello"}], True)
+
+
+def texts_of(text: ModelText, limits: Limits, template: str) -> Texts:
+    return Texts(replace(text, chat_template=ChatTemplate(template), bos_id=BOS), limits)
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "later"),
+    [
+        (WITH_SYSTEM, "[system default][user hello][assistant ", "[user hello][assistant "),
+        (WITH_BOS, "<|startoftext|>[system default][user hello][assistant ", "[user hello][assistant "),
+        (REFUSING, "<|startoftext|>hello", "hello"),
+    ],
+    ids=["system", "bos", "refusing"],
+)
+async def test_messages_start_or_continue_a_conversation(
+    text: ModelText, limits: Limits, template: str, first: str, later: str
+) -> None:
+    texts = texts_of(text, limits, template)
+    assert texts.depends_on_context(HELLO)
+    for empty, written in ((True, first), (False, later)):
+        ids = await texts.tokens(HELLO, empty=empty)
+        assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
+    texts.close()
+
+
+async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits: Limits) -> None:
+    threads: list[str] = []
+
+    class Noting(ChatTemplate):
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            threads.append(threading.current_thread().name)
+            return super().render(*args, **kwargs)
+
+    texts = Texts(replace(text, chat_template=Noting(WITH_SYSTEM)), limits)
+    await texts.render(HELLO)
+    await texts.render(MessageContent([{"role": "u", "content": ""}] * 1024, False))
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("jaxctx-text")
+    texts.close()
+
+
+async def test_long_texts_do_not_delay_others(text: ModelText, limits: Limits) -> None:
+    gate = threading.Event()
+
+    class Gated:
+        max_token_bytes = None
+
+        def encode(self, text: str, **_: Any) -> list[int]:
+            assert len(text) <= LONG or gate.wait(60)
+            return [1]
+
+    texts = Texts(replace(text, tokenizer=Gated()), limits)  # type: ignore[arg-type]
+    long = [asyncio.create_task(texts.encode(TextContent("x" * (LONG + 1), None))) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(texts.encode(TextContent("x" * (SHORT + 1), None)), 60) == [1]
+    assert not any(task.done() for task in long)
+    gate.set()
+    assert await asyncio.gather(*long) == [[1]] * 4
+    texts.close()
+
+
+async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText, limits: Limits) -> None:
+    class Counting:
+        calls = 0
+        max_token_bytes = 2
+
+        def encode(self, text: str, **_: Any) -> list[int]:
+            self.calls += bool(text)
+            return [1]
+
+    tokenizer = Counting()
+    few = replace(limits, max_context_tokens=10)
+    template = ChatTemplate("{{ messages[0].content }}")
+    texts = Texts(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
+    assert await texts.tokens(TextContent("é" * 10, None), empty=True) == [1]
+    for field, content in (
+        ("text", TextContent("é" * 10 + "x", None)),
+        ("messages", MessageContent([{"role": "user", "content": "x" * 21}], True)),
+    ):
+        with pytest.raises(InvalidArgument, match="1 to 10 tokens") as raised:
+            await texts.tokens(content, empty=True)
+        assert raised.value.violations[0].field == field
+    assert tokenizer.calls == 1
+    texts.close()
