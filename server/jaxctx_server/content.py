@@ -1,8 +1,9 @@
 """Content to tokens: tokenizer and chat template of the served model, with long texts off the event loop.
 
 Special tokens: text gets those that the tokenizer's post-processor adds (a beginning-of-sequence token, if any) when it
-goes into an empty context, unless `add_special_tokens` says otherwise. The chat template writes its own; in a context
-that has tokens, a beginning-of-sequence token at its front is left out.
+goes into an empty context, unless `add_special_tokens` says otherwise. The chat template writes its own. In a context
+that has tokens, messages are written as the next turns of a conversation: without what the template writes once, at the
+start of one (a beginning-of-sequence token, a system prompt of its own).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from typing import TypeVar
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, TokenContent
+from jaxctx_server.validate.checks import utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
-THREADS = 2
+LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
+THREADS = 2  # for what is in between
+MESSAGE = 32  # characters that a message costs beside its own
 T = TypeVar("T")
 
 
@@ -29,11 +33,15 @@ class Texts:
         self._text = text
         self._limits = limits
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-text")
+        self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-long-text")
         self._adds_special_tokens = bool(text.tokenizer.encode("", add_special_tokens=True))
+        longest = text.tokenizer.max_token_bytes
+        self._max_bytes = None if longest is None else longest * limits.max_context_tokens
 
     def close(self) -> None:
         """Let go of the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def depends_on_context(self, content: Content) -> bool:
         """Whether the tokens of `content` differ between an empty context and one that has tokens."""
@@ -41,7 +49,7 @@ class Texts:
             case TextContent():
                 return content.add_special_tokens is None and self._adds_special_tokens
             case MessageContent():
-                return self._text.bos_id is not None
+                return self._text.chat_template is not None
             case TokenContent():
                 return False
 
@@ -54,11 +62,11 @@ class Texts:
             case TokenContent():
                 return content.ids
             case TextContent():
+                self._check_bytes("text", content.text)
                 field, ids = "text", await self.encode(content, empty=empty)
             case MessageContent():
-                field, ids = "messages", (await self.render(content))[1]
-                if not empty and ids and ids[0] == self._text.bos_id:
-                    ids = ids[1:]
+                work = partial(self._appended, self._template(), content, empty)
+                field, ids = "messages", await self._run(_size(content), work)
         if not 1 <= len(ids) <= self._limits.max_context_tokens:
             limit = self._limits.max_context_tokens
             raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is {len(ids)}")
@@ -71,24 +79,50 @@ class Texts:
         return await self._run(len(content.text), encode)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of tokens, which must be of the tokenizer's vocabulary."""
+        """Text of tokens, which must be of the model's vocabulary."""
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
     async def render(self, content: MessageContent) -> tuple[str, list[int]]:
-        """Messages as the chat template writes them, and the tokens of that."""
-        template = self._text.chat_template
-        if template is None:
+        """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
+        return await self._run(_size(content), partial(self._rendered, self._template(), content))
+
+    def _template(self) -> ChatTemplate:
+        if self._text.chat_template is None:
             message = "the model has no chat template; send text or tokens"
             raise FailedPrecondition(message, reason="NO_CHAT_TEMPLATE")
-        size = sum(len(message["content"]) for message in content.messages)
-        return await self._run(size, partial(self._render, template, content))
+        return self._text.chat_template
 
-    def _render(self, template: ChatTemplate, content: MessageContent) -> tuple[str, list[int]]:
+    def _rendered(self, template: ChatTemplate, content: MessageContent) -> tuple[str, list[int]]:
         text = template.render(content.messages, add_generation_prompt=content.add_generation_prompt)
         return text, self._text.tokenizer.encode(text, add_special_tokens=False)
+
+    def _appended(self, template: ChatTemplate, content: MessageContent, empty: bool) -> list[int]:
+        """Tokens of messages for a context. If the template cannot write a next turn: those of a first one, without
+        the beginning-of-sequence token.
+        """
+        generation, text = content.add_generation_prompt, None
+        if not empty:
+            text = template.render_next(content.messages, add_generation_prompt=generation)
+        is_first = text is None
+        if text is None:
+            text = template.render(content.messages, add_generation_prompt=generation)
+        self._check_bytes("messages", text)
+        ids = self._text.tokenizer.encode(text, add_special_tokens=False)
+        return ids[1:] if is_first and not empty and ids and ids[0] == self._text.bos_id else ids
+
+    def _check_bytes(self, field: str, text: str) -> None:
+        """Refuse a text that the longest entries of the vocabulary could not bring under the limit of tokens."""
+        if self._max_bytes is not None and (utf8_size(text) or 0) > self._max_bytes:
+            raise InvalidArgument.field(field, f"must be 1 to {self._limits.max_context_tokens} tokens, is more")
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= SHORT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        threads = self._threads if size <= LONG else self._long_thread
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _size(content: MessageContent) -> int:
+    """Characters to render, about."""
+    return sum(len(message["role"]) + len(message["content"]) + MESSAGE for message in content.messages)

@@ -25,6 +25,7 @@ from jaxctx.model.text.tokenizer import check_unicode
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 Message = Mapping[str, Any]  # JSON values: at least `role` and `content`
+EARLIER: tuple[Message, ...] = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
 
 
 class ChatTemplate:
@@ -80,12 +81,27 @@ class ChatTemplate:
                 pieces.append(piece)
         except InvalidArgument:
             raise
-        except Exception as error:  # whatever a template meets in messages it did not expect
-            reason = str(error)[:300] or type(error).__name__
-            raise InvalidArgument.field("messages", f"refused by the chat template: {reason}") from error
+        except _Refused as error:
+            raise InvalidArgument.field("messages", f"refused by the chat template: {str(error)[:300]}") from error
+        except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
+            raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
         prompt = "".join(pieces)
         check_unicode(prompt, "messages")
         return prompt
+
+    def render_next(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str | None:
+        """What the messages add to a conversation that has begun: none of what a template writes once, at its start
+        (a beginning-of-sequence token, a system prompt of its own).
+
+        Found by rendering them after a made-up turn. None if that is refused, or if the template does not write what
+        went before as it writes it alone.
+        """
+        try:
+            earlier = self.render(EARLIER, add_generation_prompt=False)
+            all_of_it = self.render([*EARLIER, *messages], add_generation_prompt=add_generation_prompt)
+        except InvalidArgument:
+            return None
+        return all_of_it[len(earlier) :] or None if all_of_it.startswith(earlier) else None
 
     def _choose(self, has_tools: bool) -> jinja2.Template:
         if has_tools and "tool_use" in self._templates:
@@ -93,8 +109,12 @@ class ChatTemplate:
         return self._templates.get("default") or next(iter(self._templates.values()))
 
 
+class _Refused(Exception):
+    """The template's own words, by `raise_exception`."""
+
+
 def _raise_exception(message: object) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
+    raise _Refused(str(message))
 
 
 def _to_json(

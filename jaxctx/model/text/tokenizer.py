@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 
-# Characters from which the batch interface is used. It costs more in all, but lets other threads run meanwhile: `encode`
-# of 2 MB held the interpreter for 0.2 s, in which no step was prepared.
+# Characters from which the batch interface is used. It costs more in all, but lets other threads run meanwhile:
+# `encode` of 2 MB held the interpreter for 0.2 s, in which no step was prepared.
 LONG = 16_384
+KEEPING_SPLITS = [("Split", how) for how in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")]
 
 
 class Tokenizer:
@@ -51,14 +54,42 @@ class Tokenizer:
         return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id out of range."""
-        if any(not 0 <= token < self.vocab_size for token in ids):
-            raise InvalidArgument.field("tokens", f"token ids must be from 0 to {self.vocab_size - 1}")
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for ids that no model can have.
+
+        Ids that the vocabulary lacks have no text: many models have more rows than their tokenizer has entries.
+        """
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            raise InvalidArgument.field("tokens", f"token ids must be from 0 to {self.vocab_size - 1}") from None
 
     def token_id(self, token: str) -> int | None:
         """Id of the exact entry of the vocabulary, None if there is none."""
         return self._backend.token_to_id(token)
+
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """A text of b bytes in UTF-8 has at least b divided by this tokens. None where nothing is certain.
+
+        It is for byte-level BPE as it comes: with all bytes in the vocabulary, and no step that shortens a text
+        (normalizer, pre-tokenizer that removes, added tokens that swallow the space around them).
+        """
+        if self._backend.normalizer is not None or not isinstance(self._backend.model, models.BPE):
+            return None
+        steps = json.loads(self._backend.to_str())["pre_tokenizer"] or {}
+        kinds = steps.get("pretokenizers", [steps])
+        keep_all = all(
+            each.get("type") in ("ByteLevel", "Digits") or (each.get("type"), each.get("behavior")) in KEEPING_SPLITS
+            for each in kinds
+        )
+        vocabulary = self._backend.get_vocab(with_added_tokens=False)
+        added = self._backend.get_added_tokens_decoder().values()
+        byte_level = any(each.get("type") == "ByteLevel" for each in kinds)
+        every_byte = byte_level and all(letter in vocabulary for letter in pre_tokenizers.ByteLevel.alphabet())
+        if not keep_all or not every_byte or any(token.lstrip or token.rstrip for token in added):
+            return None
+        # A letter of an entry is a byte of the text; added tokens are found in the text as they are written.
+        return max(*map(len, vocabulary), *(len(token.content.encode()) for token in added))
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:

@@ -37,7 +37,7 @@ HEALTH = "grpc.health.v1.Health"
 def options(max_calls: int) -> list[tuple[str, int]]:
     """Of the transport. Sizes in bytes, times in milliseconds."""
     return [
-        ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or 1,048,576 token ids, and room
+        ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or the ids of a long context, and room
         ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context
         ("grpc.max_metadata_size", 8 << 10),
         ("grpc.absolute_max_metadata_size", 16 << 10),

@@ -22,7 +22,7 @@ class Limits:
     max_text_bytes: int = 2 << 20  # of a text, and of all messages together
     max_messages: int = 1024
     max_role_bytes: int = 64
-    max_detokenize_tokens: int = 1 << 20
+    max_detokenize_tokens: int = 1 << 17
 
     max_name_bytes: int = 256  # of a model id
     max_salt_bytes: int = 256
