@@ -80,7 +80,8 @@ class ContextOperations:
 
     def _raise_if_too_many(self, more: int) -> None:
         if len(self._cache) + more > self._config.max_contexts:
-            raise ResourceExhausted(f"the engine holds at most {self._config.max_contexts} contexts", retry_after_s=1.0)
+            message = f"the engine holds at most {self._config.max_contexts} contexts"
+            raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
 
     @contextmanager
     def _not_a_victim(self, context: Context) -> Iterator[None]:

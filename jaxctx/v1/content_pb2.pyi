@@ -27,7 +27,7 @@ class TokenIds(google.protobuf.message.Message):
     IDS_FIELD_NUMBER: builtins.int
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """0 .. vocab_size - 1 each."""
+        """0 .. vocab_size - 1 each. In a request 1 .. max_context_tokens of them."""
 
     def __init__(
         self,
@@ -64,7 +64,13 @@ Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
 
 @typing.final
 class ChatMessages(google.protobuf.message.Message):
-    """A conversation, or the next turns of one, as the model's chat template writes it."""
+    """A conversation, or the next turns of one, as the model's chat template writes it.
+
+    In an empty context the messages are rendered as they stand. In one that has tokens they are the next turns: rendered
+    after a made-up turn of user and assistant, of which nothing is kept, so that what the template writes once (a
+    beginning-of-sequence token, a system prompt of its own) is not written again. Where a template does not allow that,
+    they are rendered as they stand, and only a beginning-of-sequence token at the front is left out.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -55,7 +55,7 @@ class CreateContextRequest(google.protobuf.message.Message):
     characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. Unset: 128 random bits from the server.
     """
     model_id: builtins.str
-    """The model to compute with. Empty: the server's only, or default, one."""
+    """The model to compute with; up to 256 bytes. Empty: the server's only, or default, one."""
     salt: builtins.str
     """Contexts of different salts never share pages. Up to 256 bytes."""
     priority: builtins.int
@@ -136,9 +136,7 @@ class FillRequest(google.protobuf.message.Message):
 
     @property
     def messages(self) -> jaxctx.v1.content_pb2.ChatMessages:
-        """Messages, written by the model's chat template. In a context that has tokens, a beginning-of-sequence token at
-        the front is left out.
-        """
+        """Messages, written by the model's chat template; in a context that has tokens, as the next turns."""
 
     def __init__(
         self,
@@ -265,11 +263,13 @@ class GenerateRequest(google.protobuf.message.Message):
     context_id: builtins.str
     """The context; it has at least one token."""
     max_tokens: builtins.int
-    """At most this many tokens for each output, from 1. Unset: the model's `default_max_tokens`."""
+    """At most this many tokens for each output; 1..max_context_tokens. Unset: the model's `default_max_tokens`. An output
+    that makes the context as long as the longest sequence ends there.
+    """
     min_tokens: builtins.int
     """No end-of-sequence or stop token before this many tokens; 0..max_tokens."""
     n: builtins.int
-    """How many outputs; 1..128. Unset: 1."""
+    """How many outputs; 1..128, and no more than requests may wait (the server's --queue-limit). Unset: 1."""
     logprobs: builtins.bool
     """Tell the log probability of every token."""
     top_logprobs: builtins.int
@@ -598,7 +598,7 @@ class ListContextsRequest(google.protobuf.message.Message):
     limit: builtins.int
     """At most this many at once; 1..1000. 0: 100."""
     page_token: builtins.str
-    """`next_page_token` of the answer before. Empty: from the start.
+    """`next_page_token` of the answer before; up to 256 bytes. Empty: from the start.
     3..15: filters, when they come.
     """
     def __init__(

@@ -56,6 +56,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 62
     """RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
+    ERROR_REASON_TOO_MANY_CONTEXTS: _ErrorReason.ValueType  # 63
+    """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
     """UNAVAILABLE: the server is still loading, or gone."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
@@ -80,10 +82,11 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
       ERROR_REASON_ ("CONTEXT_BUSY");
     - with INVALID_FIELD a `google.rpc.BadRequest` that names every refused field by its path in the request message
       ("sampling.temperature", "stop[3]");
-    - where waiting helps (RESOURCE_EXHAUSTED, UNAVAILABLE) a `google.rpc.RetryInfo`.
+    - where waiting helps (RESOURCE_EXHAUSTED, UNAVAILABLE, CONTEXT_BUSY) a `google.rpc.RetryInfo`.
 
     The gRPC status that goes with each reason stands beside it. Clients must expect reasons that they do not know yet, and
-    then act on the status. The message of a status is for people and may change.
+    then act on the status. The message of a status is for people and may change. Errors that gRPC itself raises have no
+    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB.
 
     An error means that nothing changed, unless said otherwise here.
     """
@@ -122,6 +125,8 @@ ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61
 """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 62
 """RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
+ERROR_REASON_TOO_MANY_CONTEXTS: ErrorReason.ValueType  # 63
+"""RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
 """UNAVAILABLE: the server is still loading, or gone."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71

@@ -86,7 +86,7 @@ class ListModelsRequest(google.protobuf.message.Message):
     limit: builtins.int
     """At most this many at once; 1..1000. 0: 100."""
     page_token: builtins.str
-    """`next_page_token` of the answer before. Empty: from the start."""
+    """`next_page_token` of the answer before; up to 256 bytes. Empty: from the start."""
     def __init__(
         self,
         *,
@@ -223,7 +223,7 @@ class DetokenizeRequest(google.protobuf.message.Message):
     """Leave special tokens out of the text."""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Token ids, 0 .. vocab_size - 1 each; up to 1,048,576."""
+        """Token ids, 0 .. vocab_size - 1 each; up to 131,072. Those that the tokenizer lacks have no text."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Models and tokenizers. `model_id` may be empty everywhere: the server's only, or default, model. An unknown one gives
-    NOT_FOUND (MODEL_NOT_FOUND).
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
     def __init__(self, channel):
@@ -64,8 +64,8 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Models and tokenizers. `model_id` may be empty everywhere: the server's only, or default, model. An unknown one gives
-    NOT_FOUND (MODEL_NOT_FOUND).
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
     def ListModels(self, request, context):
@@ -140,8 +140,8 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Models and tokenizers. `model_id` may be empty everywhere: the server's only, or default, model. An unknown one gives
-    NOT_FOUND (MODEL_NOT_FOUND).
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
     @staticmethod

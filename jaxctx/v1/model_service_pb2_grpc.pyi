@@ -106,8 +106,8 @@ _ModelServiceApplyChatTemplateType = typing_extensions.TypeVar(
 )
 
 class ModelServiceStub(typing.Generic[_ModelServiceListModelsType, _ModelServiceGetModelType, _ModelServiceTokenizeType, _ModelServiceDetokenizeType, _ModelServiceApplyChatTemplateType]):
-    """Models and tokenizers. `model_id` may be empty everywhere: the server's only, or default, model. An unknown one gives
-    NOT_FOUND (MODEL_NOT_FOUND).
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
     @typing.overload
@@ -197,8 +197,8 @@ ModelServiceAsyncStub: typing_extensions.TypeAlias = ModelServiceStub[
 ]
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
-    """Models and tokenizers. `model_id` may be empty everywhere: the server's only, or default, model. An unknown one gives
-    NOT_FOUND (MODEL_NOT_FOUND).
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
     @abc.abstractmethod
