@@ -60,7 +60,7 @@ class Serving:
         if self._served is None:
             raise Unavailable("the server is loading", retry_after_s=1.0)
         if self._state is State.STOPPED:
-            raise Unavailable("the server has stopped")
+            raise Unavailable("the server has stopped", retry_after_s=5.0)
         return self._served
 
     def opened(self, served: Served) -> None:

@@ -25,6 +25,7 @@ from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import admin_service_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role
+from jaxctx_server.grpc import stages
 from jaxctx_server.grpc.server import SERVICES, options
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -398,6 +399,20 @@ async def test_reflection_lists_the_services(door: Any) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {*SERVICES, "grpc.health.v1.Health"} <= names
     assert len(file.file_descriptor_response.file_descriptor_proto) >= 1
+
+
+async def test_calls_without_a_key_have_a_limit_of_their_own(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "MAX_OPEN_CALLS", 2)
+    async with open_door(keys=KEYS, max_calls=4) as door:  # of which the transport lets four in at once
+        health = health_pb2_grpc.HealthStub(door.channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        error = await failure(health.Check(health_pb2.HealthCheckRequest()))
+        assert (type(error), error.reason) == (errors.ResourceExhausted, "QUEUE_FULL")
+        await create(door, metadata=bearer("a-key"))
+        for watch in watches:
+            watch.cancel()
 
 
 async def test_calls_beyond_the_limit_are_refused(open_door: Any) -> None:

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from jaxctx.errors import JaxctxError, ResourceExhausted
-from jaxctx_server.access import Authoriser
+from jaxctx_server.access import METHODS, Authoriser, Role
 from jaxctx_server.grpc.pipeline import Call, Stage
 
 log = logging.getLogger("jaxctx.calls")
+MAX_OPEN_CALLS = 64  # of methods that need no key
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 
@@ -50,18 +51,22 @@ async def request_id(call: Call) -> AsyncIterator[None]:
 
 
 def limits(max_calls: int) -> Stage:
-    """Refuse calls beyond so many at once, over all connections. What each may ask for is the validator's business."""
-    running = 0
+    """Refuse calls beyond so many at once, over all connections. What each may ask for is the validator's business.
+
+    Methods that need no key have a limit of their own, so that whoever has none cannot use up the places of others.
+    """
+    running = {True: 0, False: 0}  # by whether the method is open to anyone
+    most = {True: MAX_OPEN_CALLS, False: max_calls}
 
     @asynccontextmanager
     async def stage(call: Call) -> AsyncIterator[None]:
-        nonlocal running
-        if running >= max_calls:
+        is_open = METHODS.get(call.method) is Role.ANYONE
+        if running[is_open] >= most[is_open]:
             raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-        running += 1
+        running[is_open] += 1
         try:
             yield
         finally:
-            running -= 1
+            running[is_open] -= 1
 
     return stage
