@@ -25,8 +25,8 @@ UNSPECIFIED = "UNSPECIFIED"  # the reason of an error that names none
 # Trailers travel in HTTP/2 headers, which peers bound to 8 KiB together. These keep the longest status below that.
 MAX_MESSAGE_BYTES = 512
 MAX_VIOLATIONS = 16
-MAX_FIELD_BYTES = 64
-MAX_DESCRIPTION_BYTES = 160
+MAX_FIELD_BYTES = 96  # `labels[KEY]` with the longest key, and room
+MAX_DESCRIPTION_BYTES = 128
 
 
 def to_status(error: JaxctxError) -> grpc.Status:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from jaxctx.errors import InvalidArgument
+
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -50,10 +52,21 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, slots=True)
 class CallDefaults:
-    """What every call of a client carries."""
+    """What every call of a client carries. Space around the key (a file's last line feed) is not part of it.
+
+    Raises InvalidArgument for a key that no header can carry; an empty one is a setting that was forgotten.
+    """
 
     api_key: str | None = field(repr=False)
     timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.api_key is None:
+            return
+        key = self.api_key.strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
+        object.__setattr__(self, "api_key", key)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

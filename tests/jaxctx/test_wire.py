@@ -123,3 +123,9 @@ def test_the_longest_error_still_fits_into_the_trailers(failing: SimpleNamespace
     assert type(error) is errors.InvalidArgument
     assert error.reason == "INVALID_FIELD"
     assert len(error.violations) == wire.MAX_VIOLATIONS
+
+
+def test_the_longest_label_is_named_whole(failing: SimpleNamespace) -> None:
+    sent = errors.InvalidArgument.field(f"labels[{'k' * 64}]", "must be text of 0 to 256 bytes")
+    error = through_sync(failing, lambda context: context.abort_with_status(wire.to_status(sent)))
+    assert error.violations == sent.violations

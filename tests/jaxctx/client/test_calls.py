@@ -95,6 +95,19 @@ async def test_the_key_travels_with_every_call(either: Any, serving: Any) -> Non
     assert "authorization" not in serving.fake.metadata["CloseContext"][0]
 
 
+async def test_space_around_the_key_is_left_out(either: Any, serving: Any) -> None:
+    await either(either.client(serving.target, api_key=" secret\n").create())
+    assert serving.fake.metadata["CreateContext"][0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["", " \n", "a\nb", "schlüssel"])
+def test_keys_that_cannot_be(either: Any, key: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as raised:
+        either.client("127.0.0.1:1", api_key=key)
+    assert raised.value.violations[0].field == "api_key"
+    assert not key.strip() or key not in raised.value.message
+
+
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "credentials"])
 async def test_unix_socket(either: Any, serve: Any, tmp_path: Path, secure: bool) -> None:
     serving = serve(
