@@ -1,16 +1,24 @@
-"""Arguments of the client's methods to request messages. Pure; ranges are checked by the server, and only there."""
+"""Arguments of the client's methods to request messages. Pure; ranges are checked by the server, and only there.
+
+What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message as ProtobufMessage
 
 from jaxctx.client.types import GenerateOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import content_pb2, context_service_pb2, generation_pb2, model_service_pb2
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
+M = TypeVar("M", bound=ProtobufMessage)
+REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,25 @@ class Content:
     @property
     def token_ids(self) -> content_pb2.TokenIds | None:
         """The field `tokens` of a request."""
-        return None if self.tokens is None else content_pb2.TokenIds(ids=self.tokens)
+        return None if self.tokens is None else make(content_pb2.TokenIds, within="tokens.", ids=self.tokens)
 
     @property
     def chat(self) -> content_pb2.ChatMessages | None:
         """The field `messages` of a request."""
         return None if self.messages is None else chat_messages(self.messages, self.add_generation_prompt)
+
+
+def make(kind: type[M], /, *, within: str = "", **fields: Any) -> M:
+    """A message of these fields. Raises InvalidArgument naming the field that it cannot hold, `within` before it."""
+    try:
+        return kind(**fields)
+    except REFUSALS as error:
+        for name, value in fields.items():
+            try:
+                kind(**{name: value})
+            except REFUSALS:
+                raise InvalidArgument.field(within + name, "is not of its type, or out of its range") from error
+        raise
 
 
 def new_id() -> str:
@@ -48,13 +69,21 @@ def new_id() -> str:
 
 def chat_messages(messages: Sequence[Message], add_generation_prompt: bool | None) -> content_pb2.ChatMessages:
     """Raises InvalidArgument for a message with other keys than role and content, which would be lost silently."""
-    for i, message in enumerate(messages):
-        if unknown := set(message) - {"role", "content"}:
-            raise InvalidArgument.field(f"messages[{i}]", f"unknown keys {sorted(unknown)}")
-    return content_pb2.ChatMessages(
-        messages=[content_pb2.ChatMessage(role=m.get("role", ""), content=m.get("content", "")) for m in messages],
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        raise InvalidArgument.field("messages", "must be a list of messages")
+    return make(
+        content_pb2.ChatMessages,
+        messages=[_chat_message(f"messages[{i}]", message) for i, message in enumerate(messages)],
         add_generation_prompt=add_generation_prompt,
     )
+
+
+def _chat_message(path: str, message: object) -> content_pb2.ChatMessage:
+    if not isinstance(message, Mapping):
+        raise InvalidArgument.field(path, "must be a mapping with role and content")
+    if unknown := message.keys() - {"role", "content"}:
+        raise InvalidArgument.field(path, f"unknown keys {sorted(map(str, unknown))}")
+    return make(content_pb2.ChatMessage, within=f"{path}.", **message)
 
 
 def create(
@@ -67,7 +96,8 @@ def create(
     labels: Mapping[str, str] | None,
 ) -> context_service_pb2.CreateContextRequest:
     """Of ContextService.CreateContext."""
-    return context_service_pb2.CreateContextRequest(
+    return make(
+        context_service_pb2.CreateContextRequest,
         context_id=context_id,
         model_id=model_id,
         salt=salt,
@@ -80,9 +110,10 @@ def create(
 
 def fill(context_id: str, content: Content, defer: bool) -> context_service_pb2.FillRequest:
     """Of ContextService.Fill."""
-    return context_service_pb2.FillRequest(
+    return make(
+        context_service_pb2.FillRequest,
         context_id=context_id,
-        text=content.text,  # type: ignore[arg-type]  # None leaves a oneof unset, whatever the stubs say
+        text=content.text,
         tokens=content.token_ids,
         messages=content.chat,
         add_special_tokens=content.add_special_tokens,
@@ -94,11 +125,12 @@ def plan(
     content: Content, *, context_id: str | None = None, model_id: str = "", salt: str = ""
 ) -> context_service_pb2.PlanRequest:
     """Of ContextService.Plan."""
-    return context_service_pb2.PlanRequest(
+    return make(
+        context_service_pb2.PlanRequest,
         context_id=context_id,
         model_id=model_id,
         salt=salt,
-        text=content.text,  # type: ignore[arg-type]  # None leaves a oneof unset, whatever the stubs say
+        text=content.text,
         tokens=content.token_ids,
         messages=content.chat,
         add_special_tokens=content.add_special_tokens,
@@ -110,12 +142,15 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> context_servi
     if unknown := options.keys() - GenerateOptions.__annotations__.keys():
         raise TypeError(f"unknown options of generate: {', '.join(sorted(unknown))}")
     stop = options.get("stop", ())
-    return context_service_pb2.GenerateRequest(
+    return make(
+        context_service_pb2.GenerateRequest,
         context_id=context_id,
         n=n,
         max_tokens=options.get("max_tokens"),
         min_tokens=options.get("min_tokens", 0),
-        sampling=generation_pb2.Sampling(
+        sampling=make(
+            generation_pb2.Sampling,
+            within="sampling.",
             temperature=options.get("temperature"),
             top_k=options.get("top_k", 0),
             top_p=options.get("top_p"),
@@ -138,8 +173,8 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> context_servi
 def fork(context_id: str, n: int | None, ids: Sequence[str] | None) -> context_service_pb2.ForkRequest:
     """Of ContextService.Fork. Children get ids here, so that a retry cannot fork twice; n is checked by the server."""
     if ids is None:
-        ids = [new_id() for _ in range(1 if n is None else min(n, 4096))]
-    return context_service_pb2.ForkRequest(context_id=context_id, n=n, child_ids=ids)
+        ids = [new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
+    return make(context_service_pb2.ForkRequest, context_id=context_id, n=n, child_ids=ids)
 
 
 def update(
@@ -147,11 +182,12 @@ def update(
 ) -> context_service_pb2.UpdateContextRequest:
     """Of ContextService.UpdateContext; None leaves a setting as it is."""
     request = context_service_pb2.UpdateContextRequest
-    return request(
+    return make(
+        request,
         context_id=context_id,
         priority=priority,
         pinned=pinned,
-        labels=None if labels is None else request.Labels(labels=labels),
+        labels=None if labels is None else make(request.Labels, labels=labels),
     )
 
 
@@ -159,6 +195,8 @@ def apply_chat_template(
     messages: Sequence[Message], add_generation_prompt: bool | None, model_id: str
 ) -> model_service_pb2.ApplyChatTemplateRequest:
     """Of ModelService.ApplyChatTemplate."""
-    return model_service_pb2.ApplyChatTemplateRequest(
-        model_id=model_id, messages=chat_messages(messages, add_generation_prompt)
+    return make(
+        model_service_pb2.ApplyChatTemplateRequest,
+        model_id=model_id,
+        messages=chat_messages(messages, add_generation_prompt),
     )

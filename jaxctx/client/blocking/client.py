@@ -104,7 +104,7 @@ class Client:
 
     def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        request = context_service_pb2.ListContextsRequest(limit=page)
+        request = requests.make(context_service_pb2.ListContextsRequest, limit=page)
         while True:
             response = self._connection.call(self._connection.contexts.ListContexts, request, timeout_s)
             for context in response.contexts:
@@ -145,7 +145,7 @@ class Client:
 
     def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
         """One model; by default the server's only, or default, one."""
-        request = model_service_pb2.GetModelRequest(model_id=model_id)
+        request = requests.make(model_service_pb2.GetModelRequest, model_id=model_id)
         return answers.model(self._connection.call(self._connection.models.GetModel, request, timeout_s).model)
 
     def tokenize(
@@ -157,7 +157,9 @@ class Client:
         timeout_s: float | None = None,
     ) -> list[int]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        request = model_service_pb2.TokenizeRequest(model_id=model_id, text=text, add_special_tokens=add_special_tokens)
+        request = requests.make(
+            model_service_pb2.TokenizeRequest, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        )
         return list(self._connection.call(self._connection.models.Tokenize, request, timeout_s).tokens)
 
     def detokenize(
@@ -169,8 +171,11 @@ class Client:
         timeout_s: float | None = None,
     ) -> str:
         """Text of token ids."""
-        request = model_service_pb2.DetokenizeRequest(
-            model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        request = requests.make(
+            model_service_pb2.DetokenizeRequest,
+            model_id=model_id,
+            tokens=tokens,
+            skip_special_tokens=skip_special_tokens,
         )
         return self._connection.call(self._connection.models.Detokenize, request, timeout_s).text
 

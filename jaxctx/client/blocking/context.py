@@ -118,34 +118,34 @@ class Context(ContextView):
 
     def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        request = pb.TruncateRequest(context_id=self.id, tokens=tokens)
+        request = requests.make(pb.TruncateRequest, context_id=self.id, tokens=tokens)
         return self._change(self._connection.contexts.Truncate, request, timeout_s)
 
     def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        request = pb.RewindRequest(context_id=self.id, to=to)
+        request = requests.make(pb.RewindRequest, context_id=self.id, to=to)
         return self._change(self._connection.contexts.Rewind, request, timeout_s)
 
     def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Allocate that many more working pages, waiting for them if need be."""
-        request = pb.ReservePagesRequest(context_id=self.id, pages=pages)
+        request = requests.make(pb.ReservePagesRequest, context_id=self.id, pages=pages)
         return self._change(self._connection.contexts.ReservePages, request, timeout_s)
 
     def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        request = pb.CommitPagesRequest(context_id=self.id, pages=pages)
+        request = requests.make(pb.CommitPagesRequest, context_id=self.id, pages=pages)
         return self._change(self._connection.contexts.CommitPages, request, timeout_s)
 
     def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them."""
-        request = pb.ReleasePagesRequest(context_id=self.id, pages=pages)
+        request = requests.make(pb.ReleasePagesRequest, context_id=self.id, pages=pages)
         return self._change(self._connection.contexts.ReleasePages, request, timeout_s)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
         """Ask for the counters."""
-        return self._changed(self._get(pb.GetContextRequest(context_id=self.id), timeout_s))
+        return self._changed(self._get(requests.make(pb.GetContextRequest, context_id=self.id), timeout_s))
 
     def tokens(self, *, timeout_s: float | None = None) -> list[int]:
         """All tokens, buffered ones at the end."""

@@ -95,6 +95,41 @@ async def test_the_key_travels_with_every_call(either: Any, serving: Any) -> Non
     assert "authorization" not in serving.fake.metadata["CloseContext"][0]
 
 
+REFUSED_HERE: list[tuple[str, Any, str]] = [
+    ("fill", lambda context, client: context.fill(tokens=[1, 2**40]), "tokens.ids"),
+    ("fill", lambda context, client: context.fill(tokens=["a"]), "tokens.ids"),
+    ("fill", lambda context, client: context.fill("\ud800"), "text"),
+    ("fill", lambda context, client: context.fill(7), "text"),
+    ("messages", lambda context, client: context.fill(messages="hello"), "messages"),
+    ("messages", lambda context, client: context.fill(messages=["hello"]), "messages[0]"),
+    ("messages", lambda context, client: context.fill(messages=[{"role": "user", 7: "x"}]), "messages[0]"),
+    ("messages", lambda context, client: context.plan(messages=[{"role": "u"}, {"content": 7}]), "messages[1].content"),
+    ("messages", lambda context, client: client.apply_chat_template([{"role": "\udc00"}]), "messages[0].role"),
+    ("generate", lambda context, client: context.complete(max_tokens=2**40), "max_tokens"),
+    ("generate", lambda context, client: context.complete(temperature="hot"), "sampling.temperature"),
+    ("generate", lambda context, client: context.complete(seed=2**70), "sampling.seed"),
+    ("generate", lambda context, client: context.complete(logit_bias=[1]), "sampling.logit_bias"),
+    ("generate", lambda context, client: context.complete(stop=["a", 5]), "stop"),
+    ("fork", lambda context, client: context.fork("2"), "n"),
+    ("fork", lambda context, client: context.fork(ids=[1]), "child_ids"),
+    ("rewind", lambda context, client: context.rewind(-(2**31) - 1), "to"),
+    ("update", lambda context, client: context.update(labels={"k": 1}), "labels"),
+    ("create", lambda context, client: client.create(labels={1: "v"}), "labels"),
+    ("create", lambda context, client: client.create(priority=0.5), "priority"),
+    ("lookup", lambda context, client: client.context("\ud800"), "context_id"),
+    ("models", lambda context, client: client.tokenize("\ud800"), "text"),
+    ("models", lambda context, client: client.detokenize([2**31]), "tokens"),
+]
+
+
+@pytest.mark.parametrize(("use", "field"), [case[1:] for case in REFUSED_HERE], ids=[case[0] for case in REFUSED_HERE])
+async def test_what_no_message_can_hold_is_refused_by_name(either: Any, client: Any, use: Any, field: str) -> None:
+    context = await either(client.create())
+    with pytest.raises(errors.InvalidArgument) as raised:
+        await either(use(context, client))
+    assert [violation.field for violation in raised.value.violations] == [field]
+
+
 async def test_space_around_the_key_is_left_out(either: Any, serving: Any) -> None:
     await either(either.client(serving.target, api_key=" secret\n").create())
     assert serving.fake.metadata["CreateContext"][0]["authorization"] == "Bearer secret"
