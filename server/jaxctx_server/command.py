@@ -1,6 +1,7 @@
 """`jaxctx-serve`: the command line. Exit statuses are in `start.py`.
 
-What takes long to import (gRPC, JAX) is imported once it is needed, so that `--help` and mistakes are quick.
+What takes long to import (gRPC, JAX) is imported once it is needed, so that `--help` and mistakes are quick. What the
+server's extra brings is imported within `main`, which says what to install.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxctx_server import logs
-from jaxctx_server.config import ConvertConfig, ServeConfig
-from jaxctx_server.progress import shown
-from jaxctx_server.sources import read_config
 from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
+if TYPE_CHECKING:
+    from jaxctx_server.config import ConvertConfig, ServeConfig
+
 PROGRAM = "jaxctx-serve"
+OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
+SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.server")
 
 
@@ -26,6 +32,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     """Run the command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     try:
+        from jaxctx_server.config import ConvertConfig, ServeConfig
+        from jaxctx_server.sources import read_config
+
         if argv and argv[0] == "convert":
             return convert(read_config(ConvertConfig, argv[1:], environ, f"{PROGRAM} convert"))
         return serve(read_config(ServeConfig, argv, environ, PROGRAM))
@@ -34,6 +43,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         return error.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in OWN:
+            raise
+        print(f"{PROGRAM}: {missing} is not installed: pip install 'jaxctx[server]'", file=sys.stderr)
+        return USAGE
     except Exception:
         log.exception("the server ended by a defect")
         return DEFECT
@@ -63,7 +78,7 @@ def serve(config: ServeConfig) -> int:
 
     async def run() -> int:
         stop = asyncio.Event()
-        on_signals(asyncio.get_running_loop(), stop, end_now)
+        on_signals(asyncio.get_running_loop(), stop, lambda: end_now(config.unix_socket))
         return await life.serve(config, keys, load, stop)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -74,10 +89,14 @@ def serve(config: ServeConfig) -> int:
 
 
 def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Callable[[], object]) -> None:
-    """Let the first SIGINT or SIGTERM set `stop`, and a second one call `at_once`."""
+    """Let the first SIGINT or SIGTERM set `stop`, and a second one, later than SAME_SIGNAL_S, call `at_once`."""
+    first_at: float | None = None
 
     def handle() -> None:
-        if stop.is_set():
+        nonlocal first_at
+        if first_at is None:
+            first_at = loop.time()
+        elif loop.time() - first_at > SAME_SIGNAL_S:
             at_once()
         stop.set()
 
@@ -85,8 +104,11 @@ def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Ca
         loop.add_signal_handler(number, handle)
 
 
-def end_now() -> None:
-    """End the process without cleaning up."""
+def end_now(unix_socket: Path | None = None) -> None:
+    """End the process without cleaning up, save for the name of its socket."""
+    if unix_socket is not None:
+        with suppress(OSError):
+            unix_socket.unlink()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(INTERRUPTED)
@@ -104,6 +126,7 @@ def convert(config: ConvertConfig) -> int:
     """Write SRC as an Orbax checkpoint."""
     from jaxctx.errors import AlreadyExists, InvalidArgument
     from jaxctx.model import weights
+    from jaxctx_server.progress import shown
 
     dtype = None if config.dtype == "auto" else config.dtype
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,7 @@ from jaxctx_server.config import Range
 from jaxctx_server.start import USAGE, StartError
 
 PREFIX = "JAXCTX_"
+NEAR = 0.75  # similarity (difflib) of names that may be meant for each other
 C = TypeVar("C")
 
 
@@ -28,6 +30,7 @@ def read_config(schema: type[C], argv: Sequence[str], environ: Mapping[str, str]
     if "config" in kinds:
         given = {PREFIX + name.upper(): name for name in kinds}
         settings = {given[key]: text for key, text in environ.items() if key in given and text}
+        _warn_of_mistyped(environ, given.keys(), prog)
         path = _flag(argv, "--config") or settings.get("config")
         if path is not None:
             values = _from_file(Path(path), kinds)
@@ -37,6 +40,15 @@ def read_config(schema: type[C], argv: Sequence[str], environ: Mapping[str, str]
     for name, kind in kinds.items():
         kind.check(flag_of(name), getattr(config, name))
     return config
+
+
+def _warn_of_mistyped(environ: Mapping[str, str], variables: Collection[str], prog: str) -> None:
+    """A line for each variable that is nearly one of ours. Others with the prefix may be another program's."""
+    names = [variable.removeprefix(PREFIX) for variable in variables]
+    for key in environ:
+        if key.startswith(PREFIX) and key not in variables:
+            for near in difflib.get_close_matches(key.removeprefix(PREFIX).upper(), names, 1, NEAR):
+                print(f"{prog}: {key}: there is no such setting; did you mean {PREFIX}{near}?", file=sys.stderr)
 
 
 def flag_of(name: str) -> str:

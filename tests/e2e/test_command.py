@@ -121,7 +121,7 @@ def test_a_second_signal_stops_at_once(echo: Server) -> None:
             stream = context.generate(max_tokens=1000, temperature=0)
             await anext(aiter(stream))
             echo.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)  # what comes sooner counts as the same signal
             echo.process.send_signal(signal.SIGTERM)
             with pytest.raises(jaxctx.errors.JaxctxError):
                 async for _ in stream:

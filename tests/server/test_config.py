@@ -180,3 +180,10 @@ def test_convert() -> None:
 def test_the_compile_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert default_compile_cache() == Path("/caches/jaxctx/compiled")
+
+
+def test_mistyped_variables_get_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {"JAXCTX_PAGESIZE": "8", "JAXCTX_PYTHON": "x", "JAXCTX_VENV": "x", "JAXCTX_EXTRA": "x", "OTHER": "x"}
+    assert read(environ=environ) == ServeConfig()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "jaxctx-serve: JAXCTX_PAGESIZE: there is no such setting; did you mean JAXCTX_PAGE_SIZE?"

@@ -25,7 +25,7 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
 from jaxctx_server.banner import count
-from jaxctx_server.command import main, on_signals
+from jaxctx_server.command import SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import PlainProgress, shown
 from jaxctx_server.serve import serve
@@ -203,6 +203,8 @@ async def test_the_first_signal_stops_and_the_second_ends() -> None:
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stop.wait(), 10)
+        os.kill(os.getpid(), signal.SIGTERM)  # the same one, to the whole group
+        await asyncio.sleep(SAME_SIGNAL_S + 0.1)
         assert ended == []
         os.kill(os.getpid(), signal.SIGINT)
         async with asyncio.timeout(10):
@@ -211,6 +213,16 @@ async def test_the_first_signal_stops_and_the_second_ends() -> None:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def test_ending_at_once_removes_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        program = "import sys, pathlib; from jaxctx_server.command import end_now; end_now(pathlib.Path(sys.argv[1]))"
+        done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=120, check=False)
+    assert done.returncode == INTERRUPTED
+    assert not path.exists()
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -341,3 +353,15 @@ def test_logs_are_json_lines_with_fields() -> None:
 )
 def test_counts(number: int, text: str) -> None:
     assert count(number) == text
+
+
+@pytest.mark.parametrize("missing", ["tyro", "rich", "grpc_health", "jax"])
+def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from jaxctx_server.command import main\n"
+        "sys.exit(main(['echo', '--grpc-port', '0', '--compile-cache', 'None'], {}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert done.stderr.splitlines() == [f"jaxctx-serve: {missing} is not installed: pip install 'jaxctx[server]'"]
