@@ -111,7 +111,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             assert expected_failures, engine.loop.failure.result()
             continue
         core.cache.check()
-        assert core.scheduler.reserved == 0
+        assert core.scheduler.budget.reserved == 0
         assert core.idle
         for context in list(core.cache):
             core.cache.close(context)

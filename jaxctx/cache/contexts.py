@@ -14,7 +14,7 @@ Tiers, snapshots and quotas are not here yet; they begin where `suspend` and `ma
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xxhash import xxh3_128_digest
@@ -23,7 +23,7 @@ from jaxctx.cache import audit
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import OutOfPages, PoolStats
-from jaxctx.cache.prefix import Identity, TokenIds, encode_tokens
+from jaxctx.cache.prefix import Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
@@ -172,18 +172,26 @@ class ContextCache:
 
     def resident(self, identity: Identity, tokens: TokenIds) -> int:
         """How many of `tokens` a match would find for a new context. Changes nothing."""
-        index = self.memory.index
-        return len(index.walk(index.root(identity), encode_tokens(tokens))) * self.page_size
+        return self.find(identity, tokens)[0] * self.page_size
 
     def resident_extension(self, context: Context, tokens: TokenIds) -> int:
         """How many tokens, buffered ones included, a match would find once `tokens` are appended. Changes nothing."""
+        return self.peek(context, tokens)[0] * self.page_size
+
+    def find(self, identity: Identity, tokens: TokenIds) -> tuple[int, int]:
+        """Pages that a new context filled with `tokens` would find, and how many of them nobody holds."""
+        index = self.memory.index
+        return _count(index.walk(index.root(identity), encode_tokens(tokens)))
+
+    def peek(self, context: Context, more: TokenIds = ()) -> tuple[int, int]:
+        """Pages that a match would find once `more` is appended, and how many of them nobody holds. Changes nothing."""
         self._must_live(context)
         if context.working_tokens:
-            return 0
+            return 0, 0
         start, known = context.tail, bytes(context.recent)
         if context.suspended:
             start, known = context.root, context.token_bytes()
-        return len(self.memory.index.walk(start, known + encode_tokens(tokens))) * self.page_size
+        return _count(self.memory.index.walk(start, known + encode_tokens(more)))
 
     def grow(self, context: Context, tokens: int) -> None:
         """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.
@@ -358,3 +366,7 @@ class ContextCache:
 
     def _unused_id(self, tenant: str, context_id: str | None) -> str:
         return self._registry.unused(tenant, self._new_id() if context_id is None else context_id)
+
+
+def _count(path: Sequence[PageNode]) -> tuple[int, int]:
+    return len(path), sum(node.holders == 0 for node in path)

@@ -39,7 +39,8 @@ def write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     sequence, context = part.sequence, part.sequence.context
     rows = slice(part.first_row, part.first_row + part.rows)
     positions = np.arange(part.position, part.position + part.rows, dtype=np.int32)
-    tokens = context.tokens(part.position, min(part.position + part.rows, context.length))
+    known = min(part.position, context.length), min(part.position + part.rows, context.length)
+    tokens = context.tokens(*known)
     views.tokens[rows] = -1 - sequence.slot  # for a token that is still on the device
     views.tokens[rows.start : rows.start + len(tokens)] = tokens
     views.positions[rows] = positions

@@ -8,17 +8,18 @@ step n+1 while the device computes step n.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from jaxctx.cache.contexts import ContextCache, Identity
+from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.batch import Batch, Part, write_part
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.delivery import fill_result, last_piece, token_piece
-from jaxctx.engine.device import Device, SlotHistory
+from jaxctx.engine.device import MAX_BIAS, MAX_STOPS, Device, SlotHistory
 from jaxctx.engine.interface import Caller, ContextInfo, EngineStats, FillResult, GenerateRequest, PlanResult
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
@@ -34,7 +35,6 @@ from jaxctx.errors import (
     InvalidArgument,
     JaxctxError,
     OutOfRange,
-    ResourceExhausted,
     Unavailable,
 )
 from jaxctx.model.text import ModelText
@@ -72,13 +72,13 @@ class EngineCore:
         self._text = text
         self._vocab_size = vocab_size
         self._world = world
-        self._writers: dict[str, Work] = {}
+        self._writers: dict[Context, Work] = {}
         self.cache = ContextCache(
             pages=config.pages, page_size=config.page_size, clock=world.wall_clock, new_id=world.new_id
         )
         self.scheduler = Scheduler(self.cache, config, self._load_slot, self.fail)
         self.contexts = ContextOperations(
-            config, self.cache, self.scheduler, device.copy_pages, model, busy=self._writers
+            config, self.cache, self.scheduler.budget, device.copy_pages, model, busy=self._writers
         )
         self.draining = False
         self._steps = 0
@@ -96,9 +96,8 @@ class EngineCore:
                 f"{context.length} + {len(tokens)} tokens; a context holds at most {self._config.max_context_tokens}",
                 reason="CONTEXT_TOO_LONG",
             )
-        self._raise_if_full(1)
         self.cache.append(context, tokens)
-        if defer or not (context.buffered_tokens or context.suspended):
+        if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
             reply.done(FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context)))
             return None
         sequence = Work(context, caller, reply)
@@ -110,17 +109,19 @@ class EngineCore:
 
     def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Reply) -> Work:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id."""
-        self.raise_if_draining()
         context = self.contexts.writable(caller, context_id)
         if context.length == 0:
             raise FailedPrecondition("an empty context cannot be continued: fill it first", reason="CONTEXT_EMPTY")
         room = self._config.max_context_tokens - context.length
         if room < 1:
             raise OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
-        self._raise_if_full(1)
         seed = request.sampling.seed
         seed = self._world.new_seed() if seed is None else (seed + index) % 2**63
         output = Output(request, self._text, tail=context.tokens(max(context.length - 8, 0)).tolist())
+        if len(output.stop_ids) > MAX_STOPS:
+            raise InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
+        if len(request.sampling.logit_bias) > MAX_BIAS:
+            raise InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
         sequence = Work(
             context,
             caller,
@@ -135,28 +136,39 @@ class EngineCore:
 
     def _submit(self, sequence: Work) -> Work:
         self.scheduler.submit(sequence)
-        self._writers[sequence.context.id] = sequence
+        self._writers[sequence.context] = sequence
         return sequence
-
-    def _raise_if_full(self, more: int) -> None:
-        if self.scheduler.waiting + more > self._config.queue_limit:
-            raise ResourceExhausted("the queue is full", reason="QUEUE_FULL", retry_after_s=1.0)
 
     def _raise_if_unknown(self, tokens: np.ndarray) -> None:
         """JAX does not check indices: an id beyond the vocabulary would silently be another token."""
         if tokens.size and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise InvalidArgument.field("tokens", f"ids must be 0 to {self._vocab_size - 1}")
 
-    def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
+    def fork(self, caller: Caller, context_id: str, ids: Iterable[str | None]) -> list[ContextInfo]:
         """One child per id, all or none; beside a writer, with what was settled."""
-        self.raise_if_draining()
         parent = self.cache.get(caller.tenant, context_id)
-        return [self.contexts.describe(child) for child in self.contexts.fork(parent, ids)]
+        return [self.contexts.describe(child) for child in self.contexts.fork(parent, list(ids))]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         """What a fill would find and need."""
         self._raise_if_unknown(tokens)
         return self.contexts.plan(caller, tokens, context_id, salt)
+
+    def update(
+        self,
+        caller: Caller,
+        context_id: str,
+        priority: int | None,
+        pinned: bool | None,
+        labels: Mapping[str, str] | None,
+    ) -> ContextInfo:
+        """Change what is given of a context. A new priority holds for its waiting request too."""
+        info = self.contexts.update(caller, context_id, priority, pinned, labels)
+        writer = self._writers.get(self.cache.get(caller.tenant, context_id))
+        if writer is not None:
+            self.scheduler.reprioritise(writer)
+        self.scheduler.reconsider()
+        return info
 
     def now(self) -> float:
         """The clock of deadlines."""
@@ -170,7 +182,7 @@ class EngineCore:
     def close(self, caller: Caller, context_id: str) -> None:
         """Give up a context, ending its writer first."""
         context = self.cache.get(caller.tenant, context_id)
-        writer = self._writers.get(context.id)
+        writer = self._writers.get(context)
         if writer is not None:
             self.fail(writer, Cancelled("the context was closed"))
         self.cache.close(context)
@@ -179,7 +191,7 @@ class EngineCore:
         """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
         if not sequence.ended:
             self.scheduler.end(sequence)
-            self._writers.pop(sequence.context.id, None)
+            self._writers.pop(sequence.context, None)
 
     def fail(self, sequence: Work, error: JaxctxError) -> None:
         """End a sequence and tell its caller why."""
@@ -200,9 +212,13 @@ class EngineCore:
         return min(upcoming, default=None)
 
     def fail_all(self, error: JaxctxError) -> None:
-        """The device or the loop broke: end everything."""
+        """End everything, even if the books are in doubt: whatever else goes wrong, everybody gets an answer."""
         for sequence in list(self._writers.values()):
-            self.fail(sequence, error)
+            try:
+                self.end(sequence)
+            except Exception:
+                log.exception("a sequence could not be ended")
+            sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
 
     @property
     def idle(self) -> bool:
@@ -276,7 +292,7 @@ class EngineCore:
             pages_free=pool.free,
             pages_cached=pool.cached,
             pages_held=pool.held,
-            pages_reserved=scheduler.reserved,
+            pages_reserved=scheduler.budget.reserved,
             contexts=len(self.cache),
             running=len(scheduler.running),
             waiting=scheduler.waiting,
@@ -285,7 +301,7 @@ class EngineCore:
             tokens_cached=scheduler.tokens_cached,
             tokens_generated=self._generated,
             preemptions=scheduler.preemptions,
-            suspensions=scheduler.suspensions,
+            suspensions=scheduler.budget.suspensions,
             compilations_after_ready=self._device.compilations,
             draining=self.draining,
         )

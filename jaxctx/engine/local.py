@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -24,7 +24,7 @@ from jaxctx.engine.interface import (
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Promise, Stream
 from jaxctx.engine.sequence import Sequence as Running
-from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
+from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
 ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the caller
@@ -55,11 +55,35 @@ class LocalEngine:
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
         """See `Engine.create`."""
 
-        def create() -> ContextInfo:
+        def create() -> list[ContextInfo]:
             self.core.raise_if_draining()
-            return self.core.contexts.create(caller, request)
+            return [self.core.contexts.create(caller, request)]
 
-        return await self.loop.call(create)
+        return (await self._make(caller, create))[0]
+
+    async def _make(self, caller: Caller, make: Callable[[], list[ContextInfo]]) -> list[ContextInfo]:
+        """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
+        made: list[ContextInfo] = []
+
+        def command() -> None:
+            made.extend(make())
+
+        try:
+            await self.loop.call(command)
+        except asyncio.CancelledError:
+            self._post(partial(self._close_all, caller, made))
+            raise
+        return made
+
+    def _close_all(self, caller: Caller, contexts: Sequence[ContextInfo]) -> None:
+        for info in contexts:
+            with suppress(NotFound):  # closed by its client already
+                self.core.close(caller, info.context_id)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """To the step thread, if there still is one."""
+        with suppress(Unavailable):
+            self.loop.post(command)
 
     async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
         """See `Engine.fill`."""
@@ -75,7 +99,7 @@ class LocalEngine:
 
         def command() -> None:
             try:
-                self.loop.raise_if_broken()
+                self.loop.raise_if_unavailable()
                 sequence[0] = self.core.fill(caller, context_id, tokens, defer, promise)
             except Exception as error:
                 promise.failed(error)
@@ -84,7 +108,7 @@ class LocalEngine:
         try:
             return await promise.future  # type: ignore[no-any-return]
         except asyncio.CancelledError:
-            self.loop.post(lambda: self.core.end(sequence[0]) if sequence[0] else None)
+            self._post(lambda: self.core.end(sequence[0]) if sequence[0] else None)
             raise
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
@@ -96,12 +120,14 @@ class LocalEngine:
             self.loop.outbox,
             outputs=request.n,
             limit=self._stream_buffer,
-            wake=lambda: self.loop.post(lambda: None),
+            wake=lambda: self._post(lambda: None),
         )
 
         def start() -> None:  # one command: nothing can come between the forks and their registration
             ids = [request.context_id]
-            if request.n > 1:
+            if request.n == 1:
+                self.core.raise_if_draining()
+            else:  # accepted when it was flushed
                 forks.extend(self.core.fork(caller, request.context_id, [None] * request.n))
                 ids = [fork.context_id for fork in forks]
             for index, context_id in enumerate(ids):
@@ -116,20 +142,23 @@ class LocalEngine:
                 yield piece
             complete = True
         finally:
-            if not complete and self.loop.alive:
-                self.loop.post(partial(self._abandon, caller, running, forks))
+            if not complete:
+                self._post(partial(self._abandon, caller, running, forks))
 
     def _abandon(self, caller: Caller, running: list[Running], forks: list[ContextInfo]) -> None:
         """The reader left or one output failed: stop all, and close the forks, whose ids nobody may know."""
         for sequence in running:
             self.core.end(sequence)
-        for fork in forks:
-            with suppress(NotFound):  # closed by its client already
-                self.core.close(caller, fork.context_id)
+        self._close_all(caller, forks)
 
     async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
         """See `Engine.fork`."""
-        return await self.loop.call(self.core.fork, caller, context_id, ids)
+
+        def fork() -> list[ContextInfo]:
+            self.core.raise_if_draining()
+            return self.core.fork(caller, context_id, ids)
+
+        return await self._make(caller, fork)
 
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         """See `Engine.truncate`."""
@@ -167,7 +196,7 @@ class LocalEngine:
         labels: Mapping[str, str] | None = None,
     ) -> ContextInfo:
         """See `Engine.update`."""
-        return await self.loop.call(self.core.contexts.update, caller, context_id, priority, pinned, labels)
+        return await self.loop.call(self.core.update, caller, context_id, priority, pinned, labels)
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """See `Engine.close`."""

@@ -52,6 +52,7 @@ class StepLoop:
         self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
+        self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
         self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
         self._threads = [
             threading.Thread(target=self._run, name="jaxctx-step", daemon=True),
@@ -77,20 +78,27 @@ class StepLoop:
             thread.join()
 
     def _stop(self) -> None:
-        self._stopping = True
+        with self._posting:
+            self._stopping = True
         self.core.fail_all(Unavailable("the server is stopping"))
         self._flown.put(None)
 
     def _run(self) -> None:
         with self._device.count_compilations():
             while not self._stopping:
-                self._turn()
+                try:
+                    self._turn()
+                except Exception:
+                    self._break("the step thread met an error")
+            while not self._inbox.empty():  # what came behind the stop is refused, not forgotten
+                self._take(self._inbox.get())
             self.outbox.flush()
 
     def _turn(self) -> None:
         """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
-        timeout = self.core.expire()
-        sent = self._flying < self._steps_in_flight and self._dispatch()
+        works = not self.failure.done()
+        timeout = self.core.expire() if works else None
+        sent = works and self._flying < self._steps_in_flight and self._dispatch()
         self.outbox.flush()
         try:
             message = self._inbox.get(block=not sent, timeout=timeout)
@@ -148,7 +156,7 @@ class StepLoop:
 
         def command() -> None:
             try:
-                self.raise_if_broken()
+                self.raise_if_unavailable()
                 promise.done(function(*args))
             except Exception as error:
                 promise.failed(error)
@@ -158,11 +166,14 @@ class StepLoop:
 
     def post(self, command: Callable[[], None]) -> None:
         """Run `command` on the step thread, after all posted before it. It must not raise."""
+        with self._posting:
+            if self._stopping:
+                raise Unavailable("the server has stopped")
+            self._inbox.put(command)
+
+    def raise_if_unavailable(self) -> None:
+        """Refuse what would get no answer any more."""
         if self._stopping:
             raise Unavailable("the server has stopped")
-        self._inbox.put(command)
-
-    def raise_if_broken(self) -> None:
-        """Refuse work that the device could no longer do."""
         if self.failure.done():
             raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")

@@ -14,27 +14,27 @@ from dataclasses import replace
 import numpy as np
 
 from jaxctx.cache.contexts import Context, ContextCache, Identity, PageCopy
+from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, ContextInfo, ContextPages, ContextState, CreateRequest, PlanResult
-from jaxctx.engine.scheduler import Scheduler
 from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
 
 
 class ContextOperations:
-    """Everything on contexts but fill, generate and close. `busy` holds the ids of contexts that have a writer."""
+    """Everything on contexts but fill, generate and close. `busy` holds the contexts that have a writer."""
 
     def __init__(
         self,
         config: EngineConfig,
         cache: ContextCache,
-        scheduler: Scheduler,
+        budget: PageBudget,
         copy_pages: Callable[[Sequence[PageCopy]], None],
         model: Identity,
-        busy: Container[str],
+        busy: Container[Context],
     ) -> None:
         self._config = config
         self._cache = cache
-        self._scheduler = scheduler
+        self._budget = budget
         self._copy_pages = copy_pages
         self._model = model
         self._busy = busy
@@ -65,7 +65,7 @@ class ContextOperations:
         children: list[Context] = []
         with self._not_a_victim(parent):
             partial = -(-parent.working_tokens // self._config.page_size)
-            if not self._scheduler.claim(partial * len(ids)):
+            if not self._budget.claim(partial * len(ids)):
                 raise ResourceExhausted("no page for the partial pages of the forks", retry_after_s=1.0)
             try:
                 for chosen in ids:
@@ -97,7 +97,7 @@ class ContextOperations:
     def writable(self, caller: Caller, context_id: str) -> Context:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
         context = self._cache.get(caller.tenant, context_id)
-        if context.id in self._busy:
+        if context in self._busy:
             raise Aborted("another operation is writing to this context", retry_after_s=0.1)
         self._cache.touch(context)
         return context
@@ -115,7 +115,7 @@ class ContextOperations:
             raise OutOfRange(f"cannot rewind to {to}: the context has {context.length} tokens")
         with self._not_a_victim(context):
             cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
-            if cut and not context.working_pages and not self._scheduler.claim(1):
+            if cut and not context.working_pages and not self._budget.claim(1):
                 raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
             self._copy_pages(self._cache.rewind(context, to))
         return self.describe(context)
@@ -126,10 +126,9 @@ class ContextOperations:
         if pages > self._config.pages:
             raise ResourceExhausted(f"{pages} pages of {self._config.pages} asked for", reason="NEVER_FITS")
         with self._not_a_victim(context):
-            self._cache.match(context)  # a suspended context takes its cached pages back first: they count too
-            if not self._scheduler.claim(pages):
-                if self._scheduler.claimable() < 0:
-                    self._cache.suspend(context)
+            # A suspended context takes its cached pages back first: they count too.
+            unheld = self._cache.peek(context)[1] if context.suspended else 0
+            if not self._budget.claim(pages + unheld):
                 return None
             self._cache.reserve(context, pages)
         return self.describe(context)
@@ -185,24 +184,26 @@ class ContextOperations:
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         """What filling `tokens` would find and need; changes nothing."""
-        size = self._config.page_size
         if context_id is None:
-            found = self._cache.resident(self.identity(caller, salt), tokens)
-            new, computed_before, pages_before = len(tokens), 0, 0
-        else:
-            context = self._cache.get(caller.tenant, context_id)
-            found = self._cache.resident_extension(context, tokens)
-            new = context.buffered_tokens + len(tokens)
-            computed_before, pages_before = context.seq_len, context.committed_pages + context.working_pages
-        pages = -(-(computed_before + new) // size)
-        resident = min(found, max(new - 1, 0))  # the last token is always computed
+            return self._planned(len(tokens), 0, 0, self._cache.find(self.identity(caller, salt), tokens))
+        context = self._cache.get(caller.tenant, context_id)
+        new = context.buffered_tokens + len(tokens)
+        pages = context.committed_pages + context.working_pages
+        with self._not_a_victim(context):
+            return self._planned(new, context.seq_len, pages, self._cache.peek(context, tokens))
+
+    def _planned(self, new: int, before: int, pages_before: int, found: tuple[int, int]) -> PlanResult:
+        """`new` tokens after `before` with KV in `pages_before` pages; `found` as `peek` says it."""
+        size = self._config.page_size
+        pages, unheld = found
+        resident = min(pages * size, max(new - 1, 0))  # the last token is always computed
         return PlanResult(
             tokens=new,
             resident=resident,
             restored=0,
             computed=new - resident,
-            pages_needed=max(pages - pages_before - found // size, 0),
-            pages_available=self._scheduler.claimable() + self._cache.suspendable(),
+            pages_needed=max(-(-(before + new) // size) - pages_before - pages, 0),
+            pages_available=self._budget.claimable() + self._cache.suspendable() - unheld,
         )
 
     def describe(self, context: Context) -> ContextInfo:
@@ -211,7 +212,7 @@ class ContextOperations:
         return ContextInfo(
             context_id=context.id,
             parent_id=context.parent_id,
-            state=ContextState.BUSY if context.id in self._busy else state,
+            state=ContextState.BUSY if context in self._busy else state,
             seq_len=context.seq_len,
             committed_pages=context.committed_pages,
             working_pages=context.working_pages,

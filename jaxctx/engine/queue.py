@@ -6,7 +6,6 @@ Never skips the head of a class: a large request waits for its pages but small o
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 
 from jaxctx.engine.sequence import Sequence
 
@@ -21,11 +20,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Sequence]:
-        for priority in sorted(self._classes, reverse=True):
-            for tenant in self._classes[priority].values():
-                yield from tenant
-
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
         """Queue it; `front` is for one that ran already and was preempted."""
         tenants = self._classes.setdefault(sequence.priority, OrderedDict())
@@ -37,11 +31,11 @@ class WaitingQueue:
             queue.append(sequence)
         self._count += 1
 
-    def heads(self) -> Iterator[Sequence]:
-        """The next sequence of each tenant, highest priority first, in turn order. Do not mutate while iterating."""
-        for priority in sorted(self._classes, reverse=True):
-            for queue in self._classes[priority].values():
-                yield queue[0]
+    def head(self) -> Sequence | None:
+        """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
+        if not self._classes:
+            return None
+        return next(iter(self._classes[max(self._classes)].values()))[0]
 
     def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
         """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""

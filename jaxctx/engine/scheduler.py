@@ -3,10 +3,15 @@
 Owns the waiting queue and the running set; asks the cache for cached prefixes before any compute and for pages before
 any row. It never touches the device: `load_slot` tells it what to prepare, `Batch` what to run. One thread.
 
-Admission reserves the worst case: a sequence that runs can always finish. `reserved` pages are promised to running
-sequences; everybody else may only take what is available beyond them (`claim`). When that is not enough, contexts that
-are not running are suspended to their token lineage, least recently used first; then running sequences of lower
-priority than the head of the queue are preempted; then the head waits, and nobody overtakes it.
+Admission reserves the worst case: a sequence that runs can always finish. When pages are short, contexts that do not
+run are suspended to their token lineage, least recently used first; then running sequences of lower priority than the
+head of the queue are preempted; then the head waits, and nobody overtakes it. A sequence that would compute a page
+which a running one is computing already follows that one instead.
+
+    queue ──admit──▶ running ──▶ done         parked: preempted until its reader catches up
+      ▲ ▲              │  │                   followers: wait for a page that their leader computes
+      │ └──preempt─────┘  └──▶ parked ──▶ queue
+      └── followers ◀── (their leader has computed it)
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import numpy as np
 
 from jaxctx.cache.contexts import ContextCache
 from jaxctx.engine.batch import Batch, Part
+from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.queue import WaitingQueue
 from jaxctx.engine.sequence import Sequence
@@ -43,10 +49,11 @@ class Scheduler:
         self._free_slots = list(range(config.max_batch - 1, -1, -1))
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
-        self.reserved = 0
+        self.budget = PageBudget(cache)
+        self._parked: list[Sequence] = []  # preempted because their readers lag
+        self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = 0
-        self.suspensions = 0
         self.tokens_computed = 0
         self.tokens_cached = 0
 
@@ -54,8 +61,8 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences that do not run yet."""
-        return len(self.queue) + sum(map(len, self._followers.values()))
+        """Sequences that do not run now."""
+        return len(self.queue) + len(self._parked) + sum(map(len, self._followers.values()))
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
@@ -66,118 +73,121 @@ class Scheduler:
             raise ResourceExhausted(
                 f"needs {needed} pages in the worst case; the engine has {self._config.pages}", reason="NEVER_FITS"
             )
-        context = sequence.context
-        sequence.prompt_tokens = context.length
-        sequence.pending = context.length if context.suspended else context.buffered_tokens
+        sequence.prompt_tokens = sequence.context.length
         self.queue.push(sequence)
+        self.reconsider()
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
         sequence.ended = True
         self._stop(sequence)
-        if not self.queue.remove(sequence):
-            for followers in self._followers.values():
-                if sequence in followers:
-                    followers.remove(sequence)
+        if self.queue.remove(sequence):
+            return
+        for place in (self._parked, *self._followers.values()):
+            if sequence in place:
+                place.remove(sequence)
+
+    def reprioritise(self, sequence: Sequence) -> None:
+        """Its context's priority has changed: a waiting sequence moves to its new class."""
+        if self.queue.remove(sequence):
+            self.queue.push(sequence)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Something changed that may let the head of the queue in, beyond what `_admit` looks at by itself."""
+        self._blocked = None
 
     def _stop(self, sequence: Sequence) -> None:
-        """Leave the running set: slot, promised pages and surplus pages are free from now on."""
+        """Do not run: slot, promised pages and pages taken in vain are free from now on."""
         sequence.epoch += 1
         self._dismiss_followers(sequence)
-        self.reserved -= sequence.reserved
+        self.budget.reserved -= sequence.reserved
         sequence.reserved = 0
-        sequence.context.busy = False
-        self._cache.touch(sequence.context)
+        context = sequence.context
+        context.busy = False
+        self._cache.touch(context)
         if sequence.running:
             self.running.remove(sequence)
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
-        if sequence.grew:
-            context = sequence.context
+        if not context.suspended:
             surplus = context.working_pages - self._pages_for(context.working_tokens)
-            if surplus > 0 and not context.suspended:
-                self._cache.release(context, surplus)
-            sequence.grew = False
+            self._cache.release(context, min(surplus, sequence.taken))
+        sequence.taken = 0
+        self.reconsider()
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._config.page_size)
 
-    # --- memory --------------------------------------------------------------------------------------------------
-
-    def claimable(self) -> int:
-        """Pages that nobody holds and nobody was promised."""
-        return self._cache.available() - self.reserved
-
-    def claim(self, pages: int) -> bool:
-        """Make `pages` claimable, suspending contexts that do not run; False if that is not enough."""
-        while self.claimable() < pages:
-            victim = next(self._cache.victims(), None)
-            if victim is None:
-                return False
-            self._cache.suspend(victim)
-            self.suspensions += 1
-        return True
-
     # --- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while (head := next(self.queue.heads(), None)) is not None:
-            if not self._free_slots and not self._preempt_for(head):
+        self._unpark()
+        while (head := self.queue.head()) is not None:
+            lagging = sum(sequence.reply.lagging() for sequence in self.running)
+            situation = (head, self.budget.claimable(), len(self.running), lagging)
+            if situation == self._blocked:
                 return
             head.context.busy = True  # not a victim of its own admission
-            self._cache.match(head.context)
             leader = self._leader_of(head)
             if leader is not None:
-                self._wait_for(leader, head)
-            elif self._reserve(head):
+                head.context.busy = False
+                self.queue.remove(head, served=True)
+                self._followers.setdefault(leader, []).append(head)
+            elif (self._free_slots or self._preempt_for(head)) and self._reserve(head):
                 self._start(head)
             else:
-                self._postpone(head)
+                head.context.busy = False
+                self._blocked = situation
                 if self.running:
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
                 self._refuse(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
 
     def _reserve(self, head: Sequence) -> bool:
-        """Promise the head its worst case, if need be at the cost of running work of lower priority."""
-        context = head.context
-        needed = self._pages_for(head.worst_case_tokens) - context.committed_pages - context.working_pages
-        needed = max(needed, 0)
-        while not self.claim(needed):
-            if not self._preempt_for(head):
-                return False
-        head.reserved = needed
-        self.reserved += needed
-        return True
+        """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.
 
-    def _postpone(self, sequence: Sequence) -> None:
-        """Leave it in the queue. Matching made it hold pages; they must not be ones that running work was promised."""
-        sequence.context.busy = False
-        if self.claimable() < 0:
-            self._cache.suspend(sequence.context)
+        If need be at the cost of contexts that do not run and of running sequences that are less important.
+        """
+        context = head.context
+        worst = self._pages_for(head.worst_case_tokens)
+        while True:
+            found, unheld = self._cache.peek(context)
+            own = 0 if context.suspended else context.committed_pages + context.working_pages
+            new = max(worst - own - found, 0)
+            if self.budget.claimable() >= new + unheld:
+                break
+            # Suspending others may leave found pages unheld: look again.
+            if not self.budget.claim(new + unheld) and not self._preempt_for(head):
+                return False
+        if head.computed is None:
+            head.pending = context.length if context.suspended else context.buffered_tokens
+        self._cache.match(context)
+        head.reserved = new
+        self.budget.reserved += new
+        return True
 
     def _leader_of(self, head: Sequence) -> Sequence | None:
         """A running sequence that is computing the very page this one needs next, so that waiting saves the work."""
-        context = head.context
-        end = context.seq_len + self._config.page_size
-        if context.working_tokens or context.length < end:
+        context, size = head.context, self._config.page_size
+        if context.working_tokens:
             return None
-        for leader in self.running:
+        leaders = [s for s in self.running if s.prefilling and s.context.identity == context.identity]
+        if not leaders:
+            return None
+        end = context.seq_len + (self._cache.peek(context)[0] + 1) * size
+        for leader in leaders:
             other = leader.context
             computing = leader.prompt_end >= end > other.seq_len and not other.manual_commit
-            if computing and other.identity == context.identity:
+            if computing and context.length >= end and not leader.reply.lagging():
                 if np.array_equal(other.tokens(0, end), context.tokens(0, end)):
                     return leader
         return None
 
-    def _wait_for(self, leader: Sequence, follower: Sequence) -> None:
-        self._postpone(follower)
-        self.queue.remove(follower, served=True)
-        self._followers.setdefault(leader, []).append(follower)
-
     def _dismiss_followers(self, leader: Sequence) -> None:
         for follower in reversed(self._followers.pop(leader, [])):
             self.queue.push(follower, front=True)
+            self.reconsider()
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence, served=True)
@@ -200,15 +210,29 @@ class Scheduler:
             self._load_slot(sequence)
 
     def _preempt_for(self, head: Sequence) -> bool:
-        """Stop the least important running sequence if it is less important than `head`; it resumes later."""
-        victim = min(self.running, key=lambda s: (s.priority, -s.arrival), default=None)
-        if victim is None or victim.priority >= head.priority:
+        """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
+
+        One whose reader lags waits for its reader anyway, and may not make others wait for that too. Else it is the
+        least important one, if it is less important than `head`. Its context keeps its pages until they are claimed.
+        """
+        lagging = [sequence for sequence in self.running if sequence.reply.lagging()]
+        victim = min(lagging or self.running, key=lambda s: (s.priority, -s.arrival), default=None)
+        if victim is None or not (lagging or victim.priority < head.priority):
             return False
         self._stop(victim)
-        self._cache.suspend(victim.context)
-        self.queue.push(victim, front=True)
+        if lagging:
+            self._parked.append(victim)
+        else:
+            self.queue.push(victim, front=True)
         self.preemptions += 1
         return True
+
+    def _unpark(self) -> None:
+        """Let those run again whose readers have caught up."""
+        for sequence in [s for s in self._parked if not s.reply.lagging()]:
+            self._parked.remove(sequence)
+            self.queue.push(sequence, front=True)
+            self.reconsider()
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -221,7 +245,10 @@ class Scheduler:
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
             rows = min(sequence.rows_ready, budget - row)
-            if rows <= 0 or sequence.reply.lagging():
+            if rows <= 0:
+                continue
+            if sequence.reply.lagging():
+                self._dismiss_followers(sequence)
                 continue
             part = self._take_rows(sequence, row, rows, samples)
             parts.append(part)
@@ -235,9 +262,9 @@ class Scheduler:
             before = sequence.context.working_pages
             self._cache.grow(sequence.context, position + rows - sequence.context.seq_len)
             taken = sequence.context.working_pages - before
-            sequence.grew |= taken > 0
+            sequence.taken += taken
             sequence.reserved -= taken
-            self.reserved -= taken
+            self.budget.reserved -= taken
         sequence.next += rows
         sequence.read_only = False
         samples = sequence.next == sequence.known and sequence.remaining > 0

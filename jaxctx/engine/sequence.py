@@ -106,11 +106,11 @@ class Sequence:
     decoding: bool = False  # has dispatched its first sample
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
     reserved: int = 0  # pages promised and not yet taken
-    grew: bool = False  # took pages for itself, so surplus ones are its own to give back
+    taken: int = 0  # pages taken from those; what is left of them at the end is given back
 
     # Of the whole request.
     prompt_tokens: int = 0  # context length when the request came
-    pending: int = 0  # of these, without KV then
+    pending: int = 0  # of these, without KV when it was first admitted
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     ended: bool = False
 

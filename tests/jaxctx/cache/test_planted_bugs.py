@@ -153,7 +153,7 @@ BUGS = [
     Bug(
         "match changes on a look",
         ContextCache,
-        "resident_extension",
+        "peek",
         "start, known = context.tail,",
         "self.match(context); start, known = context.tail,",
     ),

@@ -137,10 +137,17 @@ class Actor:
         del self.contexts[context_id]
 
 
-@pytest.mark.parametrize(("page_size", "pages"), [(16, 48), (2, 320), (1, 500)])
-async def test_random_traces_equal_solo_runs(make_engine, page_size: int, pages: int) -> None:
+@pytest.mark.parametrize(("page_size", "pages", "steps"), [(16, 48, 2), (16, 48, 4), (2, 320, 1), (1, 500, 2)])
+async def test_random_traces_equal_solo_runs(make_engine, page_size: int, pages: int, steps: int) -> None:
     limit = 200
-    config = EngineConfig(pages=pages, page_size=page_size, max_batch=8, max_batch_tokens=32, max_context_tokens=limit)
+    config = EngineConfig(
+        pages=pages,
+        page_size=page_size,
+        max_batch=8,
+        max_batch_tokens=32,
+        max_context_tokens=limit,
+        steps_in_flight=steps,
+    )
     engine = make_engine(config)
     rng = random.Random(page_size)
     prefixes = [[rng.randrange(256) for _ in range(60)] for _ in range(3)]

@@ -1,0 +1,36 @@
+"""Budget: which of the cache's pages may still be given away.
+
+Pages promised to running sequences (`reserved`) are spoken for although nobody holds them yet. Whoever else wants pages
+claims them here first; if need be, contexts that do not run are suspended, least recently used first, but only if that
+is enough: a claim that fails has suspended nobody.
+"""
+
+from __future__ import annotations
+
+from jaxctx.cache.contexts import ContextCache
+
+
+class PageBudget:
+    """Of one engine."""
+
+    def __init__(self, cache: ContextCache) -> None:
+        self._cache = cache
+        self.reserved = 0
+        self.suspensions = 0
+
+    def claimable(self) -> int:
+        """Pages that nobody holds and nobody was promised."""
+        return self._cache.available() - self.reserved
+
+    def claim(self, pages: int) -> bool:
+        """Make `pages` claimable; False, with nothing changed, if suspending everybody would not do it."""
+        if self.claimable() >= pages:
+            return True
+        if self.claimable() + self._cache.suspendable() < pages:
+            return False
+        for victim in self._cache.victims():
+            self._cache.suspend(victim)
+            self.suspensions += 1
+            if self.claimable() >= pages:
+                return True
+        return False

@@ -1,0 +1,232 @@
+"""Corners of the engine where something once went wrong, or easily could."""
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.local import LocalEngine
+from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
+from jaxctx.model.echo import echo_next
+
+ME = Caller()
+GREEDY = Sampling(temperature=0.0)
+CONFIG = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
+
+
+def oracle(tokens: list[int], count: int) -> list[int]:
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens.append(echo_next(tokens))
+    return tokens[-count:]
+
+
+async def empty(engine: LocalEngine, **options: object) -> str:
+    return (await engine.create(ME, CreateRequest(**options))).context_id  # type: ignore[arg-type]
+
+
+async def filled(engine: LocalEngine, tokens: list[int], **options: object) -> str:
+    context_id = await empty(engine, **options)
+    await engine.fill(ME, context_id, tokens)
+    return context_id
+
+
+async def greedy(engine: LocalEngine, context_id: str, count: int, caller: Caller = ME, n: int = 1) -> list[int]:
+    request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=GREEDY, n=n)
+    return [t async for piece in engine.generate(caller, request) for t in piece.token_ids]
+
+
+async def until(engine: LocalEngine, running: int, waiting: int) -> None:
+    for _ in range(500):
+        stats = await engine.stats()
+        if (stats.running, stats.waiting) == (running, waiting):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(stats)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+async def test_any_number_of_steps_in_flight(make_engine, steps: int) -> None:
+    engine = make_engine(replace(CONFIG, steps_in_flight=steps))
+    assert await greedy(engine, await filled(engine, [1, 2, 3]), 40) == oracle([1, 2, 3], 40)
+
+
+@pytest.mark.parametrize("how", ["rewound", "reserved"])
+async def test_flushing_a_suspended_empty_context_does_nothing(make_engine, how: str) -> None:
+    engine = make_engine(replace(CONFIG, pages=8))
+    context_id = await filled(engine, [1] * 40) if how == "rewound" else await empty(engine)
+    if how == "reserved":
+        await engine.reserve_pages(ME, context_id, 2)
+    await filled(engine, [2] * 120)
+    assert (await engine.get(ME, context_id)).state.value == "suspended"
+    if how == "rewound":
+        await engine.rewind(ME, context_id, 0)
+    assert (await engine.flush(ME, context_id)).computed == 0
+
+
+async def test_tenants_with_the_same_context_id_do_not_meet(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    a, b = Caller(tenant="a"), Caller(tenant="b")
+    for caller in (a, b):
+        await engine.create(caller, CreateRequest(context_id="x"))
+        await engine.fill(caller, "x", [1, 2, 3])
+    task = asyncio.create_task(greedy(engine, "x", 400, a))
+    await until(engine, 1, 0)
+    assert (await engine.get(b, "x")).state.value == "idle"
+    await engine.fill(b, "x", [4])
+    await engine.close(b, "x")
+    assert await task == oracle([1, 2, 3], 400)
+
+
+@pytest.mark.parametrize("pages", [128, 9])
+async def test_a_reader_that_lags_gives_up_its_place_until_it_reads_on(make_engine, pages: int) -> None:
+    engine = make_engine(replace(CONFIG, stream_buffer=10, max_batch=1 if pages == 128 else 8, pages=pages))
+    slow, fast = await filled(engine, [1] * 5), await filled(engine, [2] * 5)
+    stream = engine.generate(ME, GenerateRequest(context_id=slow, max_tokens=100, sampling=GREEDY))
+    tokens = list((await anext(stream)).token_ids)
+    assert await asyncio.wait_for(greedy(engine, fast, 60), 20) == oracle([2] * 5, 60)
+    tokens += [token async for piece in stream for token in piece.token_ids]
+    assert tokens == oracle([1] * 5, 100)
+
+
+async def test_preemption_leaves_a_pinned_context_its_pages(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, max_batch=1))
+    low = await filled(engine, [1] * 100, priority=-1, pinned=True)
+    first = asyncio.create_task(greedy(engine, low, 100))
+    await until(engine, 1, 0)
+    high = await empty(engine, priority=5)
+    await engine.fill(ME, high, [7] * 5, defer=True)
+    second = asyncio.create_task(greedy(engine, high, 100))
+    while not second.done():
+        assert (await engine.get(ME, low)).committed_pages >= 6
+        await asyncio.sleep(0.002)
+    assert await first == oracle([1] * 100, 100)
+
+
+async def test_a_call_that_races_a_stop_is_answered(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    context_id = await filled(engine, [1])
+    engine.loop.post(lambda: time.sleep(0.3))
+    thread = threading.Thread(target=engine.stop)
+    thread.start()
+    await asyncio.sleep(0.05)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(engine.fill(ME, context_id, [5] * 40), 10)
+    thread.join()
+
+
+@pytest.mark.parametrize("where", ["expire", "end"])
+async def test_no_defect_ends_the_step_thread_in_silence(make_engine, monkeypatch, clock, where: str) -> None:
+    engine = make_engine(CONFIG)
+    make_engine.expected_failures.append(where)
+    context_id = await filled(engine, [1])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    task = asyncio.create_task(greedy(engine, context_id, 1500, Caller(deadline=clock() + 0.2)))
+    await until(engine, 1, 0)
+    monkeypatch.setattr(engine.core if where == "expire" else engine.core.scheduler, where, fail)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(task, 10)
+    assert await asyncio.wait_for(engine.failure(), 10)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(engine.list(ME), 10)
+
+
+async def test_a_failing_reserve_changes_nobody(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, pages=24))
+    await filled(engine, [1] * 160, pinned=True)
+    await engine.close(ME, await filled(engine, [5] * 64))
+    idle = [await filled(engine, [k] * 20) for k in (2, 3)]
+    context_id = await empty(engine)
+    await engine.fill(ME, context_id, [5] * 64, defer=True)
+    before = [await engine.get(ME, each) for each in (context_id, *idle)]
+    with pytest.raises(ResourceExhausted):
+        await engine.reserve_pages(ME, context_id, 15)
+    after = [await engine.get(ME, each) for each in (context_id, *idle)]
+    assert [replace(info, used_at=0.0) for info in after] == [replace(info, used_at=0.0) for info in before]
+
+
+async def test_a_new_priority_holds_for_a_waiting_request(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, max_batch=1))
+    busy = await filled(engine, [9, 9], priority=50)
+    a, b = await filled(engine, [1]), await filled(engine, [2])
+    order = []
+
+    async def one(context_id: str, count: int) -> None:
+        await greedy(engine, context_id, count)
+        order.append(context_id)
+
+    tasks = [asyncio.create_task(one(busy, 400))]
+    await until(engine, 1, 0)
+    for waiting, (context_id, count) in enumerate([(a, 100), (b, 3)], 1):
+        tasks.append(asyncio.create_task(one(context_id, count)))
+        await until(engine, 1, waiting)
+    await engine.update(ME, b, priority=10)
+    await asyncio.gather(*tasks)
+    assert order == [busy, b, a]
+    assert (await engine.stats()).preemptions == 0
+
+
+async def test_cancelling_a_fill_keeps_the_pages_reserved_before_it(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    context_id = await empty(engine)
+    await engine.reserve_pages(ME, context_id, 3)
+    fill = asyncio.create_task(engine.fill(ME, context_id, [5] * 200))
+    await asyncio.sleep(0)
+    fill.cancel()
+    await asyncio.gather(fill, return_exceptions=True)
+    info = await engine.get(ME, context_id)
+    assert info.committed_pages + info.working_pages >= 3
+
+
+async def test_plan_does_not_count_what_it_finds_as_available(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, pages=10))
+    await engine.close(ME, await filled(engine, [5] * 128))
+    plan = await engine.plan(ME, [5] * 128 + [6] * 64)
+    assert (plan.resident, plan.pages_needed, plan.pages_available) == (128, 4, 2)
+
+
+async def test_a_deferred_fill_needs_no_place_in_the_queue(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, max_batch=1, queue_limit=1))
+    ids = [await filled(engine, [k]) for k in range(3)]
+    tasks = [asyncio.create_task(greedy(engine, ids[0], 300))]
+    await until(engine, 1, 0)
+    tasks.append(asyncio.create_task(greedy(engine, ids[1], 3)))
+    await until(engine, 1, 1)
+    assert (await engine.fill(ME, ids[2], [5], defer=True)).context.buffered_tokens == 1
+    await asyncio.gather(*tasks)
+
+
+async def test_a_drain_lets_a_request_for_many_outputs_finish(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, max_batch=1))
+    context_id = await empty(engine)
+    await engine.fill(ME, context_id, [1] * 1000, defer=True)
+    task = asyncio.create_task(greedy(engine, context_id, 5, n=2))
+    await until(engine, 1, 0)
+    await engine.drain()
+    assert len(await task) == 10
+
+
+async def test_contexts_whose_ids_nobody_learned_are_closed(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    context_id = await filled(engine, [1] * 20)
+    for call in (engine.fork(ME, context_id, [None] * 3), engine.create(ME, CreateRequest())):
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [info.context_id for info in await engine.list(ME)] == [context_id]
+
+
+async def test_more_stop_ids_than_a_slot_takes_are_refused(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    context_id = await filled(engine, [1])
+    request = GenerateRequest(context_id=context_id, max_tokens=5, min_tokens=1, stop_token_ids=list(range(200)))
+    with pytest.raises(InvalidArgument):
+        _ = [piece async for piece in engine.generate(ME, request)]
