@@ -193,8 +193,6 @@ def export(work: Path, out: Path) -> None:
     if out.exists():
         shutil.rmtree(out)
     save_checkpoint(out, model, tuple(narrow[spec.name] for spec in model.specs), companions=companions)
-    # Orbax's receipt names the directory of this machine that it was written to, and nothing reads it.
-    (out / "params" / "commit_success.txt").unlink(missing_ok=True)
     record = measure({name: value.astype(jnp.float32) for name, value in narrow.items()}, tokenizer, work)
     (out.parent / "TRAINING.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     print(json.dumps(record, indent=2))

@@ -71,6 +71,8 @@ def write_params(directory: Path, params: Mapping[str, HostArray]) -> None:
     """Write `directory/params`, which must not exist."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save((directory / PARAMS).absolute(), args=ocp.args.PyTreeSave(dict(params)))
+    # Orbax's receipt names the directory of this machine that it was written to; nothing reads it.
+    (directory / PARAMS / "commit_success.txt").unlink(missing_ok=True)
 
 
 def _first_line(error: Exception) -> str:
