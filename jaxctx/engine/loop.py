@@ -80,7 +80,7 @@ class StepLoop:
     def _stop(self) -> None:
         with self._posting:
             self._stopping = True
-        self.core.fail_all(Unavailable("the server is stopping"))
+        self.core.fail_all(Unavailable("the server is stopping", retry_after_s=1.0))
         self._flown.put(None)
 
     def _run(self) -> None:
@@ -168,12 +168,12 @@ class StepLoop:
         """Run `command` on the step thread, after all posted before it. It must not raise."""
         with self._posting:
             if self._stopping:
-                raise Unavailable("the server has stopped")
+                raise Unavailable("the server has stopped", retry_after_s=1.0)
             self._inbox.put(command)
 
     def raise_if_unavailable(self) -> None:
         """Refuse what would get no answer any more."""
         if self._stopping:
-            raise Unavailable("the server has stopped")
+            raise Unavailable("the server has stopped", retry_after_s=1.0)
         if self.failure.done():
             raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
