@@ -37,7 +37,8 @@ Int64s = NDArray[np.int64]
 
 ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
 SHARE_TOKENS = 256
-ROUND_TOKENS = 256
+CLASSES = ((1, 64), (1, 512), (4, 256), (16, 256), (128, 256))  # rows and tokens of a round; measured, see NOTES.md
+ROUND_COST = 8  # what a round costs besides its rows, in rows
 
 
 class PlanOverflow(Exception):
@@ -74,7 +75,7 @@ class PlanShape:
     rows: int  # of the step, padding included
     page_size: int
     pool_pages: int
-    classes: tuple[ItemClass, ...]  # for one row, for few, for many; fewer classes where `rows` is small
+    classes: tuple[ItemClass, ...]  # by rising rows, then pages; fewer where `rows` is small
     items: int  # capacity
     pages: int  # capacity of the page list, with room to read one class's pages from its last entry
     share_tokens: int  # a node of the page tree is read once if that saves reading this many tokens
@@ -114,19 +115,22 @@ def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: i
     It cannot overflow where a page has one place in one chain of pages, as pages of a prefix tree do. There are at most
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
     node it lies in, and once more for each further reader where its node is not shared; a node that is not shared saves
-    less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. Hence
+    less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are cut into items
+    that are full but for the last, or for one long item's half (see `pieces`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
-        items <= pages / (pages of an item) + (nodes, at most 2 * rows - 1)
+        items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (short items in half a long one)
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    length = max(1, ROUND_TOKENS // page_size)
-    classes = [ItemClass(min(width, rows), length) for width, least in ((1, 1), (16, 2), (128, 33)) if rows >= least]
+    wanted = CLASSES if rows > 1 else [c for c in CLASSES if c[0] == 1]
+    classes = tuple(dict.fromkeys(ItemClass(min(width, rows), max(1, tokens // page_size)) for width, tokens in wanted))
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
-    items = -(-pages // length) + 2 * rows - 1
-    return PlanShape(rows, page_size, pool_pages, tuple(classes), items, pages + length, SHARE_TOKENS)
+    longest = {c.rows: c.pages for c in classes}
+    shortest = min(c.pages for c in classes)
+    items = pages // min(longest.values()) + (2 * rows - 1) * -(-max(longest.values()) // (2 * shortest))
+    return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS)
 
 
 def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> PlanStats:
@@ -146,7 +150,7 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     ends, order, inverse, length, table, pages = split(shape, out)
     sort_rows(segments, order, inverse, length)
     listed = sum(len(run.path) for run in runs)
-    spare = shape.classes[0].pages  # a round reads this many entries, wherever it starts
+    spare = max(c.pages for c in shape.classes)  # a round reads this many entries, wherever it starts
     if listed + spare > shape.pages:
         raise PlanOverflow(f"{listed} page entries are more than a tree of {shape.pool_pages} pages can need")
     pages[listed : listed + spare] = 0
@@ -242,27 +246,46 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
+def pieces(rows: int, pages: int, shape: PlanShape) -> list[tuple[int, int, int]]:
+    """Which classes the pages of a run go to, in order: (class, pages, items).
+
+    Of the widths the one whose rounds cost least; of its lengths the long one as far as it is at least half full, and
+    the short one for the rest.
+    """
+    widths = [c.rows for c in shape.classes]
+    wide = [w for w in widths if w > 1] if rows > 1 else widths
+    width = min(wide, key=lambda w: -(-rows // w) * (w + ROUND_COST))
+    kinds = [c for c, w in enumerate(widths) if w == width]
+    found = []
+    for c in reversed(kinds):
+        most = shape.classes[c].pages
+        items = -(-pages // most) if c == kinds[0] else (pages + most // 2) // most
+        if items:
+            found.append((c, min(pages, items * most), items))
+            pages -= found[-1][1]
+    return found
+
+
 def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     """Cut runs into items of similar length that fit their class. Returns the items `[5, items]` and their classes.
 
     Rows of a prompt chunk that see nothing of an item are left out of it.
     """
-    size, length = shape.page_size, shape.classes[0].pages
+    size = shape.page_size
     fields = []
     listed = items = 0
     for run in runs:
-        count = len(run.path)
-        fields.append((run.row, run.rows, run.start, run.stop, run.position, count, listed, items, -(-count // length)))
-        listed += count
-        items += fields[-1][-1]
-    of_run = np.array(fields, np.int64).T
-    row, rows, start, stop, position, pages, entry, first_item, parts = of_run.repeat(of_run[-1], axis=1)
+        at = run.start
+        for of_class, count, into in pieces(run.rows, len(run.path), shape):
+            fields.append((run.row, run.rows, at, run.stop, run.position, count, listed, items, into, of_class))
+            at += count * size
+            listed += count
+            items += into
+    of_piece = np.array(fields, np.int64).T
+    row, rows, start, stop, position, pages, entry, first_item, parts, kind = of_piece.repeat(of_piece[8], axis=1)
     part = np.arange(items) - first_item
     begin, end = part * pages // parts, (part + 1) * pages // parts
     token = start + begin * size
     skip = np.maximum(token - position, 0) * (position >= 0)
     tokens = np.minimum((end - begin) * size, stop - token)
-    few, most = min(1, len(shape.classes) - 1), len(shape.classes) - 1
-    kind = np.where(rows <= 2 * shape.classes[few].rows, few, most)  # two rounds of few cost less than one of many
-    kind[rows == 1] = 0
     return np.array((row + skip, rows - skip, entry + begin, tokens, token)), kind

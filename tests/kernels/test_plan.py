@@ -26,11 +26,14 @@ def coverage(packed: np.ndarray, shape: PlanShape) -> Counter[tuple[int, int, in
     np.testing.assert_array_equal(order[inverse], np.arange(shape.rows))
     np.testing.assert_array_equal(inverse[order], np.arange(shape.rows))
     seen: Counter[tuple[int, int, int, int]] = Counter()
-    for row, rows, entry, tokens, start in items[:, : ends[-1]].T:
+    kind = np.searchsorted(ends, np.arange(ends[-1]), side="right")
+    for (row, rows, entry, tokens, start), length_pages in zip(
+        items[:, : ends[-1]].T, np.array([c.pages for c in shape.classes])[kind], strict=True
+    ):
         assert rows >= 1
-        assert 1 <= tokens <= shape.classes[0].pages * shape.page_size
+        assert 1 <= tokens <= length_pages * shape.page_size
         assert entry >= 0
-        assert entry + shape.classes[0].pages <= shape.pages
+        assert entry + length_pages <= shape.pages
         for r in range(row, row + rows):
             for t in range(min(int(tokens), int(length[r]) - int(start))):
                 page = int(pages[entry + t // shape.page_size])
@@ -129,10 +132,18 @@ def test_prompt_chunk_skips_what_no_row_sees() -> None:
 
 def test_long_ranges_are_split_evenly() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    stats, packed = planned([Segment(2, 1, 17 * 16 - 1, chain(range(1, 18)))], shape)
+    stats, packed = planned([Segment(0, 4, 17 * 16 - 4, chain(range(1, 18)))], shape)
     assert stats.items == 2
     _, _, _, _, items, _ = split(shape, packed)
     assert sorted(items[3, :2].tolist()) == [8 * 16, 9 * 16]
+
+
+def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
+    shape = plan_shape(4, 16, 4096, 600)
+    for pages, lengths in ((3, [3]), (15, [3, 4, 4, 4]), (16, [16]), (70, [3, 3, 32, 32]), (90, [30, 30, 30])):
+        stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
+        _, _, _, _, items, _ = split(shape, packed)
+        assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
 
 
 def test_nothing_to_do() -> None:
@@ -177,7 +188,7 @@ class TestCapacity:
         segments = [Segment(i, 1, 16 * (i + 1), chain(trunk[: i + 1], [1000 + i])) for i in range(rows)]
         shape = plan_shape(rows, 16, 16 * (rows + 1), 1000 + rows)
         stats, packed = planned(segments, shape)
-        assert stats.pages_read <= shape.pages - shape.classes[0].pages
+        assert stats.pages_read <= shape.pages - max(c.pages for c in shape.classes)
         _, _, _, length, items, _ = split(shape, packed)
         seen = np.zeros(rows, np.int64)
         for row, count, _, tokens, start in items[:, : stats.items].T:
