@@ -116,7 +116,7 @@ def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: i
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
     node it lies in, and once more for each further reader where its node is not shared; a node that is not shared saves
     less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are cut into items
-    that are full but for the last, or for one long item's half (see `pieces`). Hence
+    that are full but for the last, or for one long item's half (see `cut`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
         items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (short items in half a long one)
@@ -194,17 +194,17 @@ def split(shape: PlanShape, packed: Int32s) -> tuple[Int32s, Int32s, Int32s, Int
 
 def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:
     """Fill `order` (batch row of each sorted row; rows of no segment last), its inverse, and what sorted rows see."""
-    first, rows, position = np.array([(s.first_row, s.rows, s.position) for s in segments], np.int64).reshape(-1, 3).T
-    total = int(rows.sum())
-    place = np.arange(len(order), dtype=np.int32)
-    sorted_row = rows.cumsum() - rows
-    order[:total] = (first - sorted_row).repeat(rows) + place[:total]
-    length[:total] = (position + 1 - sorted_row).repeat(rows) + place[:total]
-    length[total:] = 0
-    inverse[:] = -1
-    inverse[order[:total]] = place[:total]
-    order[total:] = np.flatnonzero(inverse < 0)
-    inverse[order[total:]] = place[total:]
+    rows: list[int] = []
+    lengths: list[int] = []
+    for s in segments:
+        rows.extend(range(s.first_row, s.first_row + s.rows))
+        lengths.extend(range(s.position + 1, s.position + s.rows + 1))
+    length[: len(rows)] = lengths
+    length[len(rows) :] = 0
+    taken = set(rows)
+    rows.extend(row for row in range(len(order)) if row not in taken)
+    order[:] = rows
+    inverse[order] = np.arange(len(order), dtype=np.int32)
 
 
 def share(segments: Sequence[Segment], used: Sequence[int], shape: PlanShape) -> list[Run]:
@@ -246,41 +246,37 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def pieces(rows: int, pages: int, shape: PlanShape) -> list[tuple[int, int, int]]:
-    """Which classes the pages of a run go to, in order: (class, pages, items).
-
-    Of the widths the one whose rounds cost least; of its lengths the long one as far as it is at least half full, and
-    the short one for the rest.
-    """
-    widths = [c.rows for c in shape.classes]
-    wide = [w for w in widths if w > 1] if rows > 1 else widths
-    width = min(wide, key=lambda w: -(-rows // w) * (w + ROUND_COST))
-    kinds = [c for c, w in enumerate(widths) if w == width]
-    found = []
-    for c in reversed(kinds):
-        most = shape.classes[c].pages
-        items = -(-pages // most) if c == kinds[0] else (pages + most // 2) // most
-        if items:
-            found.append((c, min(pages, items * most), items))
-            pages -= found[-1][1]
-    return found
+def width_for(rows: int, widths: Sequence[int]) -> int:
+    """Of the widths of item classes, ascending, the one whose rounds over `rows` rows cost least."""
+    return 1 if rows == 1 else min(widths[1:], key=lambda w: -(-rows // w) * (w + ROUND_COST))
 
 
 def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
-    """Cut runs into items of similar length that fit their class. Returns the items `[5, items]` and their classes.
+    """Cut runs into items that fit their class. Returns the items `[5, items]` and their classes.
 
-    Rows of a prompt chunk that see nothing of an item are left out of it.
+    Of the classes of a run's width, that of the longest items takes as much as fills them at least half, and so on;
+    that of the shortest takes the rest. The items of one class have similar lengths. Rows of a prompt chunk that see
+    nothing of an item are left out of it.
     """
     size = shape.page_size
+    by_width: dict[int, list[tuple[int, int]]] = {}  # (class, pages), longest first
+    for c, of_class in enumerate(shape.classes):
+        by_width.setdefault(of_class.rows, []).insert(0, (c, of_class.pages))
+    widths = list(by_width)
     fields = []
     listed = items = 0
     for run in runs:
-        at = run.start
-        for of_class, count, into in pieces(run.rows, len(run.path), shape):
-            fields.append((run.row, run.rows, at, run.stop, run.position, count, listed, items, into, of_class))
-            at += count * size
-            listed += count
-            items += into
+        at, left = run.start, len(run.path)
+        lengths = by_width[width_for(run.rows, widths)]
+        for c, most in lengths:
+            into = -(-left // most) if c == lengths[-1][0] else (left + most // 2) // most
+            if into:
+                count = min(left, into * most)
+                fields.append((run.row, run.rows, at, run.stop, run.position, count, listed, items, into, c))
+                at += count * size
+                left -= count
+                listed += count
+                items += into
     of_piece = np.array(fields, np.int64).T
     row, rows, start, stop, position, pages, entry, first_item, parts, kind = of_piece.repeat(of_piece[8], axis=1)
     part = np.arange(items) - first_item
