@@ -5,212 +5,81 @@ are called on the door's asyncio loop; a local engine hands them to its step thr
 
 Cancellation: cancelling the task that awaits a method, or closing the iterator of `generate`, ends the work within one
 step; what was computed by then stays in the context. `deadline` is in seconds of the injected monotonic clock.
+
+Requests and answers live in modules of their own and can all be imported from here.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from jaxctx.engine.answers import (
+    Change,
+    Comparison,
+    ContextEvent,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    EngineInfo,
+    EngineStats,
+    Expiry,
+    FillResult,
+    FinishReason,
+    ForwardResult,
+    GeneratePiece,
+    PassResult,
+    PlanResult,
+    Publication,
+    SnapshotInfo,
+    Tier,
+    TokenLogprob,
+    Usage,
+)
+from jaxctx.engine.requests import (
+    Caller,
+    CreateRequest,
+    ForwardRequest,
+    GenerateRequest,
+    OpenRequest,
+    PassOutput,
+    Sampling,
+    SaveRequest,
+    Ttl,
+)
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose namespace a request runs in, and until when it may wait and run (None: for ever)."""
-
-    tenant: str = ""
-    deadline: float | None = None
-
-
-# --- requests ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreateRequest:
-    """A new, empty context. `context_id` chosen by the client makes a retry safe (same id: ALREADY_EXISTS)."""
-
-    context_id: str | None = None
-    salt: str = ""  # contexts with different salts never share pages
-    priority: int = 0  # higher runs first; -100..100
-    manual_commit: bool = False  # full pages commit only by `commit_pages`
-    pinned: bool = False  # never a victim under memory pressure
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn. Defaults sample from the model's own distribution."""
-
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output
-    presence_penalty: float = 0.0  # over output
-    frequency_penalty: float = 0.0  # over output
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None  # None: chosen by the engine and reported
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """Continue a context. With n > 1 the context is flushed and forked n times; each fork is continued, it is not."""
-
-    context_id: str
-    max_tokens: int | None = None  # None: the server's default
-    min_tokens: int = 0
-    n: int = 1
-    sampling: Sampling = Sampling()
-    logprobs: bool = False  # of every returned token
-    top_logprobs: int = 0  # alternatives beside each, 0..20
-    stop: Sequence[str] = ()  # the text ends before the first of these
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop: bool = False  # keep the matched stop string in the text
-
-
-# --- answers -------------------------------------------------------------------------------------------------------
-
-
-class ContextState(enum.Enum):
-    IDLE = "idle"
-    BUSY = "busy"  # a writer (fill, generate, …) holds it
-    SUSPENDED = "suspended"  # pages given up under pressure; comes back on its next use
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextInfo:
-    """Counters of a context: `seq_len == committed_pages * page_size + working_tokens`, buffered tokens apart."""
-
-    context_id: str
-    parent_id: str | None
-    state: ContextState
-    seq_len: int
-    committed_pages: int
-    working_pages: int  # allocated, including reserved ones without tokens
-    working_tokens: int
-    buffered_tokens: int  # known but not computed: deferred fills and the last sampled token
-    page_size: int
-    priority: int
-    pinned: bool
-    salt: str
-    created_at: float  # unix seconds
-    used_at: float  # unix seconds
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextPages:
-    """The physical layout, for GetContext with `include_pages` and for tests."""
-
-    page_ids: Sequence[int]  # committed, then working
-    refcounts: Sequence[int]  # contexts that hold each page
-    tokens: Sequence[int]  # the whole lineage, buffered tokens included
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillResult:
-    """Where the filled tokens' KV came from; `resident + restored + computed` tokens became ready by this call."""
-
-    resident: int
-    restored: int
-    computed: int
-    context: ContextInfo
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """What filling `tokens` would find and need, without doing it."""
-
-    tokens: int
-    resident: int
-    restored: int
-    computed: int
-    pages_needed: int
-    pages_available: int  # free + evictable + held by idle contexts that may be suspended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    token_id: int
-    logprob: float
-    top: Sequence[tuple[int, float]] = ()  # best first
-
-
-class FinishReason(enum.Enum):
-    STOP = "stop"  # an end-of-sequence or stop token, or a stop string
-    LENGTH = "length"  # max_tokens, or the model's or context's limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    prompt_tokens: int  # tokens in the context before generation
-    cached_tokens: int  # of these, not computed by this call
-    computed_tokens: int
-    completion_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratePiece:
-    """A part of one output.
-
-    Concatenated `text` is the output's text; concatenated `token_ids` are what joined the context. Text never ends
-    inside a UTF-8 character. The last piece of an output has `finish`, `usage` and `context`.
-    """
-
-    index: int  # which of the n outputs
-    context_id: str
-    text: str = ""
-    token_ids: Sequence[int] = ()
-    logprobs: Sequence[TokenLogprob] = ()
-    finish: FinishReason | None = None
-    stop_match: str | int | None = None  # the stop string or token id that ended it
-    seed: int | None = None  # with `finish`: the seed that repeats this output
-    usage: Usage | None = None
-    context: ContextInfo | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """A snapshot of load and memory; counters only grow."""
-
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    pages_held: int
-    pages_reserved: int
-    contexts: int
-    running: int
-    waiting: int
-    steps: int
-    tokens_computed: int
-    tokens_cached: int
-    tokens_generated: int
-    preemptions: int
-    suspensions: int
-    compilations_after_ready: int
-    draining: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """What does not change while the engine lives."""
-
-    model_id: str
-    model_revision: str  # digest of configuration and weights: equal revisions compute equal KV
-    architecture: str
-    parameters: int
-    vocab_size: int
-    max_context_tokens: int
-    page_size: int
-    pages_total: int
-    dtype: str
-    kv_dtype: str
-    max_batch: int
-    platform: str
-    mesh: Mapping[str, int]
-    default_max_tokens: int
+__all__ = [
+    "Caller",
+    "Change",
+    "Comparison",
+    "ContextEvent",
+    "ContextInfo",
+    "ContextPages",
+    "ContextState",
+    "CreateRequest",
+    "Engine",
+    "EngineInfo",
+    "EngineStats",
+    "Expiry",
+    "FillResult",
+    "FinishReason",
+    "ForwardRequest",
+    "ForwardResult",
+    "GeneratePiece",
+    "GenerateRequest",
+    "OpenRequest",
+    "PassOutput",
+    "PassResult",
+    "PlanResult",
+    "Publication",
+    "Sampling",
+    "SaveRequest",
+    "SnapshotInfo",
+    "Tier",
+    "TokenLogprob",
+    "Ttl",
+    "Usage",
+]
 
 
 class Engine(Protocol):
@@ -245,6 +114,10 @@ class Engine(Protocol):
         """Keep the first `to` tokens, across committed pages, with no forward pass."""
         ...
 
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        """One pass over explicit tokens, positions and masks; all of it or, on an error, nothing."""
+        ...
+
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo: ...
 
     async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo: ...
@@ -258,8 +131,12 @@ class Engine(Protocol):
         *,
         priority: int | None = None,
         pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl: Ttl | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> ContextInfo: ...
+    ) -> ContextInfo:
+        """Change what is given. A pin beyond the tenant's budget is ResourceExhausted (PIN_BUDGET)."""
+        ...
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context; a running writer is cancelled first."""
@@ -277,6 +154,62 @@ class Engine(Protocol):
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
+        ...
+
+    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        """Where two contexts part."""
+        ...
+
+    def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+        """The tenant's contexts as they are, each once as EXISTS, and then every change until the reader leaves."""
+        ...
+
+    # Snapshots. NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
+
+    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+        """See `SaveRequest`. The context may go on at once; FailedPrecondition (NO_STORE) for durable without one."""
+        ...
+
+    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """See `OpenRequest`. Raises FailedPrecondition (MODEL_MISMATCH), DataLoss."""
+        ...
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+        """One version; None: the latest."""
+        ...
+
+    async def snapshots(
+        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> list[SnapshotInfo]:
+        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
+        ...
+
+    async def history(self, caller: Caller, name: str) -> list[SnapshotInfo]:
+        """All versions of a name that are kept, latest first."""
+        ...
+
+    async def update_snapshot(
+        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        """Change the latest version."""
+        ...
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        """Delete one version, or with None the name; returns how many versions. Open children are not touched."""
+        ...
+
+    async def publish(
+        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        """Let all tenants share the full pages of a context, which are copied once. Counts as pinned."""
+        ...
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        """Nobody finds it any more; contexts that share its pages keep them."""
+        ...
+
+    async def publications(self, caller: Caller) -> list[Publication]:
+        """Of the tenant."""
         ...
 
     async def stats(self) -> EngineStats: ...
