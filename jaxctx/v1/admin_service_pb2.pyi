@@ -109,7 +109,7 @@ Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 @typing.final
 class EngineStats(google.protobuf.message.Message):
     """A snapshot of load and memory. Every page is free, cached or held: `pages_free + pages_cached + pages_held ==
-    pages_total`. Those from `steps` on only grow while the engine lives.
+    pages_total`. Those marked "in all" only grow while the engine lives.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -130,6 +130,14 @@ class EngineStats(google.protobuf.message.Message):
     PREEMPTIONS_FIELD_NUMBER: builtins.int
     SUSPENSIONS_FIELD_NUMBER: builtins.int
     COMPILATIONS_AFTER_READY_FIELD_NUMBER: builtins.int
+    TOKENS_RESTORED_FIELD_NUMBER: builtins.int
+    HOST_PAGES_TOTAL_FIELD_NUMBER: builtins.int
+    HOST_PAGES_USED_FIELD_NUMBER: builtins.int
+    DISK_PAGES_TOTAL_FIELD_NUMBER: builtins.int
+    DISK_PAGES_USED_FIELD_NUMBER: builtins.int
+    SNAPSHOTS_FIELD_NUMBER: builtins.int
+    PUBLICATIONS_FIELD_NUMBER: builtins.int
+    EXPIRED_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -149,19 +157,35 @@ class EngineStats(google.protobuf.message.Message):
     draining: builtins.bool
     """Whether the engine refuses new work."""
     steps: builtins.int
-    """Steps run."""
+    """Steps run in all."""
     tokens_computed: builtins.int
-    """Prompt tokens computed."""
+    """Prompt tokens computed in all."""
     tokens_cached: builtins.int
-    """Prompt tokens found in the cache."""
+    """Prompt tokens found in the cache in all."""
     tokens_generated: builtins.int
-    """Tokens generated."""
+    """Tokens generated in all."""
     preemptions: builtins.int
-    """Requests put back into the queue under memory pressure."""
+    """Requests put back into the queue under memory pressure, in all."""
     suspensions: builtins.int
-    """Contexts suspended under memory pressure."""
+    """Contexts suspended under memory pressure, in all."""
     compilations_after_ready: builtins.int
-    """Compilations since the engine was ready: 0 in a sound server."""
+    """Compilations since the engine was ready, in all: 0 in a sound server."""
+    tokens_restored: builtins.int
+    """Tokens brought back from other tiers in all."""
+    host_pages_total: builtins.int
+    """Pages that the host's memory has room for."""
+    host_pages_used: builtins.int
+    """Of these, pages in use."""
+    disk_pages_total: builtins.int
+    """Pages that the host's disk may take."""
+    disk_pages_used: builtins.int
+    """Of these, pages in use."""
+    snapshots: builtins.int
+    """Versions of snapshots that are kept."""
+    publications: builtins.int
+    """Prefixes that are published."""
+    expired: builtins.int
+    """Contexts, snapshots and publications whose time ended, in all."""
     def __init__(
         self,
         *,
@@ -181,8 +205,16 @@ class EngineStats(google.protobuf.message.Message):
         preemptions: builtins.int = ...,
         suspensions: builtins.int = ...,
         compilations_after_ready: builtins.int = ...,
+        tokens_restored: builtins.int = ...,
+        host_pages_total: builtins.int = ...,
+        host_pages_used: builtins.int = ...,
+        disk_pages_total: builtins.int = ...,
+        disk_pages_used: builtins.int = ...,
+        snapshots: builtins.int = ...,
+        publications: builtins.int = ...,
+        expired: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "draining", b"draining", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "running", b"running", "steps", b"steps", "suspensions", b"suspensions", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "publications", b"publications", "running", b"running", "snapshots", b"snapshots", "steps", b"steps", "suspensions", b"suspensions", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_generated", b"tokens_generated", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 Global___EngineStats: typing_extensions.TypeAlias = EngineStats
 

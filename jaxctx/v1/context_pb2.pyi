@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import jaxctx.v1.lifetime_pb2
 import sys
 import typing
 
@@ -48,12 +49,44 @@ CONTEXT_STATE_SUSPENDED: ContextState.ValueType  # 3
 """Its pages were given up under memory pressure; it comes back on its next use."""
 Global___ContextState: typing_extensions.TypeAlias = ContextState
 
+class _Tier:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TierEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    """Never sent."""
+    TIER_DEVICE: _Tier.ValueType  # 1
+    """In the engine's pool: can be computed with."""
+    TIER_HOST: _Tier.ValueType  # 2
+    """In the host's memory."""
+    TIER_DISK: _Tier.ValueType  # 3
+    """On the host's disk."""
+    TIER_LINEAGE: _Tier.ValueType  # 4
+    """Nowhere: only its tokens are known, and it is computed again when needed."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
+    """Where a page of a context is."""
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+"""Never sent."""
+TIER_DEVICE: Tier.ValueType  # 1
+"""In the engine's pool: can be computed with."""
+TIER_HOST: Tier.ValueType  # 2
+"""In the host's memory."""
+TIER_DISK: Tier.ValueType  # 3
+"""On the host's disk."""
+TIER_LINEAGE: Tier.ValueType  # 4
+"""Nowhere: only its tokens are known, and it is computed again when needed."""
+Global___Tier: typing_extensions.TypeAlias = Tier
+
 @typing.final
 class Context(google.protobuf.message.Message):
     """A context and its counters: `seq_len == committed_pages * page_size + working_tokens`; buffered tokens are apart.
 
-    A context lives until it is closed or the server ends, whatever happens to the connection that made it. Readers always
-    succeed; writers are serialised, and a second concurrent writer gets ABORTED.
+    A context lives until it is closed, expires or the server ends, whatever happens to the connection that made it.
+    Readers always succeed; writers are serialised, and a second concurrent writer gets ABORTED.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -90,6 +123,11 @@ class Context(google.protobuf.message.Message):
     CREATED_AT_FIELD_NUMBER: builtins.int
     USED_AT_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    PINNED_UNTIL_FIELD_NUMBER: builtins.int
+    EXPIRY_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    FORKED_AT_FIELD_NUMBER: builtins.int
+    SNAPSHOT_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Unique within the tenant."""
     parent_id: builtins.str
@@ -116,6 +154,14 @@ class Context(google.protobuf.message.Message):
     """Never a victim under memory pressure."""
     salt: builtins.str
     """Contexts of different salts never share pages."""
+    version: builtins.int
+    """Grows with every change of its tokens, pages or settings."""
+    forked_at: builtins.int
+    """Tokens that the parent had when this context was forked from it, buffered ones included."""
+    snapshot: builtins.str
+    """The snapshot that it was opened from, as "NAME@VERSION". Empty: none.
+    22..39: adapter and bytes, when they come.
+    """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was created or forked."""
@@ -126,9 +172,15 @@ class Context(google.protobuf.message.Message):
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """The caller's notes.
-        17..39: time to live and expiry, adapter, tier and bytes, version, when they come.
-        """
+        """The caller's notes."""
+
+    @property
+    def pinned_until(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the pin ends. Unset: it does not, or there is none."""
+
+    @property
+    def expiry(self) -> jaxctx.v1.lifetime_pb2.Expiry:
+        """When the context ends. Unset: never."""
 
     def __init__(
         self,
@@ -149,9 +201,14 @@ class Context(google.protobuf.message.Message):
         created_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         used_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        pinned_until: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        expiry: jaxctx.v1.lifetime_pb2.Expiry | None = ...,
+        version: builtins.int = ...,
+        forked_at: builtins.int = ...,
+        snapshot: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "created_at", b"created_at", "parent_id", b"parent_id", "used_at", b"used_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "state", b"state", "used_at", b"used_at", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "created_at", b"created_at", "expiry", b"expiry", "parent_id", b"parent_id", "pinned_until", b"pinned_until", "used_at", b"used_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent_id", b"_parent_id"]) -> typing.Literal["parent_id"] | None: ...
 
 Global___Context: typing_extensions.TypeAlias = Context
@@ -164,22 +221,26 @@ class ContextPages(google.protobuf.message.Message):
 
     PAGE_IDS_FIELD_NUMBER: builtins.int
     REFCOUNTS_FIELD_NUMBER: builtins.int
+    TIERS_FIELD_NUMBER: builtins.int
     @property
     def page_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Page ids within the engine's pool."""
+        """Page ids within the engine's pool. None of a suspended context."""
 
     @property
     def refcounts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many contexts hold each of these pages, this one included.
-        3..: the tier of each page, when there is more than one.
-        """
+        """How many contexts hold each of these pages, this one included."""
+
+    @property
+    def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
+        """Where each page of its tokens is, suspended or not; a partial page counts as one."""
 
     def __init__(
         self,
         *,
         page_ids: collections.abc.Iterable[builtins.int] | None = ...,
         refcounts: collections.abc.Iterable[builtins.int] | None = ...,
+        tiers: collections.abc.Iterable[Global___Tier.ValueType] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_ids", b"page_ids", "refcounts", b"refcounts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_ids", b"page_ids", "refcounts", b"refcounts", "tiers", b"tiers"]) -> None: ...
 
 Global___ContextPages: typing_extensions.TypeAlias = ContextPages

@@ -22,12 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from jaxctx.v1 import content_pb2 as jaxctx_dot_v1_dot_content__pb2
 from jaxctx.v1 import context_pb2 as jaxctx_dot_v1_dot_context__pb2
+from jaxctx.v1 import forward_pb2 as jaxctx_dot_v1_dot_forward__pb2
 from jaxctx.v1 import generation_pb2 as jaxctx_dot_v1_dot_generation__pb2
+from jaxctx.v1 import lifetime_pb2 as jaxctx_dot_v1_dot_lifetime__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fjaxctx/v1/context_service.proto\x12\tjaxctx.v1\x1a\x17jaxctx/v1/content.proto\x1a\x17jaxctx/v1/context.proto\x1a\x1ajaxctx/v1/generation.proto\"\x83\x02\n\x14\x43reateContextRequest\x12\x17\n\ncontext_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x15\n\rmanual_commit\x18\x05 \x01(\x08\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12;\n\x06labels\x18\x07 \x03(\x0b\x32+.jaxctx.v1.CreateContextRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_context_id\"<\n\x15\x43reateContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\xd7\x01\n\x0b\x46illRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.jaxctx.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x04 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05\x64\x65\x66\x65r\x18\x06 \x01(\x08\x42\t\n\x07\x63ontentB\x15\n\x13_add_special_tokens\"i\n\x0c\x46illResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\"\n\x0c\x46lushRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\"j\n\rFlushResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\x96\x02\n\x0fGenerateRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x17\n\nmax_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x03 \x01(\x05\x12\x0e\n\x01n\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.jaxctx.v1.Sampling\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\x05\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x0b \x01(\x08\x42\r\n\x0b_max_tokensB\x04\n\x02_n\"\xc8\x02\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x12\n\ncontext_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.jaxctx.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x17.jaxctx.v1.FinishReason\x12\x13\n\tstop_text\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\x05H\x00\x12\x11\n\x04seed\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x05usage\x18\n \x01(\x0b\x32\x10.jaxctx.v1.Usage\x12#\n\x07\x63ontext\x18\x0b \x01(\x0b\x32\x12.jaxctx.v1.ContextB\x0c\n\nstop_matchB\x07\n\x05_seed\"J\n\x0b\x46orkRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x01n\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tchild_ids\x18\x03 \x03(\tB\x04\n\x02_n\"4\n\x0c\x46orkResponse\x12$\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Context\"5\n\x0fTruncateRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\"7\n\x10TruncateResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"/\n\rRewindRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\x05\"5\n\x0eRewindResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"V\n\x11GetContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x15\n\rinclude_pages\x18\x02 \x01(\x08\x12\x16\n\x0einclude_tokens\x18\x03 \x01(\x08\"\x86\x01\n\x12GetContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\x12&\n\x05pages\x18\x02 \x01(\x0b\x32\x17.jaxctx.v1.ContextPages\x12#\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.jaxctx.v1.TokenIds\"8\n\x13ListContextsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"U\n\x14ListContextsResponse\x12$\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Context\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xa3\x02\n\x14UpdateContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x15\n\x08priority\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06pinned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x36\n\x06labels\x18\x04 \x01(\x0b\x32&.jaxctx.v1.UpdateContextRequest.Labels\x1a{\n\x06Labels\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32\x32.jaxctx.v1.UpdateContextRequest.Labels.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priorityB\t\n\x07_pinned\"<\n\x15UpdateContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\xfc\x01\n\x0bPlanRequest\x12\x17\n\ncontext_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12%\n\x06tokens\x18\x05 \x01(\x0b\x32\x13.jaxctx.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x06 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08H\x02\x88\x01\x01\x42\t\n\x07\x63ontentB\r\n\x0b_context_idB\x15\n\x13_add_special_tokens\"\x83\x01\n\x0cPlanResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x10\n\x08resident\x18\x02 \x01(\x05\x12\x10\n\x08restored\x18\x03 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x05\x12\x14\n\x0cpages_needed\x18\x05 \x01(\x05\x12\x17\n\x0fpages_available\x18\x06 \x01(\x05\"8\n\x13ReservePagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\";\n\x14ReservePagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"7\n\x12\x43ommitPagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\":\n\x13\x43ommitPagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"8\n\x13ReleasePagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\";\n\x14ReleasePagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\")\n\x13\x43loseContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseContextResponse2\xc7\x08\n\x0e\x43ontextService\x12R\n\rCreateContext\x12\x1f.jaxctx.v1.CreateContextRequest\x1a .jaxctx.v1.CreateContextResponse\x12\x37\n\x04\x46ill\x12\x16.jaxctx.v1.FillRequest\x1a\x17.jaxctx.v1.FillResponse\x12:\n\x05\x46lush\x12\x17.jaxctx.v1.FlushRequest\x1a\x18.jaxctx.v1.FlushResponse\x12\x45\n\x08Generate\x12\x1a.jaxctx.v1.GenerateRequest\x1a\x1b.jaxctx.v1.GenerateResponse0\x01\x12\x37\n\x04\x46ork\x12\x16.jaxctx.v1.ForkRequest\x1a\x17.jaxctx.v1.ForkResponse\x12\x43\n\x08Truncate\x12\x1a.jaxctx.v1.TruncateRequest\x1a\x1b.jaxctx.v1.TruncateResponse\x12=\n\x06Rewind\x12\x18.jaxctx.v1.RewindRequest\x1a\x19.jaxctx.v1.RewindResponse\x12I\n\nGetContext\x12\x1c.jaxctx.v1.GetContextRequest\x1a\x1d.jaxctx.v1.GetContextResponse\x12O\n\x0cListContexts\x12\x1e.jaxctx.v1.ListContextsRequest\x1a\x1f.jaxctx.v1.ListContextsResponse\x12R\n\rUpdateContext\x12\x1f.jaxctx.v1.UpdateContextRequest\x1a .jaxctx.v1.UpdateContextResponse\x12\x37\n\x04Plan\x12\x16.jaxctx.v1.PlanRequest\x1a\x17.jaxctx.v1.PlanResponse\x12O\n\x0cReservePages\x12\x1e.jaxctx.v1.ReservePagesRequest\x1a\x1f.jaxctx.v1.ReservePagesResponse\x12L\n\x0b\x43ommitPages\x12\x1d.jaxctx.v1.CommitPagesRequest\x1a\x1e.jaxctx.v1.CommitPagesResponse\x12O\n\x0cReleasePages\x12\x1e.jaxctx.v1.ReleasePagesRequest\x1a\x1f.jaxctx.v1.ReleasePagesResponse\x12O\n\x0c\x43loseContext\x12\x1e.jaxctx.v1.CloseContextRequest\x1a\x1f.jaxctx.v1.CloseContextResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fjaxctx/v1/context_service.proto\x12\tjaxctx.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17jaxctx/v1/content.proto\x1a\x17jaxctx/v1/context.proto\x1a\x17jaxctx/v1/forward.proto\x1a\x1ajaxctx/v1/generation.proto\x1a\x18jaxctx/v1/lifetime.proto\"\xcc\x02\n\x14\x43reateContextRequest\x12\x17\n\ncontext_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x15\n\rmanual_commit\x18\x05 \x01(\x08\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12;\n\x06labels\x18\x07 \x03(\x0b\x32+.jaxctx.v1.CreateContextRequest.LabelsEntry\x12\x1b\n\x03ttl\x18\x08 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12*\n\x07pin_for\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_context_id\"<\n\x15\x43reateContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\xd7\x01\n\x0b\x46illRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.jaxctx.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x04 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05\x64\x65\x66\x65r\x18\x06 \x01(\x08\x42\t\n\x07\x63ontentB\x15\n\x13_add_special_tokens\"i\n\x0c\x46illResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\"\n\x0c\x46lushRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\"j\n\rFlushResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\x96\x02\n\x0fGenerateRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x17\n\nmax_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x03 \x01(\x05\x12\x0e\n\x01n\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.jaxctx.v1.Sampling\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\x05\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x0b \x01(\x08\x42\r\n\x0b_max_tokensB\x04\n\x02_n\"\xc8\x02\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x12\n\ncontext_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.jaxctx.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x17.jaxctx.v1.FinishReason\x12\x13\n\tstop_text\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\x05H\x00\x12\x11\n\x04seed\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x05usage\x18\n \x01(\x0b\x32\x10.jaxctx.v1.Usage\x12#\n\x07\x63ontext\x18\x0b \x01(\x0b\x32\x12.jaxctx.v1.ContextB\x0c\n\nstop_matchB\x07\n\x05_seed\"\xae\x01\n\x0e\x46orwardRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x11\n\tpositions\x18\x03 \x03(\x05\x12\'\n\x05masks\x18\x04 \x03(\x0b\x32\x18.jaxctx.v1.AttentionMask\x12\x14\n\x0ckeep_working\x18\x05 \x01(\x08\x12&\n\x07outputs\x18\x06 \x03(\x0b\x32\x15.jaxctx.v1.PassOutput\"^\n\x0f\x46orwardResponse\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.jaxctx.v1.PassResult\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.jaxctx.v1.Context\"J\n\x0b\x46orkRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x01n\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tchild_ids\x18\x03 \x03(\tB\x04\n\x02_n\"4\n\x0c\x46orkResponse\x12$\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Context\"5\n\x0fTruncateRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\"7\n\x10TruncateResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"/\n\rRewindRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\x05\"5\n\x0eRewindResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"V\n\x11GetContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x15\n\rinclude_pages\x18\x02 \x01(\x08\x12\x16\n\x0einclude_tokens\x18\x03 \x01(\x08\"\x86\x01\n\x12GetContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\x12&\n\x05pages\x18\x02 \x01(\x0b\x32\x17.jaxctx.v1.ContextPages\x12#\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.jaxctx.v1.TokenIds\"8\n\x13ListContextsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"U\n\x14ListContextsResponse\x12$\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Context\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x16\n\x14WatchContextsRequest\"\xa2\x01\n\x15WatchContextsResponse\x12(\n\x06\x63hange\x18\x01 \x01(\x0e\x32\x18.jaxctx.v1.ContextChange\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncontext_id\x18\x03 \x01(\t\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"&\n\x0e\x43ompareRequest\x12\t\n\x01\x61\x18\x01 \x01(\t\x12\t\n\x01\x62\x18\x02 \x01(\t\"b\n\x0f\x43ompareResponse\x12\x15\n\rcommon_tokens\x18\x01 \x01(\x05\x12\x14\n\x0cshared_pages\x18\x02 \x01(\x05\x12\x10\n\x08length_a\x18\x03 \x01(\x05\x12\x10\n\x08length_b\x18\x04 \x01(\x05\"\xec\x02\n\x14UpdateContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x15\n\x08priority\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06pinned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x36\n\x06labels\x18\x04 \x01(\x0b\x32&.jaxctx.v1.UpdateContextRequest.Labels\x12\x1b\n\x03ttl\x18\x05 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12*\n\x07pin_for\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a{\n\x06Labels\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32\x32.jaxctx.v1.UpdateContextRequest.Labels.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priorityB\t\n\x07_pinned\"<\n\x15UpdateContextResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\xfc\x01\n\x0bPlanRequest\x12\x17\n\ncontext_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12%\n\x06tokens\x18\x05 \x01(\x0b\x32\x13.jaxctx.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x06 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08H\x02\x88\x01\x01\x42\t\n\x07\x63ontentB\r\n\x0b_context_idB\x15\n\x13_add_special_tokens\"\x9f\x01\n\x0cPlanResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x10\n\x08resident\x18\x02 \x01(\x05\x12\x10\n\x08restored\x18\x03 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x05\x12\x14\n\x0cpages_needed\x18\x05 \x01(\x05\x12\x17\n\x0fpages_available\x18\x06 \x01(\x05\x12\x0c\n\x04host\x18\x07 \x01(\x05\x12\x0c\n\x04\x64isk\x18\x08 \x01(\x05\"8\n\x13ReservePagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\";\n\x14ReservePagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"7\n\x12\x43ommitPagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\":\n\x13\x43ommitPagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\"8\n\x13ReleasePagesRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\r\n\x05pages\x18\x02 \x01(\x05\";\n\x14ReleasePagesResponse\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Context\")\n\x13\x43loseContextRequest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseContextResponse*\xa7\x02\n\rContextChange\x12\x1e\n\x1a\x43ONTEXT_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONTEXT_CHANGE_EXISTS\x10\x01\x12\x1a\n\x16\x43ONTEXT_CHANGE_CREATED\x10\x02\x12\x19\n\x15\x43ONTEXT_CHANGE_FORKED\x10\x03\x12\x19\n\x15\x43ONTEXT_CHANGE_OPENED\x10\x04\x12\x1a\n\x16\x43ONTEXT_CHANGE_CHANGED\x10\x05\x12\x1c\n\x18\x43ONTEXT_CHANGE_SUSPENDED\x10\x06\x12\x19\n\x15\x43ONTEXT_CHANGE_CLOSED\x10\x07\x12\x1a\n\x16\x43ONTEXT_CHANGE_EXPIRED\x10\x08\x12\x18\n\x14\x43ONTEXT_CHANGE_RESET\x10\t2\xa1\n\n\x0e\x43ontextService\x12R\n\rCreateContext\x12\x1f.jaxctx.v1.CreateContextRequest\x1a .jaxctx.v1.CreateContextResponse\x12\x37\n\x04\x46ill\x12\x16.jaxctx.v1.FillRequest\x1a\x17.jaxctx.v1.FillResponse\x12:\n\x05\x46lush\x12\x17.jaxctx.v1.FlushRequest\x1a\x18.jaxctx.v1.FlushResponse\x12\x45\n\x08Generate\x12\x1a.jaxctx.v1.GenerateRequest\x1a\x1b.jaxctx.v1.GenerateResponse0\x01\x12@\n\x07\x46orward\x12\x19.jaxctx.v1.ForwardRequest\x1a\x1a.jaxctx.v1.ForwardResponse\x12\x37\n\x04\x46ork\x12\x16.jaxctx.v1.ForkRequest\x1a\x17.jaxctx.v1.ForkResponse\x12\x43\n\x08Truncate\x12\x1a.jaxctx.v1.TruncateRequest\x1a\x1b.jaxctx.v1.TruncateResponse\x12=\n\x06Rewind\x12\x18.jaxctx.v1.RewindRequest\x1a\x19.jaxctx.v1.RewindResponse\x12I\n\nGetContext\x12\x1c.jaxctx.v1.GetContextRequest\x1a\x1d.jaxctx.v1.GetContextResponse\x12O\n\x0cListContexts\x12\x1e.jaxctx.v1.ListContextsRequest\x1a\x1f.jaxctx.v1.ListContextsResponse\x12T\n\rWatchContexts\x12\x1f.jaxctx.v1.WatchContextsRequest\x1a .jaxctx.v1.WatchContextsResponse0\x01\x12@\n\x07\x43ompare\x12\x19.jaxctx.v1.CompareRequest\x1a\x1a.jaxctx.v1.CompareResponse\x12R\n\rUpdateContext\x12\x1f.jaxctx.v1.UpdateContextRequest\x1a .jaxctx.v1.UpdateContextResponse\x12\x37\n\x04Plan\x12\x16.jaxctx.v1.PlanRequest\x1a\x17.jaxctx.v1.PlanResponse\x12O\n\x0cReservePages\x12\x1e.jaxctx.v1.ReservePagesRequest\x1a\x1f.jaxctx.v1.ReservePagesResponse\x12L\n\x0b\x43ommitPages\x12\x1d.jaxctx.v1.CommitPagesRequest\x1a\x1e.jaxctx.v1.CommitPagesResponse\x12O\n\x0cReleasePages\x12\x1e.jaxctx.v1.ReleasePagesRequest\x1a\x1f.jaxctx.v1.ReleasePagesResponse\x12O\n\x0c\x43loseContext\x12\x1e.jaxctx.v1.CloseContextRequest\x1a\x1f.jaxctx.v1.CloseContextResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,72 +42,86 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATECONTEXTREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._loaded_options = None
   _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_CREATECONTEXTREQUEST']._serialized_start=125
-  _globals['_CREATECONTEXTREQUEST']._serialized_end=384
-  _globals['_CREATECONTEXTREQUEST_LABELSENTRY']._serialized_start=324
-  _globals['_CREATECONTEXTREQUEST_LABELSENTRY']._serialized_end=369
-  _globals['_CREATECONTEXTRESPONSE']._serialized_start=386
-  _globals['_CREATECONTEXTRESPONSE']._serialized_end=446
-  _globals['_FILLREQUEST']._serialized_start=449
-  _globals['_FILLREQUEST']._serialized_end=664
-  _globals['_FILLRESPONSE']._serialized_start=666
-  _globals['_FILLRESPONSE']._serialized_end=771
-  _globals['_FLUSHREQUEST']._serialized_start=773
-  _globals['_FLUSHREQUEST']._serialized_end=807
-  _globals['_FLUSHRESPONSE']._serialized_start=809
-  _globals['_FLUSHRESPONSE']._serialized_end=915
-  _globals['_GENERATEREQUEST']._serialized_start=918
-  _globals['_GENERATEREQUEST']._serialized_end=1196
-  _globals['_GENERATERESPONSE']._serialized_start=1199
-  _globals['_GENERATERESPONSE']._serialized_end=1527
-  _globals['_FORKREQUEST']._serialized_start=1529
-  _globals['_FORKREQUEST']._serialized_end=1603
-  _globals['_FORKRESPONSE']._serialized_start=1605
-  _globals['_FORKRESPONSE']._serialized_end=1657
-  _globals['_TRUNCATEREQUEST']._serialized_start=1659
-  _globals['_TRUNCATEREQUEST']._serialized_end=1712
-  _globals['_TRUNCATERESPONSE']._serialized_start=1714
-  _globals['_TRUNCATERESPONSE']._serialized_end=1769
-  _globals['_REWINDREQUEST']._serialized_start=1771
-  _globals['_REWINDREQUEST']._serialized_end=1818
-  _globals['_REWINDRESPONSE']._serialized_start=1820
-  _globals['_REWINDRESPONSE']._serialized_end=1873
-  _globals['_GETCONTEXTREQUEST']._serialized_start=1875
-  _globals['_GETCONTEXTREQUEST']._serialized_end=1961
-  _globals['_GETCONTEXTRESPONSE']._serialized_start=1964
-  _globals['_GETCONTEXTRESPONSE']._serialized_end=2098
-  _globals['_LISTCONTEXTSREQUEST']._serialized_start=2100
-  _globals['_LISTCONTEXTSREQUEST']._serialized_end=2156
-  _globals['_LISTCONTEXTSRESPONSE']._serialized_start=2158
-  _globals['_LISTCONTEXTSRESPONSE']._serialized_end=2243
-  _globals['_UPDATECONTEXTREQUEST']._serialized_start=2246
-  _globals['_UPDATECONTEXTREQUEST']._serialized_end=2537
-  _globals['_UPDATECONTEXTREQUEST_LABELS']._serialized_start=2390
-  _globals['_UPDATECONTEXTREQUEST_LABELS']._serialized_end=2513
-  _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._serialized_start=324
-  _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._serialized_end=369
-  _globals['_UPDATECONTEXTRESPONSE']._serialized_start=2539
-  _globals['_UPDATECONTEXTRESPONSE']._serialized_end=2599
-  _globals['_PLANREQUEST']._serialized_start=2602
-  _globals['_PLANREQUEST']._serialized_end=2854
-  _globals['_PLANRESPONSE']._serialized_start=2857
-  _globals['_PLANRESPONSE']._serialized_end=2988
-  _globals['_RESERVEPAGESREQUEST']._serialized_start=2990
-  _globals['_RESERVEPAGESREQUEST']._serialized_end=3046
-  _globals['_RESERVEPAGESRESPONSE']._serialized_start=3048
-  _globals['_RESERVEPAGESRESPONSE']._serialized_end=3107
-  _globals['_COMMITPAGESREQUEST']._serialized_start=3109
-  _globals['_COMMITPAGESREQUEST']._serialized_end=3164
-  _globals['_COMMITPAGESRESPONSE']._serialized_start=3166
-  _globals['_COMMITPAGESRESPONSE']._serialized_end=3224
-  _globals['_RELEASEPAGESREQUEST']._serialized_start=3226
-  _globals['_RELEASEPAGESREQUEST']._serialized_end=3282
-  _globals['_RELEASEPAGESRESPONSE']._serialized_start=3284
-  _globals['_RELEASEPAGESRESPONSE']._serialized_end=3343
-  _globals['_CLOSECONTEXTREQUEST']._serialized_start=3345
-  _globals['_CLOSECONTEXTREQUEST']._serialized_end=3386
-  _globals['_CLOSECONTEXTRESPONSE']._serialized_start=3388
-  _globals['_CLOSECONTEXTRESPONSE']._serialized_end=3410
-  _globals['_CONTEXTSERVICE']._serialized_start=3413
-  _globals['_CONTEXTSERVICE']._serialized_end=4508
+  _globals['_CONTEXTCHANGE']._serialized_start=4305
+  _globals['_CONTEXTCHANGE']._serialized_end=4600
+  _globals['_CREATECONTEXTREQUEST']._serialized_start=241
+  _globals['_CREATECONTEXTREQUEST']._serialized_end=573
+  _globals['_CREATECONTEXTREQUEST_LABELSENTRY']._serialized_start=513
+  _globals['_CREATECONTEXTREQUEST_LABELSENTRY']._serialized_end=558
+  _globals['_CREATECONTEXTRESPONSE']._serialized_start=575
+  _globals['_CREATECONTEXTRESPONSE']._serialized_end=635
+  _globals['_FILLREQUEST']._serialized_start=638
+  _globals['_FILLREQUEST']._serialized_end=853
+  _globals['_FILLRESPONSE']._serialized_start=855
+  _globals['_FILLRESPONSE']._serialized_end=960
+  _globals['_FLUSHREQUEST']._serialized_start=962
+  _globals['_FLUSHREQUEST']._serialized_end=996
+  _globals['_FLUSHRESPONSE']._serialized_start=998
+  _globals['_FLUSHRESPONSE']._serialized_end=1104
+  _globals['_GENERATEREQUEST']._serialized_start=1107
+  _globals['_GENERATEREQUEST']._serialized_end=1385
+  _globals['_GENERATERESPONSE']._serialized_start=1388
+  _globals['_GENERATERESPONSE']._serialized_end=1716
+  _globals['_FORWARDREQUEST']._serialized_start=1719
+  _globals['_FORWARDREQUEST']._serialized_end=1893
+  _globals['_FORWARDRESPONSE']._serialized_start=1895
+  _globals['_FORWARDRESPONSE']._serialized_end=1989
+  _globals['_FORKREQUEST']._serialized_start=1991
+  _globals['_FORKREQUEST']._serialized_end=2065
+  _globals['_FORKRESPONSE']._serialized_start=2067
+  _globals['_FORKRESPONSE']._serialized_end=2119
+  _globals['_TRUNCATEREQUEST']._serialized_start=2121
+  _globals['_TRUNCATEREQUEST']._serialized_end=2174
+  _globals['_TRUNCATERESPONSE']._serialized_start=2176
+  _globals['_TRUNCATERESPONSE']._serialized_end=2231
+  _globals['_REWINDREQUEST']._serialized_start=2233
+  _globals['_REWINDREQUEST']._serialized_end=2280
+  _globals['_REWINDRESPONSE']._serialized_start=2282
+  _globals['_REWINDRESPONSE']._serialized_end=2335
+  _globals['_GETCONTEXTREQUEST']._serialized_start=2337
+  _globals['_GETCONTEXTREQUEST']._serialized_end=2423
+  _globals['_GETCONTEXTRESPONSE']._serialized_start=2426
+  _globals['_GETCONTEXTRESPONSE']._serialized_end=2560
+  _globals['_LISTCONTEXTSREQUEST']._serialized_start=2562
+  _globals['_LISTCONTEXTSREQUEST']._serialized_end=2618
+  _globals['_LISTCONTEXTSRESPONSE']._serialized_start=2620
+  _globals['_LISTCONTEXTSRESPONSE']._serialized_end=2705
+  _globals['_WATCHCONTEXTSREQUEST']._serialized_start=2707
+  _globals['_WATCHCONTEXTSREQUEST']._serialized_end=2729
+  _globals['_WATCHCONTEXTSRESPONSE']._serialized_start=2732
+  _globals['_WATCHCONTEXTSRESPONSE']._serialized_end=2894
+  _globals['_COMPAREREQUEST']._serialized_start=2896
+  _globals['_COMPAREREQUEST']._serialized_end=2934
+  _globals['_COMPARERESPONSE']._serialized_start=2936
+  _globals['_COMPARERESPONSE']._serialized_end=3034
+  _globals['_UPDATECONTEXTREQUEST']._serialized_start=3037
+  _globals['_UPDATECONTEXTREQUEST']._serialized_end=3401
+  _globals['_UPDATECONTEXTREQUEST_LABELS']._serialized_start=3254
+  _globals['_UPDATECONTEXTREQUEST_LABELS']._serialized_end=3377
+  _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._serialized_start=513
+  _globals['_UPDATECONTEXTREQUEST_LABELS_LABELSENTRY']._serialized_end=558
+  _globals['_UPDATECONTEXTRESPONSE']._serialized_start=3403
+  _globals['_UPDATECONTEXTRESPONSE']._serialized_end=3463
+  _globals['_PLANREQUEST']._serialized_start=3466
+  _globals['_PLANREQUEST']._serialized_end=3718
+  _globals['_PLANRESPONSE']._serialized_start=3721
+  _globals['_PLANRESPONSE']._serialized_end=3880
+  _globals['_RESERVEPAGESREQUEST']._serialized_start=3882
+  _globals['_RESERVEPAGESREQUEST']._serialized_end=3938
+  _globals['_RESERVEPAGESRESPONSE']._serialized_start=3940
+  _globals['_RESERVEPAGESRESPONSE']._serialized_end=3999
+  _globals['_COMMITPAGESREQUEST']._serialized_start=4001
+  _globals['_COMMITPAGESREQUEST']._serialized_end=4056
+  _globals['_COMMITPAGESRESPONSE']._serialized_start=4058
+  _globals['_COMMITPAGESRESPONSE']._serialized_end=4116
+  _globals['_RELEASEPAGESREQUEST']._serialized_start=4118
+  _globals['_RELEASEPAGESREQUEST']._serialized_end=4174
+  _globals['_RELEASEPAGESRESPONSE']._serialized_start=4176
+  _globals['_RELEASEPAGESRESPONSE']._serialized_end=4235
+  _globals['_CLOSECONTEXTREQUEST']._serialized_start=4237
+  _globals['_CLOSECONTEXTREQUEST']._serialized_end=4278
+  _globals['_CLOSECONTEXTRESPONSE']._serialized_start=4280
+  _globals['_CLOSECONTEXTRESPONSE']._serialized_end=4302
+  _globals['_CONTEXTSERVICE']._serialized_start=4603
+  _globals['_CONTEXTSERVICE']._serialized_end=5916
 # @@protoc_insertion_point(module_scope)

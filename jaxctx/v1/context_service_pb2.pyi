@@ -6,11 +6,16 @@ Everything a client does with contexts."""
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import jaxctx.v1.content_pb2
 import jaxctx.v1.context_pb2
+import jaxctx.v1.forward_pb2
 import jaxctx.v1.generation_pb2
+import jaxctx.v1.lifetime_pb2
 import sys
 import typing
 
@@ -20,6 +25,58 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _ContextChange:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ContextChange.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CONTEXT_CHANGE_UNSPECIFIED: _ContextChange.ValueType  # 0
+    """Never sent."""
+    CONTEXT_CHANGE_EXISTS: _ContextChange.ValueType  # 1
+    """It was there when the watch began, or is told again after RESET."""
+    CONTEXT_CHANGE_CREATED: _ContextChange.ValueType  # 2
+    """It was created."""
+    CONTEXT_CHANGE_FORKED: _ContextChange.ValueType  # 3
+    """It was forked from another one."""
+    CONTEXT_CHANGE_OPENED: _ContextChange.ValueType  # 4
+    """It was opened from a snapshot."""
+    CONTEXT_CHANGE_CHANGED: _ContextChange.ValueType  # 5
+    """Its tokens, pages or settings changed."""
+    CONTEXT_CHANGE_SUSPENDED: _ContextChange.ValueType  # 6
+    """Its pages were given up under memory pressure."""
+    CONTEXT_CHANGE_CLOSED: _ContextChange.ValueType  # 7
+    """It was closed."""
+    CONTEXT_CHANGE_EXPIRED: _ContextChange.ValueType  # 8
+    """Its time to live ended."""
+    CONTEXT_CHANGE_RESET: _ContextChange.ValueType  # 9
+    """The caller read too slowly and changes were lost. Forget everything: EXISTS follows for what is there."""
+
+class ContextChange(_ContextChange, metaclass=_ContextChangeEnumTypeWrapper):
+    """What happened to a context."""
+
+CONTEXT_CHANGE_UNSPECIFIED: ContextChange.ValueType  # 0
+"""Never sent."""
+CONTEXT_CHANGE_EXISTS: ContextChange.ValueType  # 1
+"""It was there when the watch began, or is told again after RESET."""
+CONTEXT_CHANGE_CREATED: ContextChange.ValueType  # 2
+"""It was created."""
+CONTEXT_CHANGE_FORKED: ContextChange.ValueType  # 3
+"""It was forked from another one."""
+CONTEXT_CHANGE_OPENED: ContextChange.ValueType  # 4
+"""It was opened from a snapshot."""
+CONTEXT_CHANGE_CHANGED: ContextChange.ValueType  # 5
+"""Its tokens, pages or settings changed."""
+CONTEXT_CHANGE_SUSPENDED: ContextChange.ValueType  # 6
+"""Its pages were given up under memory pressure."""
+CONTEXT_CHANGE_CLOSED: ContextChange.ValueType  # 7
+"""It was closed."""
+CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
+"""Its time to live ended."""
+CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
+"""The caller read too slowly and changes were lost. Forget everything: EXISTS follows for what is there."""
+Global___ContextChange: typing_extensions.TypeAlias = ContextChange
 
 @typing.final
 class CreateContextRequest(google.protobuf.message.Message):
@@ -50,6 +107,8 @@ class CreateContextRequest(google.protobuf.message.Message):
     MANUAL_COMMIT_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    PIN_FOR_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Chosen by the client so that a retry is safe (a second request of the same id gives ALREADY_EXISTS): 1..64
     characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. Unset: 128 random bits from the server.
@@ -63,11 +122,19 @@ class CreateContextRequest(google.protobuf.message.Message):
     manual_commit: builtins.bool
     """Full pages commit only by CommitPages."""
     pinned: builtins.bool
-    """Never a victim under memory pressure."""
+    """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """The caller's notes: up to 32; keys of 1..64 bytes, values of up to 256.
-        8..31: time to live, adapter, when they come.
+        """The caller's notes: up to 32; keys of 1..64 bytes, values of up to 256."""
+
+    @property
+    def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
+        """How long to live. Unset: for ever."""
+
+    @property
+    def pin_for(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it is pinned; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned.
+        10..31: adapter, when it comes.
         """
 
     def __init__(
@@ -80,9 +147,11 @@ class CreateContextRequest(google.protobuf.message.Message):
         manual_commit: builtins.bool = ...,
         pinned: builtins.bool = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
+        pin_for: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "labels", b"labels", "manual_commit", b"manual_commit", "model_id", b"model_id", "pinned", b"pinned", "priority", b"priority", "salt", b"salt"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "pin_for", b"pin_for", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "labels", b"labels", "manual_commit", b"manual_commit", "model_id", b"model_id", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "salt", b"salt", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_context_id", b"_context_id"]) -> typing.Literal["context_id"] | None: ...
 
 Global___CreateContextRequest: typing_extensions.TypeAlias = CreateContextRequest
@@ -128,7 +197,7 @@ class FillRequest(google.protobuf.message.Message):
     """Whether the tokenizer adds its special tokens (beginning of sequence) to `text`. Unset: if the context is empty."""
     defer: builtins.bool
     """Only buffer: the next operation that computes takes these tokens along.
-    7..31: positions, attention mask, media, when they come.
+    7..31: media, when they come.
     """
     @property
     def tokens(self) -> jaxctx.v1.content_pb2.TokenIds:
@@ -391,6 +460,83 @@ class GenerateResponse(google.protobuf.message.Message):
 Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
 
 @typing.final
+class ForwardRequest(google.protobuf.message.Message):
+    """Asks for one pass over tokens, which join the context. What it had buffered is computed first.
+
+    Default positions and full masks are the same as none at all: the context shares pages as after a Fill. Any other
+    position or mask is part of what identifies a page.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    POSITIONS_FIELD_NUMBER: builtins.int
+    MASKS_FIELD_NUMBER: builtins.int
+    KEEP_WORKING_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    context_id: builtins.str
+    """The context."""
+    keep_working: builtins.bool
+    """Full pages stay working, so that Truncate reaches them, until the next operation that computes."""
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Token ids; 1 .. max_context_tokens of them."""
+
+    @property
+    def positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The position of each token; 0 .. max_context_tokens - 1. None: its index in the context."""
+
+    @property
+    def masks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.AttentionMask]:
+        """What each token sees; one for each of `tokens`, with up to 65,536 ranges together. None: every token up to itself."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassOutput]:
+        """What to tell; up to 256, of different tokens."""
+
+    def __init__(
+        self,
+        *,
+        context_id: builtins.str = ...,
+        tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        positions: collections.abc.Iterable[builtins.int] | None = ...,
+        masks: collections.abc.Iterable[jaxctx.v1.forward_pb2.AttentionMask] | None = ...,
+        keep_working: builtins.bool = ...,
+        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.PassOutput] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "keep_working", b"keep_working", "masks", b"masks", "outputs", b"outputs", "positions", b"positions", "tokens", b"tokens"]) -> None: ...
+
+Global___ForwardRequest: typing_extensions.TypeAlias = ForwardRequest
+
+@typing.final
+class ForwardResponse(google.protobuf.message.Message):
+    """What was asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassResult]:
+        """In the order of the request's `outputs`."""
+
+    @property
+    def context(self) -> jaxctx.v1.context_pb2.Context:
+        """The context afterwards."""
+
+    def __init__(
+        self,
+        *,
+        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.PassResult] | None = ...,
+        context: jaxctx.v1.context_pb2.Context | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "outputs", b"outputs"]) -> None: ...
+
+Global___ForwardResponse: typing_extensions.TypeAlias = ForwardResponse
+
+@typing.final
 class ForkRequest(google.protobuf.message.Message):
     """Asks for children of a context."""
 
@@ -636,6 +782,107 @@ class ListContextsResponse(google.protobuf.message.Message):
 Global___ListContextsResponse: typing_extensions.TypeAlias = ListContextsResponse
 
 @typing.final
+class WatchContextsRequest(google.protobuf.message.Message):
+    """Asks for changes.
+    1..15: filters, when they come.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___WatchContextsRequest: typing_extensions.TypeAlias = WatchContextsRequest
+
+@typing.final
+class WatchContextsResponse(google.protobuf.message.Message):
+    """One change. Several changes of a context that wait to be read may come as one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    CONTEXT_ID_FIELD_NUMBER: builtins.int
+    CONTEXT_FIELD_NUMBER: builtins.int
+    change: Global___ContextChange.ValueType
+    """What happened."""
+    context_id: builtins.str
+    """To which context. Empty with RESET."""
+    @property
+    def at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When."""
+
+    @property
+    def context(self) -> jaxctx.v1.context_pb2.Context:
+        """The context afterwards. Unset once it is gone."""
+
+    def __init__(
+        self,
+        *,
+        change: Global___ContextChange.ValueType = ...,
+        at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        context_id: builtins.str = ...,
+        context: jaxctx.v1.context_pb2.Context | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["at", b"at", "context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "change", b"change", "context", b"context", "context_id", b"context_id"]) -> None: ...
+
+Global___WatchContextsResponse: typing_extensions.TypeAlias = WatchContextsResponse
+
+@typing.final
+class CompareRequest(google.protobuf.message.Message):
+    """Asks where two contexts part."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    A_FIELD_NUMBER: builtins.int
+    B_FIELD_NUMBER: builtins.int
+    a: builtins.str
+    """One context."""
+    b: builtins.str
+    """The other."""
+    def __init__(
+        self,
+        *,
+        a: builtins.str = ...,
+        b: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["a", b"a", "b", b"b"]) -> None: ...
+
+Global___CompareRequest: typing_extensions.TypeAlias = CompareRequest
+
+@typing.final
+class CompareResponse(google.protobuf.message.Message):
+    """Where two contexts part."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMON_TOKENS_FIELD_NUMBER: builtins.int
+    SHARED_PAGES_FIELD_NUMBER: builtins.int
+    LENGTH_A_FIELD_NUMBER: builtins.int
+    LENGTH_B_FIELD_NUMBER: builtins.int
+    common_tokens: builtins.int
+    """Equal tokens at the front, buffered ones included."""
+    shared_pages: builtins.int
+    """Physical pages that both hold."""
+    length_a: builtins.int
+    """Tokens of the one, buffered ones included."""
+    length_b: builtins.int
+    """Tokens of the other."""
+    def __init__(
+        self,
+        *,
+        common_tokens: builtins.int = ...,
+        shared_pages: builtins.int = ...,
+        length_a: builtins.int = ...,
+        length_b: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["common_tokens", b"common_tokens", "length_a", b"length_a", "length_b", b"length_b", "shared_pages", b"shared_pages"]) -> None: ...
+
+Global___CompareResponse: typing_extensions.TypeAlias = CompareResponse
+
+@typing.final
 class UpdateContextRequest(google.protobuf.message.Message):
     """Asks to change a context's settings. What is unset stays as it is."""
 
@@ -679,17 +926,25 @@ class UpdateContextRequest(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    PIN_FOR_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context."""
     priority: builtins.int
     """Higher runs first. -100..100."""
     pinned: builtins.bool
-    """Never a victim under memory pressure."""
+    """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
     @property
     def labels(self) -> Global___UpdateContextRequest.Labels:
-        """All labels from now on.
-        5..15: time to live, when it comes.
-        """
+        """All labels from now on."""
+
+    @property
+    def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
+        """How long to live from now on; without a duration: for ever."""
+
+    @property
+    def pin_for(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it is pinned from now on; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned."""
 
     def __init__(
         self,
@@ -698,9 +953,11 @@ class UpdateContextRequest(google.protobuf.message.Message):
         priority: builtins.int | None = ...,
         pinned: builtins.bool | None = ...,
         labels: Global___UpdateContextRequest.Labels | None = ...,
+        ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
+        pin_for: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_pinned", b"_pinned", "_priority", b"_priority", "labels", b"labels", "pinned", b"pinned", "priority", b"priority"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_pinned", b"_pinned", "_priority", b"_priority", "context_id", b"context_id", "labels", b"labels", "pinned", b"pinned", "priority", b"priority"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_pinned", b"_pinned", "_priority", b"_priority", "labels", b"labels", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_pinned", b"_pinned", "_priority", b"_priority", "context_id", b"context_id", "labels", b"labels", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "ttl", b"ttl"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pinned", b"_pinned"]) -> typing.Literal["pinned"] | None: ...
     @typing.overload
@@ -794,18 +1051,24 @@ class PlanResponse(google.protobuf.message.Message):
     COMPUTED_FIELD_NUMBER: builtins.int
     PAGES_NEEDED_FIELD_NUMBER: builtins.int
     PAGES_AVAILABLE_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    DISK_FIELD_NUMBER: builtins.int
     tokens: builtins.int
     """Tokens to make ready, including what is buffered in the context."""
     resident: builtins.int
     """Of these, found in pages on the device."""
     restored: builtins.int
-    """Of these, in another tier."""
+    """Of these, in another tier: `host + disk`."""
     computed: builtins.int
     """Of these, to compute."""
     pages_needed: builtins.int
     """Pages to allocate."""
     pages_available: builtins.int
     """Pages that are free or could be freed: evictable ones and those of idle contexts that may be suspended."""
+    host: builtins.int
+    """Of `restored`, tokens in the host's memory."""
+    disk: builtins.int
+    """Of `restored`, tokens on the host's disk."""
     def __init__(
         self,
         *,
@@ -815,8 +1078,10 @@ class PlanResponse(google.protobuf.message.Message):
         computed: builtins.int = ...,
         pages_needed: builtins.int = ...,
         pages_available: builtins.int = ...,
+        host: builtins.int = ...,
+        disk: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computed", b"computed", "pages_available", b"pages_available", "pages_needed", b"pages_needed", "resident", b"resident", "restored", b"restored", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computed", b"computed", "disk", b"disk", "host", b"host", "pages_available", b"pages_available", "pages_needed", b"pages_needed", "resident", b"resident", "restored", b"restored", "tokens", b"tokens"]) -> None: ...
 
 Global___PlanResponse: typing_extensions.TypeAlias = PlanResponse
 

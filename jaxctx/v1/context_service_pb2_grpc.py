@@ -61,6 +61,11 @@ class ContextServiceStub:
                 request_serializer=jaxctx_dot_v1_dot_context__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Forward = channel.unary_unary(
+                '/jaxctx.v1.ContextService/Forward',
+                request_serializer=jaxctx_dot_v1_dot_context__service__pb2.ForwardRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.ForwardResponse.FromString,
+                _registered_method=True)
         self.Fork = channel.unary_unary(
                 '/jaxctx.v1.ContextService/Fork',
                 request_serializer=jaxctx_dot_v1_dot_context__service__pb2.ForkRequest.SerializeToString,
@@ -85,6 +90,16 @@ class ContextServiceStub:
                 '/jaxctx.v1.ContextService/ListContexts',
                 request_serializer=jaxctx_dot_v1_dot_context__service__pb2.ListContextsRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.ListContextsResponse.FromString,
+                _registered_method=True)
+        self.WatchContexts = channel.unary_stream(
+                '/jaxctx.v1.ContextService/WatchContexts',
+                request_serializer=jaxctx_dot_v1_dot_context__service__pb2.WatchContextsRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.WatchContextsResponse.FromString,
+                _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/jaxctx.v1.ContextService/Compare',
+                request_serializer=jaxctx_dot_v1_dot_context__service__pb2.CompareRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.CompareResponse.FromString,
                 _registered_method=True)
         self.UpdateContext = channel.unary_unary(
                 '/jaxctx.v1.ContextService/UpdateContext',
@@ -156,6 +171,13 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forward(self, request, context):
+        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fork(self, request, context):
         """Children that begin as the context stands now, its pages shared. All or none. Costs the same at any length.
         """
@@ -191,8 +213,23 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchContexts(self, request, context):
+        """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
+        of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compare(self, request, context):
+        """Where two contexts part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UpdateContext(self, request, context):
-        """Change priority, pin or labels.
+        """Change priority, pin, time to live or labels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,6 +293,11 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.GenerateRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_context__service__pb2.GenerateResponse.SerializeToString,
             ),
+            'Forward': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.ForwardRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_context__service__pb2.ForwardResponse.SerializeToString,
+            ),
             'Fork': grpc.unary_unary_rpc_method_handler(
                     servicer.Fork,
                     request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.ForkRequest.FromString,
@@ -280,6 +322,16 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.ListContexts,
                     request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.ListContextsRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_context__service__pb2.ListContextsResponse.SerializeToString,
+            ),
+            'WatchContexts': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchContexts,
+                    request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.WatchContextsRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_context__service__pb2.WatchContextsResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.CompareRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_context__service__pb2.CompareResponse.SerializeToString,
             ),
             'UpdateContext': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateContext,
@@ -438,6 +490,33 @@ class ContextService:
             _registered_method=True)
 
     @staticmethod
+    def Forward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.ContextService/Forward',
+            jaxctx_dot_v1_dot_context__service__pb2.ForwardRequest.SerializeToString,
+            jaxctx_dot_v1_dot_context__service__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Fork(request,
             target,
             options=(),
@@ -562,6 +641,60 @@ class ContextService:
             '/jaxctx.v1.ContextService/ListContexts',
             jaxctx_dot_v1_dot_context__service__pb2.ListContextsRequest.SerializeToString,
             jaxctx_dot_v1_dot_context__service__pb2.ListContextsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchContexts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/jaxctx.v1.ContextService/WatchContexts',
+            jaxctx_dot_v1_dot_context__service__pb2.WatchContextsRequest.SerializeToString,
+            jaxctx_dot_v1_dot_context__service__pb2.WatchContextsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.ContextService/Compare',
+            jaxctx_dot_v1_dot_context__service__pb2.CompareRequest.SerializeToString,
+            jaxctx_dot_v1_dot_context__service__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

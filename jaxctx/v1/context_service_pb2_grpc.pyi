@@ -89,6 +89,22 @@ _ContextServiceGenerateType = typing_extensions.TypeVar(
     ],
 )
 
+_ContextServiceForwardType = typing_extensions.TypeVar(
+    '_ContextServiceForwardType',
+    grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ],
+)
+
 _ContextServiceForkType = typing_extensions.TypeVar(
     '_ContextServiceForkType',
     grpc.UnaryUnaryMultiCallable[
@@ -166,6 +182,38 @@ _ContextServiceListContextsType = typing_extensions.TypeVar(
     default=grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
+    ],
+)
+
+_ContextServiceWatchContextsType = typing_extensions.TypeVar(
+    '_ContextServiceWatchContextsType',
+    grpc.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ],
+)
+
+_ContextServiceCompareType = typing_extensions.TypeVar(
+    '_ContextServiceCompareType',
+    grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CompareRequest,
+        jaxctx.v1.context_service_pb2.CompareResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CompareRequest,
+        jaxctx.v1.context_service_pb2.CompareResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CompareRequest,
+        jaxctx.v1.context_service_pb2.CompareResponse,
     ],
 )
 
@@ -265,7 +313,7 @@ _ContextServiceCloseContextType = typing_extensions.TypeVar(
     ],
 )
 
-class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _ContextServiceFillType, _ContextServiceFlushType, _ContextServiceGenerateType, _ContextServiceForkType, _ContextServiceTruncateType, _ContextServiceRewindType, _ContextServiceGetContextType, _ContextServiceListContextsType, _ContextServiceUpdateContextType, _ContextServicePlanType, _ContextServiceReservePagesType, _ContextServiceCommitPagesType, _ContextServiceReleasePagesType, _ContextServiceCloseContextType]):
+class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _ContextServiceFillType, _ContextServiceFlushType, _ContextServiceGenerateType, _ContextServiceForwardType, _ContextServiceForkType, _ContextServiceTruncateType, _ContextServiceRewindType, _ContextServiceGetContextType, _ContextServiceListContextsType, _ContextServiceWatchContextsType, _ContextServiceCompareType, _ContextServiceUpdateContextType, _ContextServicePlanType, _ContextServiceReservePagesType, _ContextServiceCommitPagesType, _ContextServiceReleasePagesType, _ContextServiceCloseContextType]):
     """Contexts: create, fill, generate, fork, rewind, inspect, close.
 
     Every operation is atomic: an error changes nothing, save for DEADLINE_EXCEEDED and CANCELLED, which leave in the
@@ -294,6 +342,10 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
             jaxctx.v1.context_service_pb2.GenerateResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            jaxctx.v1.context_service_pb2.ForwardRequest,
+            jaxctx.v1.context_service_pb2.ForwardResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.ForkRequest,
             jaxctx.v1.context_service_pb2.ForkResponse,
         ],
@@ -312,6 +364,14 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
         grpc.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.ListContextsRequest,
             jaxctx.v1.context_service_pb2.ListContextsResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            jaxctx.v1.context_service_pb2.WatchContextsRequest,
+            jaxctx.v1.context_service_pb2.WatchContextsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            jaxctx.v1.context_service_pb2.CompareRequest,
+            jaxctx.v1.context_service_pb2.CompareResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.UpdateContextRequest,
@@ -358,6 +418,10 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
             jaxctx.v1.context_service_pb2.GenerateResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            jaxctx.v1.context_service_pb2.ForwardRequest,
+            jaxctx.v1.context_service_pb2.ForwardResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.ForkRequest,
             jaxctx.v1.context_service_pb2.ForkResponse,
         ],
@@ -376,6 +440,14 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
         grpc.aio.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.ListContextsRequest,
             jaxctx.v1.context_service_pb2.ListContextsResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            jaxctx.v1.context_service_pb2.WatchContextsRequest,
+            jaxctx.v1.context_service_pb2.WatchContextsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            jaxctx.v1.context_service_pb2.CompareRequest,
+            jaxctx.v1.context_service_pb2.CompareResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             jaxctx.v1.context_service_pb2.UpdateContextRequest,
@@ -415,6 +487,9 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
     Generate: _ContextServiceGenerateType
     """Continue the context and stream what comes."""
 
+    Forward: _ContextServiceForwardType
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+
     Fork: _ContextServiceForkType
     """Children that begin as the context stands now, its pages shared. All or none. Costs the same at any length."""
 
@@ -430,8 +505,16 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
     ListContexts: _ContextServiceListContextsType
     """The caller's contexts in the order of their ids."""
 
+    WatchContexts: _ContextServiceWatchContextsType
+    """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
+    of them.
+    """
+
+    Compare: _ContextServiceCompareType
+    """Where two contexts part."""
+
     UpdateContext: _ContextServiceUpdateContextType
-    """Change priority, pin or labels."""
+    """Change priority, pin, time to live or labels."""
 
     Plan: _ContextServicePlanType
     """What a Fill would find in the cache and need, without doing it."""
@@ -466,6 +549,10 @@ ContextServiceAsyncStub: typing_extensions.TypeAlias = ContextServiceStub[
         jaxctx.v1.context_service_pb2.GenerateResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ForkRequest,
         jaxctx.v1.context_service_pb2.ForkResponse,
     ],
@@ -484,6 +571,14 @@ ContextServiceAsyncStub: typing_extensions.TypeAlias = ContextServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CompareRequest,
+        jaxctx.v1.context_service_pb2.CompareResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
@@ -554,6 +649,14 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         """Continue the context and stream what comes."""
 
     @abc.abstractmethod
+    def Forward(
+        self,
+        request: jaxctx.v1.context_service_pb2.ForwardRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.context_service_pb2.ForwardResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.ForwardResponse]]:
+        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+
+    @abc.abstractmethod
     def Fork(
         self,
         request: jaxctx.v1.context_service_pb2.ForkRequest,
@@ -594,12 +697,30 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         """The caller's contexts in the order of their ids."""
 
     @abc.abstractmethod
+    def WatchContexts(
+        self,
+        request: jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[jaxctx.v1.context_service_pb2.WatchContextsResponse], collections.abc.AsyncIterator[jaxctx.v1.context_service_pb2.WatchContextsResponse]]:
+        """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
+        of them.
+        """
+
+    @abc.abstractmethod
+    def Compare(
+        self,
+        request: jaxctx.v1.context_service_pb2.CompareRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.context_service_pb2.CompareResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.CompareResponse]]:
+        """Where two contexts part."""
+
+    @abc.abstractmethod
     def UpdateContext(
         self,
         request: jaxctx.v1.context_service_pb2.UpdateContextRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.UpdateContextResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.UpdateContextResponse]]:
-        """Change priority, pin or labels."""
+        """Change priority, pin, time to live or labels."""
 
     @abc.abstractmethod
     def Plan(

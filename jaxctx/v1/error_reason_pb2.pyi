@@ -40,16 +40,28 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the context has no token to continue from."""
     ERROR_REASON_NO_CHAT_TEMPLATE: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
+    ERROR_REASON_NO_STORE: _ErrorReason.ValueType  # 24
+    """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
+    ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION: the snapshot was computed by another model revision, so its KV means nothing to this one."""
     ERROR_REASON_CONTEXT_NOT_FOUND: _ErrorReason.ValueType  # 30
     """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 31
     """NOT_FOUND: this server serves no model of this id."""
     ERROR_REASON_SERVICE_NOT_FOUND: _ErrorReason.ValueType  # 32
     """NOT_FOUND: a health check names no service of this server."""
+    ERROR_REASON_SNAPSHOT_NOT_FOUND: _ErrorReason.ValueType  # 33
+    """NOT_FOUND: the caller has no snapshot of this name, or not this version of it."""
+    ERROR_REASON_PUBLICATION_NOT_FOUND: _ErrorReason.ValueType  # 34
+    """NOT_FOUND: the caller has no publication of this id."""
+    ERROR_REASON_CONTEXT_EXPIRED: _ErrorReason.ValueType  # 35
+    """NOT_FOUND: the caller had a context of this id, and its time to live ended. Later this becomes CONTEXT_NOT_FOUND."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
     """ABORTED: another writer holds the context. Retry when it is done."""
+    ERROR_REASON_VERSION_MISMATCH: _ErrorReason.ValueType  # 51
+    """ABORTED: the version to overwrite is not the latest one. Somebody else saved in between."""
     ERROR_REASON_OUT_OF_PAGES: _ErrorReason.ValueType  # 60
     """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
     ERROR_REASON_NEVER_FITS: _ErrorReason.ValueType  # 61
@@ -58,12 +70,20 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
     ERROR_REASON_TOO_MANY_CONTEXTS: _ErrorReason.ValueType  # 63
     """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
+    ERROR_REASON_PIN_BUDGET: _ErrorReason.ValueType  # 64
+    """RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps."""
+    ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 65
+    """RESOURCE_EXHAUSTED: the caller may not have so many contexts, pages or stored bytes. Giving up others helps."""
+    ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 66
+    """RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept."""
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
     """UNAVAILABLE: the server is still loading, or gone."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
     """UNAVAILABLE: the server finishes what it has and takes nothing new."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 72
     """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
+    ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 73
+    """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
     """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 81
@@ -109,16 +129,28 @@ ERROR_REASON_CONTEXT_EMPTY: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION: the context has no token to continue from."""
 ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
+ERROR_REASON_NO_STORE: ErrorReason.ValueType  # 24
+"""FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
+ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION: the snapshot was computed by another model revision, so its KV means nothing to this one."""
 ERROR_REASON_CONTEXT_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 31
 """NOT_FOUND: this server serves no model of this id."""
 ERROR_REASON_SERVICE_NOT_FOUND: ErrorReason.ValueType  # 32
 """NOT_FOUND: a health check names no service of this server."""
+ERROR_REASON_SNAPSHOT_NOT_FOUND: ErrorReason.ValueType  # 33
+"""NOT_FOUND: the caller has no snapshot of this name, or not this version of it."""
+ERROR_REASON_PUBLICATION_NOT_FOUND: ErrorReason.ValueType  # 34
+"""NOT_FOUND: the caller has no publication of this id."""
+ERROR_REASON_CONTEXT_EXPIRED: ErrorReason.ValueType  # 35
+"""NOT_FOUND: the caller had a context of this id, and its time to live ended. Later this becomes CONTEXT_NOT_FOUND."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50
 """ABORTED: another writer holds the context. Retry when it is done."""
+ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 51
+"""ABORTED: the version to overwrite is not the latest one. Somebody else saved in between."""
 ERROR_REASON_OUT_OF_PAGES: ErrorReason.ValueType  # 60
 """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
 ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61
@@ -127,12 +159,20 @@ ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 62
 """RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
 ERROR_REASON_TOO_MANY_CONTEXTS: ErrorReason.ValueType  # 63
 """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
+ERROR_REASON_PIN_BUDGET: ErrorReason.ValueType  # 64
+"""RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps."""
+ERROR_REASON_QUOTA: ErrorReason.ValueType  # 65
+"""RESOURCE_EXHAUSTED: the caller may not have so many contexts, pages or stored bytes. Giving up others helps."""
+ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 66
+"""RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept."""
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
 """UNAVAILABLE: the server is still loading, or gone."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
 """UNAVAILABLE: the server finishes what it has and takes nothing new."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
 """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
+ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
+"""UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80
 """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 81

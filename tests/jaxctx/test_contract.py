@@ -17,8 +17,12 @@ from jaxctx.v1 import (
     context_pb2,
     context_service_pb2,
     error_reason_pb2,
+    forward_pb2,
     generation_pb2,
+    lifetime_pb2,
     model_service_pb2,
+    snapshot_pb2,
+    snapshot_service_pb2,
 )
 
 FILES = [
@@ -27,8 +31,12 @@ FILES = [
     context_pb2,
     context_service_pb2,
     error_reason_pb2,
+    forward_pb2,
     generation_pb2,
+    lifetime_pb2,
     model_service_pb2,
+    snapshot_pb2,
+    snapshot_service_pb2,
 ]
 PAIRS: list[tuple[type, Any]] = [
     (interface.CreateRequest, context_service_pb2.CreateContextRequest),
@@ -42,6 +50,18 @@ PAIRS: list[tuple[type, Any]] = [
     (interface.GeneratePiece, context_service_pb2.GenerateResponse),
     (interface.EngineStats, admin_service_pb2.EngineStats),
     (interface.EngineInfo, admin_service_pb2.EngineInfo),
+    (interface.PassOutput, forward_pb2.PassOutput),
+    (interface.PassResult, forward_pb2.PassResult),
+    (interface.ForwardRequest, context_service_pb2.ForwardRequest),
+    (interface.ForwardResult, context_service_pb2.ForwardResponse),
+    (interface.Comparison, context_service_pb2.CompareResponse),
+    (interface.ContextEvent, context_service_pb2.WatchContextsResponse),
+    (interface.SaveRequest, snapshot_service_pb2.SaveRequest),
+    (interface.OpenRequest, snapshot_service_pb2.OpenRequest),
+    (interface.SnapshotInfo, snapshot_pb2.Snapshot),
+    (interface.Publication, snapshot_pb2.Publication),
+    (interface.Ttl, lifetime_pb2.Ttl),
+    (interface.Expiry, lifetime_pb2.Expiry),
     (types.ContextInfo, context_pb2.Context),
     (types.ContextPages, context_pb2.ContextPages),
     (types.FillResult, context_service_pb2.FillResponse),
@@ -56,10 +76,14 @@ PAIRS: list[tuple[type, Any]] = [
 ]
 
 
+# Seconds here are a Duration there; `take` is a method of its own.
+PLACES = {"pin_s": "pin_for", "seconds": "duration", "take": "name"}
+
+
 @pytest.mark.parametrize(("owner", "message"), PAIRS, ids=lambda each: f"{each.__module__}.{each.__name__}")
 def test_every_field_has_its_place_in_the_message(owner: type, message: Any) -> None:
     places = {field.name for field in message.DESCRIPTOR.fields} | {each.name for each in message.DESCRIPTOR.oneofs}
-    assert {field.name for field in dataclasses.fields(owner)} <= places
+    assert {PLACES.get(field.name, field.name) for field in dataclasses.fields(owner)} <= places
 
 
 def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
@@ -75,6 +99,8 @@ def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
         (types.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
         (interface.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
         (types.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (interface.Tier, context_pb2.Tier, "TIER_"),
+        (interface.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
     ],
 )
 def test_enums_agree(values: Any, enum: Any, prefix: str) -> None:
