@@ -4,6 +4,9 @@ A loop over the items of a plan, as many as there are, carries per row the runni
 in float32 and merges each item into them by log-sum-exp, exact in any order (FlashAttention, arXiv 2205.14135).
 Rows are kept in the plan's order, in which the rows of an item are one slice; heads are never mixed, so that all of it
 shards over the KV heads.
+
+A mask narrows what the plan lets rows see: it says of every row and every index, the place of a token in its sequence's
+chain of pages, whether the row sees it. Without one nothing is computed for it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape
 from jaxctx_kernels.pool import Pool, numbers
 
 Carry = TypeVar("Carry")
+Mask = Bool[Array, "rows indices"]
 FAR = -1e30  # below any score, and finite so that differences of two are defined
 
 
@@ -40,6 +44,7 @@ class Round(NamedTuple):
     kind: ItemClass
     row: Int32[Array, ""]  # first sorted row
     pages: Int32[Array, " pages"]
+    start: Int32[Array, ""]  # index of the first token of the pages
     tokens: Int32[Array, ""]  # of the pages, how many any row of the item sees
     seen: Int32[Array, " rows"]  # of these, how many each row sees; 0 where it is not a row of the item
 
@@ -56,19 +61,28 @@ def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
 
 
 def attend(
-    q: Float[Array, "rows heads head_dim"], k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape
+    q: Float[Array, "rows heads head_dim"],
+    k_pool: Pool,
+    v_pool: Pool,
+    plan: AttentionPlan,
+    *,
+    shape: PlanShape,
+    mask: Mask | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
-    """Softmax attention, scale head_dim**-0.5, of every row over the tokens its plan lets it see.
+    """Softmax attention, scale head_dim**-0.5, of every row over the tokens that its plan and `mask` let it see.
 
     Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
-    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence.
+    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
+    mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index of the plan.
     """
-    result: jax.Array = traced_once(q, k_pool, v_pool, plan, shape=shape)
+    result: jax.Array = traced_once(q, k_pool, v_pool, plan, mask, shape=shape)
     return result
 
 
 @partial(jax.jit, static_argnames="shape")
-def traced_once(q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape) -> jax.Array:
+def traced_once(
+    q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, mask: Mask | None, *, shape: PlanShape
+) -> jax.Array:
     """`attend`. All layers of a step, and all programs of one shape, share one trace; XLA inlines it."""
     rows, heads, dim = q.shape
     kv_heads = k_pool.shape[0]
@@ -76,20 +90,29 @@ def traced_once(q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
     query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
     query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
+    allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
     def visit(carry: tuple[jax.Array, jax.Array, jax.Array], at: Round) -> tuple[jax.Array, jax.Array, jax.Array]:
         mine, peak, total, out = (take(x, at).reshape(kv_heads, -1, *x.shape[3:]) for x in (query, *carry))
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens
         k = read(k_pool, at).reshape(kv_heads, -1, dim)
         v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
-        seen = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
+        planned = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
+        seen, odd = planned, None
+        if allowed is not None:
+            seen &= jnp.repeat(allowed_in(allowed, at, shape), group, axis=0, total_repeat_length=mine.shape[1])
+            odd = ~jnp.isfinite(v)  # a row that does not see it must not get 0 * NaN
+            v = jnp.where(odd, 0, v)
         score = jnp.where(seen, scores(mine.astype(k.dtype), k) * dim**-0.5, FAR)
         new_peak = jnp.maximum(peak, score.max(-1))
         weight = jnp.where(seen, jnp.exp(score - new_peak[..., None]), 0)
         shrink = jnp.exp(peak - new_peak)
         new_total = total * shrink + weight.sum(-1)
         new_out = out * shrink[..., None] + matmul("hms,hsd->hmd", weight.astype(v.dtype), v)
-        inside = seen[:, 0]
+        if odd is not None:
+            met = jnp.einsum("ms,hsd->hmd", seen.astype(v.dtype), odd.astype(v.dtype)) > 0
+            new_out = jnp.where(met, jnp.nan, new_out)
+        inside = planned[:, 0]
         new = (
             jnp.where(inside, new_peak, peak),
             jnp.where(inside, new_total, total),
@@ -107,13 +130,19 @@ def traced_once(q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
 
-def visible_sum(pool: Pool, plan: AttentionPlan, *, shape: PlanShape) -> UInt32[Array, " rows"]:
+def visible_sum(
+    pool: Pool, plan: AttentionPlan, *, shape: PlanShape, mask: Mask | None = None
+) -> UInt32[Array, " rows"]:
     """For each row the sum modulo 2**32 of the visible slots of a uint32 pool `[1, pages, page_size, 1]`."""
     spare = max(c.rows for c in shape.classes)
+    allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
     def visit(total: jax.Array, at: Round) -> jax.Array:
         values = read(pool, at).reshape(-1)
-        part = jnp.where(jnp.arange(values.shape[0]) < at.seen[:, None], values, jnp.uint32(0))
+        seen = jnp.arange(values.shape[0]) < at.seen[:, None]
+        if allowed is not None:
+            seen &= allowed_in(allowed, at, shape)
+        part = jnp.where(seen, values, jnp.uint32(0))
         new = jax.lax.dynamic_slice_in_dim(total, at.row, at.kind.rows) + part.sum(-1, dtype=jnp.uint32)
         return jax.lax.dynamic_update_slice_in_dim(total, new, at.row, 0)
 
@@ -131,7 +160,7 @@ def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[C
             ids = jax.lax.dynamic_slice(plan.pages, (entry,), (kind.pages,))
             seen = jax.lax.dynamic_slice(length, (row + done,), (kind.rows,)) - start
             seen = jnp.where(jnp.arange(kind.rows) < rows - done, jnp.clip(seen, 0, tokens), 0)
-            carry = visit(carry, Round(kind, row + done, ids, tokens, seen))
+            carry = visit(carry, Round(kind, row + done, ids, start, tokens, seen))
             done += kind.rows
             return jnp.where(done < rows, index, index + 1), jnp.where(done < rows, done, 0), carry
 
@@ -143,6 +172,18 @@ def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[C
         carry = rounds(kind, plan.ends[c], start, carry)
         start = plan.ends[c]
     return carry
+
+
+def in_plan_order(mask: Mask, plan: AttentionPlan, shape: PlanShape) -> Bool[Array, "all_rows all_indices"]:
+    """The mask, rows sorted as the plan's are, with room for a round that reaches past the last row or index."""
+    spare = max(c.rows for c in shape.classes), shape.page_size * max(c.pages for c in shape.classes)
+    return jnp.pad(mask[plan.order], ((0, spare[0]), (0, spare[1])))
+
+
+def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "rows slots"]:
+    """What of a round's slots the mask lets its rows see."""
+    size = at.kind.rows, at.kind.pages * shape.page_size
+    return jax.lax.dynamic_slice(allowed, (at.row, at.start), size)
 
 
 def take(rows: Float32[Array, "kv_heads all_rows ..."], at: Round) -> Float32[Array, "kv_heads rows ..."]:

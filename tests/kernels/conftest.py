@@ -98,20 +98,28 @@ def visible_slots(segments: list[Segment], page_size: int, pool_pages: int) -> n
     return seen
 
 
-def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment], page_size: int) -> np.ndarray:
+def dense_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    segments: list[Segment],
+    page_size: int,
+    mask: np.ndarray | None = None,
+) -> np.ndarray:
     """float64 `[rows, heads, head_dim]` from pools `[kv_heads, pages, page_size, head_dim]`, row by row."""
     rows, heads, dim = q.shape
     group = heads // k.shape[0]
     out = np.zeros((rows, heads, dim))
     for s in segments:
-        token = np.arange(s.position + s.rows)
-        page, offset = s.pages[token // page_size], token % page_size
-        for r in range(s.rows):
-            n = s.position + r + 1
-            for h in range(heads):
-                score = k[h // group, page[:n], offset[:n]] @ q[s.first_row + r, h] * dim**-0.5
+        for r in range(s.first_row, s.first_row + s.rows):
+            token = np.arange(s.position + r - s.first_row + 1)
+            if mask is not None:
+                token = token[mask[r, : len(token)]]
+            page, offset = s.pages[token // page_size], token % page_size
+            for h in range(heads) if len(token) else ():
+                score = k[h // group, page, offset] @ q[r, h] * dim**-0.5
                 weight = np.exp(score - score.max())
-                out[s.first_row + r, h] = weight @ v[h // group, page[:n], offset[:n]] / weight.sum()
+                out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
     return out
 
 
