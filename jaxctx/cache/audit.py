@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
-from jaxctx.cache.prefix import TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
 from jaxctx.cache.registry import Registry
 
 
@@ -41,7 +41,9 @@ def check(memory: Memory, registry: Registry) -> None:
     registry.check()
     memory.pool.check()
     memory.index.check(Counter(context.tail for context in registry if not context.suspended))
-    taken = [node.page for node in memory.index.nodes()]
+    taken = [node.page for node in memory.index.nodes() if node.page != NOWHERE]
+    parked = [item for context in registry for item in context.stash.values()]
+    memory.tiers.check({*memory.index.nodes(), *parked})
     for context in registry:
         _check_context(context, memory.index)
         taken += context.working
@@ -54,10 +56,15 @@ def _check_context(context: Context, index: PrefixIndex) -> None:
     assert len(context.recent) % TOKEN_BYTES == 0
     assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
-    assert context.manual_commit or context.working_tokens < context.page_size, "a full page was not committed"
+    kept = context.manual_commit or context.held_back
+    assert kept or context.working_tokens < context.page_size, "a full page was not committed"
+    first = context.tail.depth * context.page_size
+    assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
     lineage = [*_lineage(context.tail)]
-    assert lineage[-1] is context.root is index.root(context.identity), "lineage ends at another root"
+    assert context.root is index.root(context.identity), "another root"
+    assert lineage[-1] is context.root or lineage[-1].depth == 0, "lineage ends at no root"
+    assert all(node.owner in (context.root, lineage[-1]) for node in lineage), "a page of somebody else"
     assert context.suspended or all(map(index.holds, lineage[:-1])), "a page of a chain is not indexed"
     table = context.page_table().tolist()
     committed = [] if context.suspended else [node.page for node in reversed(lineage[:-1])]

@@ -8,7 +8,7 @@ A context is its last committed page's node, its working pages, and the tokens t
 
 Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned`, `priority` and `labels`, which are the
 engine's. A suspended context has given up its pages: its nodes are mere token lineage, and all its tokens count as
-buffered.
+buffered. What was in its working pages may be parked in other tiers, to be loaded instead of computed (`stash`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode
+from jaxctx.cache.marks import decode_page
+from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
 
 
 class PageTable:
@@ -54,6 +55,21 @@ class PageTable:
         return view
 
 
+@dataclass(slots=True, eq=False)
+class Parked:
+    """Data of one page of a context that is not on the device, and is in no committed page: `tokens` of it count."""
+
+    tokens: int
+    host: int = NOWHERE
+    disk: int = NOWHERE
+    page: int = NOWHERE  # never on the device: it is loaded into a working page
+
+    @property
+    def lost(self) -> bool:
+        """Whether no tier has it any more."""
+        return self.host == self.disk == NOWHERE
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
     """See the module docstring. `used_at` and `created_at` are readings of the cache's clock."""
@@ -75,8 +91,12 @@ class Context:
     tail: PageNode  # held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
     recent: bytearray = field(default_factory=bytearray)  # working tokens, then buffered ones
+    marks: dict[int, bytes] = field(default_factory=dict)  # of the tokens in `recent`, by index in the context
     working_tokens: int = 0  # in working pages
+    held_back: bool = False  # some of its working pages are full and commit with the next computation
     suspended: bool = False
+    stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
+    by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
     table: PageTable | None = None  # None: built again when asked for
 
@@ -126,6 +146,29 @@ class Context:
             parts.append(node.tokens)
             node = node.parent
         return b"".join(reversed(parts))
+
+    def chain(self) -> list[PageNode]:
+        """The nodes of its committed pages (or of its lineage) in order."""
+        nodes = []
+        node = self.tail
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    @property
+    def marked(self) -> bool:
+        """Whether any of its tokens may have a mark."""
+        return self.tail.marked or bool(self.marks)
+
+    def all_marks(self, first_page: int = 0) -> dict[int, bytes]:
+        """The marks of the tokens from lineage page number `first_page` on, by index."""
+        marks = dict(self.marks)
+        node: PageNode | None = self.tail if self.tail.marked else None
+        while node is not None and node.depth > first_page:
+            marks |= decode_page(node.marks, (node.depth - 1) * self.page_size)
+            node = node.parent
+        return marks
 
     def page_table(self) -> Int32[np.ndarray, " pages"]:
         """Physical page ids, committed ones first. Read-only, valid until the context changes; empty if suspended.

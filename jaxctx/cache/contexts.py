@@ -1,14 +1,13 @@
 """Contexts: the front of this room. Every operation on contexts, with what it promises and what it refuses.
 
-A `ContextCache` decides; it never moves data. What must happen on the device is returned as `PageCopy`s, which the
-engine carries out in the given order before its next step. Nothing here waits: what does not fit raises OutOfPages, and
-the engine suspends `victims`, queues or refuses. Every operation is atomic: one that raises has changed nothing. One
-thread owns a cache and its contexts.
+A `ContextCache` decides; it never moves data. What must be moved is told as `moves`, which the engine takes after every
+operation and carries out in the given order before its next step. Nothing here waits: what does not fit raises
+OutOfPages, and the engine suspends `victims`, queues or refuses. Every operation is atomic: one that raises has changed
+nothing. One thread owns a cache and its contexts.
 
     append ──▶ buffered ──the engine computes; settle──▶ working ──full──▶ committed
-                  └──────────match: a committed page holds them already────────▲
-
-Tiers, snapshots and quotas are not here yet; they begin where `suspend` and `match` do.
+                  ├──────────match: a committed page holds them already────────▲
+                  └──────────restore: another tier does────────────────────────┘
 """
 
 from __future__ import annotations
@@ -21,21 +20,27 @@ from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context
-from jaxctx.cache.memory import Memory
+from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
-from jaxctx.cache.prefix import Identity, PageNode, TokenIds, encode_tokens
+from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
+from jaxctx.cache.tiers import Item, Move, PageCopy
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
-__all__ = ["Context", "ContextCache", "Identity", "OutOfPages", "PageCopy", "PoolStats"]
+__all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy", "PoolStats"]
+
+
+PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's name cannot
 
 
 @dataclass(frozen=True, slots=True)
-class PageCopy:
-    """The engine must copy page `source` onto page `target` on the device before the next step."""
+class Found:
+    """Pages that a context would find: on the device, `unheld` of them by nobody held, and behind these elsewhere."""
 
-    source: int
-    target: int
+    device: int
+    unheld: int
+    host: int
+    disk: int
 
 
 class ContextCache:
@@ -54,12 +59,19 @@ class ContextCache:
         new_id: Callable[[], str],
         first_page: int = 1,
         digest: Callable[[bytes], bytes] = xxh3_128_digest,
+        host_slots: int = 0,
+        disk_slots: int = 0,
     ) -> None:
         self.page_size = page_size
-        self.memory = Memory(pages, first_page, page_size, digest)
+        self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
         self._registry = Registry()
         self._clock = clock
         self._new_id = new_id
+
+    def moves(self) -> builtins.list[Move]:
+        """What is to be moved since the last call, in order."""
+        moves, self.memory.tiers.moves = self.memory.tiers.moves, []
+        return moves
 
     # --- which contexts there are --------------------------------------------------------------------------------
 
@@ -103,21 +115,24 @@ class ContextCache:
         self._registry.enter(context)
         return context
 
-    def fork(self, context: Context, *, context_id: str | None = None) -> tuple[Context, builtins.list[PageCopy]]:
+    def fork(self, context: Context, *, context_id: str | None = None, tenant: str | None = None) -> Context:
         """A child that begins as `context` stands now, at a cost that does not depend on its length.
 
         Committed pages are shared; working pages with tokens are copied, reserved empty ones are not inherited;
-        buffered tokens are copied. The child is not pinned. The child of a suspended context is suspended. Also works
+        buffered tokens are copied. The child is not pinned. The child of a suspended context is suspended, and what is
+        parked stays the parent's. With `tenant` it is filed under that one, but shares pages as its parent does. Works
         while a writer holds the context: what is not settled yet is buffered, or unknown, in the child.
 
         Raises AlreadyExists, OutOfPages.
         """
         self._must_live(context)
         now = self._clock()
+        tenant = context.tenant if tenant is None else tenant
         sources = context.working[: self.memory.pages_for(context.working_tokens)]
         child = replace(
             context,
-            id=self._unused_id(context.tenant, context_id),
+            id=self._unused_id(tenant, context_id),
+            tenant=tenant,
             parent_id=context.id,
             pinned=False,
             busy=False,
@@ -125,12 +140,38 @@ class ContextCache:
             used_at=now,
             working=self.memory.take(len(sources)),
             recent=context.recent[:],
+            marks=dict(context.marks),
+            stash={},
             table=None,
         )
         if not child.suspended:
             self.memory.index.acquire(child.tail)
         self._registry.enter(child)
-        return child, [PageCopy(*pages) for pages in zip(sources, child.working, strict=True)]
+        self._move(*map(PageCopy, sources, child.working))
+        return child
+
+    def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
+        """A context of `tenant` with copies of all committed pages, which contexts of every namespace find from now on.
+
+        Only those of the same model, adapter, KV type and salt, that is. Raises OutOfPages; FailedPrecondition for a
+        suspended context.
+        """
+        self._must_be_resident(context)
+        pages = self.memory.take(context.committed_pages)
+        identity = replace(context.identity, namespace=PUBLISHED + publication_id)
+        publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
+        self._move(*map(PageCopy, context.page_table().tolist(), pages))
+        index, root = self.memory.index, publication.root
+        for node, page in zip(context.chain(), pages, strict=True):
+            publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
+        index.publish(root)
+        return publication
+
+    def unpublish(self, publication: Context) -> None:
+        """Nobody finds it any more; who shares its pages keeps them."""
+        self._must_live(publication)
+        self.memory.index.unpublish(publication.root)
+        self.close(publication)
 
     def get(self, tenant: str, context_id: str) -> Context:
         """Raises NotFound, for another tenant's context just the same."""
@@ -142,56 +183,70 @@ class ContextCache:
 
     def close(self, context: Context) -> None:
         """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free."""
-        self.suspend(context)
+        self._must_live(context)
+        if not context.suspended:
+            self.memory.let_go(context)
+        self.memory.drop_stash(context)
         context.closed = True
         self._registry.leave(context)
 
     # --- tokens come ---------------------------------------------------------------------------------------------
 
-    def append(self, context: Context, tokens: TokenIds) -> None:
-        """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument."""
+    def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
+        """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument.
+
+        `marks`, if there are any, has one for every token; see `marks`.
+        """
         self._must_live(context)
+        first = context.length
         context.recent += encode_tokens(tokens)
+        context.marks |= {first + offset: mark for offset, mark in enumerate(marks) if mark}
 
-    def match(self, context: Context) -> int:
-        """Move the buffered tokens that committed pages hold already into the context's chain; returns how many.
+    def match(self, context: Context, tokens: int | None = None) -> int:
+        """Move buffered tokens that pages on the device hold already into the context's chain; returns how many.
 
-        Restores a suspended context first: all its tokens are buffered, and matched from the beginning; what is not
-        found stays buffered, to be computed. Finds nothing where working tokens stand before the buffered ones.
+        Looks no further than the context's first `tokens` tokens. Wakes a suspended context first: all its tokens are
+        buffered, and matched from the beginning; what is not found stays buffered, to be restored or computed. Finds
+        nothing where working tokens stand before the buffered ones.
         """
         self._must_live(context)
         if context.suspended:
-            self.memory.restore(context)
+            self.memory.wake(context)
             self.touch(context)
-        if context.working_tokens:
-            return 0
-        path = self.memory.index.walk(context.tail, bytes(context.recent))
+        path = self.memory.path(context, context.length if tokens is None else tokens)
+        path = path[: _on_device(path)]
         if path:
             self.memory.adopt(context, path)
         return len(path) * self.page_size
 
+    def restore(self, context: Context, pages: int, ready: Ready, tokens: int | None = None) -> int:
+        """Continue a context with up to `pages` pages that are in other tiers, or came to the device meanwhile.
+
+        `ready` says whether the data of a host slot has arrived, and raises DataLoss if it never will: such a page is
+        forgotten. Returns how many pages it gained; each took at most one free page. FailedPrecondition for a suspended
+        context (`match` wakes it).
+        """
+        self._must_be_resident(context)
+        return self.memory.restore(context, context.length if tokens is None else tokens, pages, ready)
+
     def resident(self, identity: Identity, tokens: TokenIds) -> int:
         """How many of `tokens` a match would find for a new context. Changes nothing."""
-        return self.find(identity, tokens)[0] * self.page_size
+        return self.find(identity, tokens).device * self.page_size
 
-    def resident_extension(self, context: Context, tokens: TokenIds) -> int:
-        """How many tokens, buffered ones included, a match would find once `tokens` are appended. Changes nothing."""
-        return self.peek(context, tokens)[0] * self.page_size
-
-    def find(self, identity: Identity, tokens: TokenIds) -> tuple[int, int]:
-        """Pages that a new context filled with `tokens` would find, and how many of them nobody holds."""
+    def find(self, identity: Identity, tokens: TokenIds) -> Found:
+        """What a new context filled with `tokens` would find."""
         index = self.memory.index
-        return _count(index.walk(index.root(identity), encode_tokens(tokens)))
+        return _found(index.search(index.root(identity), encode_tokens(tokens)))
 
-    def peek(self, context: Context, more: TokenIds = ()) -> tuple[int, int]:
-        """Pages that a match would find once `more` is appended, and how many of them nobody holds. Changes nothing."""
+    def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> Found:
+        """What a context would find once `more` is appended, within its first `tokens` tokens. Changes nothing."""
         self._must_live(context)
-        if context.working_tokens:
-            return 0, 0
-        start, known = context.tail, bytes(context.recent)
-        if context.suspended:
-            start, known = context.root, context.token_bytes()
-        return _count(self.memory.index.walk(start, known + encode_tokens(more)))
+        added = encode_tokens(more)
+        tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
+        path = self.memory.path(context, tokens, added)
+        reached = (0 if context.suspended else context.seq_len) + len(path) * self.page_size
+        parked = self.memory.parked(context, reached) if reached < tokens else ()
+        return _found([*path, *parked])
 
     def grow(self, context: Context, tokens: int) -> None:
         """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.
@@ -203,12 +258,12 @@ class ContextCache:
         if missing > 0:
             self.memory.add_working(context, missing)
 
-    def settle(self, context: Context, tokens: int) -> int:
+    def settle(self, context: Context, tokens: int, *, hold: bool = False) -> int:
         """The KV of the first `tokens` buffered tokens is on the device now: they become working tokens.
 
-        Full working pages commit, unless the context commits by hand. Returns how many of them others had committed
-        meanwhile: those were merged, the duplicates are free. Raises OutOfRange if fewer tokens are buffered,
-        FailedPrecondition if there are no pages for them.
+        Full working pages commit, unless the context commits by hand or `hold` keeps them until `commit_full`. Returns
+        how many of them others had committed meanwhile: those were merged, the duplicates are free. Raises OutOfRange
+        if fewer tokens are buffered, FailedPrecondition if there are no pages for them.
         """
         self._must_be_resident(context)
         if not 0 <= tokens <= context.buffered_tokens:
@@ -217,7 +272,20 @@ class ContextCache:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
         full = context.working_tokens // self.page_size
-        return self.memory.commit(context, full) if full and not context.manual_commit else 0
+        if context.manual_commit:
+            full = min(full, max((context.by_hand or 0) - context.tail.depth, 0))
+        context.held_back = hold and full > 0
+        merged = self.memory.commit(context, full) if full and not hold else 0
+        if context.stash:
+            self.memory.drop_stash(context, before=-(-context.seq_len // self.page_size))
+        return merged
+
+    def commit_full(self, context: Context) -> None:
+        """Commit the full pages that a settle held back."""
+        self._must_live(context)
+        if context.held_back:
+            context.held_back = False
+            self.memory.commit(context, context.working_tokens // self.page_size)
 
     # --- tokens go -----------------------------------------------------------------------------------------------
 
@@ -232,7 +300,7 @@ class ContextCache:
             raise OutOfRange(f"{tokens} tokens to drop, {droppable} outside committed pages")
         self.memory.shorten(context, context.length - tokens)
 
-    def rewind(self, context: Context, to: int) -> builtins.list[PageCopy]:
+    def rewind(self, context: Context, to: int) -> None:
         """Keep the first `to` tokens, without computing.
 
         Within buffered tokens and working pages this is a truncate. Across committed pages the layout becomes that of
@@ -245,7 +313,7 @@ class ContextCache:
             raise OutOfRange(f"rewind to {to} of a context of {context.length} tokens")
         if to >= context.committed_pages * self.page_size:  # of a suspended context: always
             self.memory.shorten(context, to)
-            return []
+            return
         pages, partial = divmod(to, self.page_size)
         # Its own pages behind `to` serve as well, if no other context holds them.
         if partial and not context.working and not self.available() and context.tail.holders > 1:
@@ -253,13 +321,14 @@ class ContextCache:
         source = context.tail.ancestor(pages + 1).page
         self.memory.free_working(context, keep=min(partial, 1))
         self.memory.shorten(context, to)
+        context.held_back = False
         if not partial:
-            return []
+            return
         if not context.working:
             self.memory.add_working(context, 1)
         context.working_tokens = partial
-        target = context.working[0]
-        return [PageCopy(source, target)] if target != source else []
+        if (target := context.working[0]) != source:
+            self._move(PageCopy(source, target))
 
     # --- manual page operations ----------------------------------------------------------------------------------
 
@@ -272,8 +341,7 @@ class ContextCache:
         if not 0 <= pages <= self.memory.pool.total:
             raise InvalidArgument.field("pages", f"0 to {self.memory.pool.total}, the size of the pool")
         if context.suspended:
-            path = self.memory.index.walk(context.root, context.token_bytes())
-            self.memory.must_have(pages + sum(node.holders == 0 for node in path))
+            self.memory.must_have(pages + self.peek(context).unheld)
             self.match(context)
         self.memory.add_working(context, pages)
 
@@ -290,6 +358,7 @@ class ContextCache:
                 f"{pages} pages to commit, {context.working_tokens} tokens in working pages", reason="PAGE_NOT_FULL"
             )
         self.memory.commit(context, pages)
+        context.by_hand = None
 
     def release(self, context: Context, pages: int) -> None:
         """Give back the last working pages. Tokens in them are dropped, and then the buffered ones behind them too.
@@ -344,9 +413,10 @@ class ContextCache:
         return audit.refcounts(context, self._registry.by_use())
 
     def clear_cached(self) -> int:
-        """Evict every cached page; returns how many."""
+        """Forget every page that nobody holds, in all tiers; returns how many were on the device."""
         count = self.memory.index.cached
         self.memory.evict(count)
+        self.memory.tiers.clear()
         return count
 
     def check(self) -> None:
@@ -364,9 +434,20 @@ class ContextCache:
         if context.suspended:
             raise FailedPrecondition(f"context {context.id!r} is suspended")
 
+    def _move(self, *moves: Move) -> None:
+        self.memory.tiers.moves += moves
+
     def _unused_id(self, tenant: str, context_id: str | None) -> str:
         return self._registry.unused(tenant, self._new_id() if context_id is None else context_id)
 
 
-def _count(path: Sequence[PageNode]) -> tuple[int, int]:
-    return len(path), sum(node.holders == 0 for node in path)
+def _on_device(path: Sequence[Item]) -> int:
+    """How many pages at the front of a path are on the device."""
+    return next((count for count, item in enumerate(path) if item.page == NOWHERE), len(path))
+
+
+def _found(path: Sequence[Item]) -> Found:
+    device = _on_device(path)
+    host = sum(item.host != NOWHERE for item in path[device:])
+    unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
+    return Found(device, unheld, host, len(path) - device - host)

@@ -1,4 +1,4 @@
-"""Memory: pool and index as one, and the moves of pages between them and the contexts.
+"""Memory: pool, index and tiers as one, and the moves of pages between them and the contexts.
 
 Every page is free (pool), a working page of one context, or a node's (index); the methods here are the only places
 where one becomes the other. They trust their arguments: `contexts` has refused before what would be an error, so only
@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxctx.cache.context import Context
+from jaxctx.cache.context import Context, Parked
+from jaxctx.cache.marks import decode_page, encode_page
 from jaxctx.cache.pages import OutOfPages, PagePool, PoolStats
-from jaxctx.cache.prefix import TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.tiers import Item, Tiers
+from jaxctx.errors import DataLoss
+
+Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
 
 
 class Memory:
     """The pages `first_page .. first_page + pages - 1` of one engine."""
 
-    def __init__(self, pages: int, first_page: int, page_size: int, digest: Callable[[bytes], bytes]) -> None:
+    def __init__(
+        self, pages: int, first_page: int, page_size: int, digest: Callable[[bytes], bytes], host: int, disk: int
+    ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages, first_page)
         self.index = PrefixIndex(page_size, digest)
+        self.tiers = Tiers(host, disk, self.index.forget)
 
     @property
     def available(self) -> int:
@@ -52,8 +60,13 @@ class Memory:
         return self.pool.allocate(count, after)
 
     def evict(self, count: int) -> None:
-        """Make `count` cached pages free."""
-        self.pool.release([self.index.evict() for _ in range(count)])
+        """Make `count` cached pages free; other tiers keep what they have room for."""
+        pages = []
+        for _ in range(count):
+            node, page = self.index.evict()
+            self.tiers.save(node, page)
+            pages.append(page)
+        self.pool.release(pages)
 
     def add_working(self, context: Context, count: int) -> None:
         """Append empty working pages, if possible next to the context's last page. Raises OutOfPages."""
@@ -76,7 +89,8 @@ class Memory:
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
             tokens = bytes(context.recent[position * page_bytes : (position + 1) * page_bytes])
-            context.tail = self.index.commit(context.tail, tokens, page)
+            marks = encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)
+            context.tail = self.index.commit(context.tail, context.root, tokens, marks, page)
             if context.tail.page != page:
                 duplicates.append(page)
                 if context.table is not None:
@@ -84,6 +98,7 @@ class Memory:
         del context.working[:count]
         del context.recent[: count * page_bytes]
         context.working_tokens -= count * self.page_size
+        self._trim_marks(context)
         self.pool.release(duplicates)
         return len(duplicates)
 
@@ -91,39 +106,168 @@ class Memory:
         """Let indexed nodes that hold the context's next tokens continue its chain."""
         self._move_hold(context, path[-1])
         del context.recent[: len(path) * self.index.page_bytes]
+        self._trim_marks(context)
 
     def shorten(self, context: Context, length: int) -> None:
         """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
         tail, pages = context.tail, length // self.page_size
         if pages < tail.depth:
-            context.recent = bytearray(tail.ancestor(pages + 1).tokens)
+            cut = tail.ancestor(pages + 1)
+            context.recent = bytearray(cut.tokens)
+            context.marks = decode_page(cut.marks, pages * self.page_size)
             context.working_tokens = 0
-            self._move_hold(context, tail.ancestor(pages))
+            self._move_hold(context, cut.parent if pages else context.root)
         tokens = length - context.tail.depth * self.page_size
         del context.recent[tokens * TOKEN_BYTES :]
         context.working_tokens = min(context.working_tokens, tokens)
+        context.marks = {index: mark for index, mark in context.marks.items() if index < length}
+        for number, parked in [*context.stash.items()]:
+            parked.tokens = min(parked.tokens, length - number * self.page_size)
+            if parked.tokens <= 0:
+                self.tiers.drop(context.stash.pop(number))
+        if context.by_hand is not None and length < context.by_hand * self.page_size:
+            context.by_hand = None
+
+    # --- out of the device and back ------------------------------------------------------------------------------
 
     def suspend(self, context: Context) -> int:
-        """Give up all pages, keep the tokens; returns how many pages became free or cached."""
+        """Give up all pages, keep the tokens; returns how many pages became free or cached.
+
+        Other tiers keep what was in working pages if they have room, in its `stash`.
+        """
         freed = len(context.working)
+        first = context.tail.depth
+        for position, page in enumerate(context.working[: self.pages_for(context.working_tokens)]):
+            parked = Parked(min(self.page_size, context.working_tokens - position * self.page_size))
+            self.tiers.save(parked, page)
+            if not parked.lost:
+                context.stash[first + position] = parked
+        context.by_hand = first if context.manual_commit and context.working_tokens else None
+        return freed + self.let_go(context)
+
+    def let_go(self, context: Context) -> int:
+        """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
         context.working_tokens = 0
+        context.held_back = False
         context.suspended = True
         context.table = None
-        return freed + self.index.release(context.tail)
+        return self.index.release(context.tail)
 
-    def restore(self, context: Context) -> None:
+    def wake(self, context: Context) -> None:
         """Undo a suspension: no pages, and all tokens buffered."""
         context.recent = bytearray(context.token_bytes())
+        context.marks = context.all_marks() if context.marked else {}
         context.tail = context.root
         context.suspended = False
         context.table = None
         self.index.acquire(context.root)
 
-    def _move_hold(self, context: Context, tail: PageNode) -> None:
+    def path(self, context: Context, tokens: int, more: bytes = b"") -> list[PageNode]:
+        """The indexed nodes that hold the next full pages of a context's first `tokens` tokens, in whichever tier.
+
+        `more` counts as appended. None where working tokens stand before.
+        """
+        if context.working_tokens:
+            return []
+        if context.suspended:
+            start, known, marks = context.root, context.token_bytes(), context.all_marks() if context.marked else {}
+        else:
+            start, known, marks = context.tail, bytes(context.recent), context.marks
+        if context.by_hand is not None:
+            tokens = min(tokens, context.by_hand * self.page_size)
+        known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
+        if start.parent is None:
+            return self.index.search(context.root, known, marks)
+        return self.index.walk(start, known, context.root, marks)
+
+    def restore(self, context: Context, tokens: int, limit: int, ready: Ready) -> int:
+        """Continue a context with up to `limit` pages that some tier holds, up to `tokens` tokens in all.
+
+        Returns how many; fewer than there are if one's data has not arrived yet. Raises OutOfPages.
+        """
+        gained = 0
+        while gained < limit:
+            path = self.path(context, min(tokens, context.seq_len + (limit - gained) * self.page_size))
+            if path:
+                followed = self._follow(context, path, ready)
+                gained += followed
+                if followed < len(path) and path[followed].indexed:  # else it was lost: is there another way?
+                    break
+            elif self._unpark(context, tokens, ready):
+                gained += 1
+            else:
+                break
+        return gained
+
+    def _follow(self, context: Context, path: list[PageNode], ready: Ready) -> int:
+        """Adopt the nodes of a path, loading those that are not on the device; returns how many."""
+        for followed, node in enumerate(path):
+            if node.page == NOWHERE:
+                if not self._arrived(node, ready):
+                    return followed
+                self.must_have(1)
+                self.tiers.hold(node)
+                page = self.take(1, context.tail.page if context.tail.depth else None)[0]
+                self.tiers.load(node, page)
+                self.index.place(node, page)
+            self.adopt(context, [node])
+        return len(path)
+
+    def parked(self, context: Context, tokens: int) -> list[Parked]:
+        """The data that `restore` would load behind what the index holds; `tokens` have KV, or would by then."""
+        number, aligned = divmod(tokens, self.page_size)
+        found: list[Parked] = []
+        while not aligned and (parked := context.stash.get(number + len(found))) is not None:
+            found.append(parked)
+        return found
+
+    def drop_stash(self, context: Context, before: int | None = None) -> None:
+        """Forget parked data; with `before` only of pages before this one, whose tokens have KV again."""
+        for number in [number for number in context.stash if before is None or number < before]:
+            self.tiers.drop(context.stash.pop(number))
+
+    def _unpark(self, context: Context, tokens: int, ready: Ready) -> bool:
+        """Load the parked data of a context's next page into a working page of its own."""
+        found = self.parked(context, context.seq_len)
+        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
+        count = min(found[0].tokens, tokens - context.seq_len) if found else 0
+        if count <= 0 or not self._arrived(found[0], ready):
+            if found and found[0].lost:
+                self.drop_stash(context)
+            return False
+        if used == len(context.working):
+            self.must_have(1)
+            self.tiers.hold(found[0])
+            self.add_working(context, 1)
+        self.tiers.load(found[0], context.working[used])
+        self.tiers.drop(context.stash.pop(number))
+        context.working_tokens += count
+        commits = not context.manual_commit if context.by_hand is None else number < context.by_hand
+        if commits and count == self.page_size:
+            self.commit(context, 1)
+        return True
+
+    def _arrived(self, item: Item, ready: Ready) -> bool:
+        """Whether its data is in a host slot; begins to fetch it from disk if not. Lost data is forgotten."""
+        if item.host == NOWHERE and (item.disk == NOWHERE or not self.tiers.fetch(item)):
+            return False
+        try:
+            return ready(item.host)
+        except DataLoss:
+            self.tiers.lose(item)
+            return False
+
+    def _move_hold(self, context: Context, tail: PageNode | None) -> None:
         """Another last node for the context; a suspended one holds neither."""
+        assert tail is not None
         if not context.suspended:
             self.index.acquire(tail)
             self.index.release(context.tail)
         context.tail = tail
         context.table = None
+
+    def _trim_marks(self, context: Context) -> None:
+        if context.marks:
+            first = context.tail.depth * self.page_size
+            context.marks = {index: mark for index, mark in context.marks.items() if index >= first}

@@ -3,16 +3,21 @@
 A `PageNode` is one full, immutable page of a token sequence; its parent is the page before. Contexts hold only their
 last node, so a fork shares everything before it at once. The `PrefixIndex` finds nodes by a chained hash and keeps the
 ones that nobody holds until their pages are needed. It never allocates pages and does not know what a context is.
-Called by `contexts` only.
+Called by `memory` and `contexts` only.
 
     node.holders = contexts whose last node it is + its children that are held
 
-    held ──holders drop to 0──▶ cached ──evict──▶ evicted: off the index for good, its tokens stay while referenced
-      ▲                           │
-      └─────────acquire───────────┘
+    held ──holders drop to 0──▶ cached ──evict──▶ in another tier ──dropped there──▶ off the index for good; its
+      ▲                           │ ▲                   │                            tokens stay while referenced
+      └─────────acquire───────────┘ └───────place───────┘
 
 When a node becomes cached its parent loses one holder. Hence a parent is held at least as long as any child, is cached
-after all of them, and is evicted after all of them: whatever the index holds can be reached from its root.
+after all of them, and is evicted after all of them: whatever the index holds can be reached from its root, and on any
+way from a root the nodes on the device come first.
+
+Every node has an owner, the root of the identity whose contexts may find it. A child of another owner than its parent's
+is where a private sequence leaves a published one: its hash covers the owner again, so that readers of one publication
+share nothing behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -28,14 +34,20 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
+from jaxctx.cache.marks import encode_page
 from jaxctx.errors import InvalidArgument
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
 TOKEN_BYTES = 4  # tokens are kept as the bytes of int32
-EVICTED = -1
+NOWHERE = -1
 
-_CAUSAL = b"\x00"  # what follows the parent's digest: tokens at consecutive positions under a causal mask, no media
+# What follows the parent's digest. Tags differ, and each says how long its field is, so that no two pages have one key.
+_USUAL = b"\x00"  # tokens at the positions of their indices under a causal mask, no media
+_MARKED = b"\x01"
+_OWNER = b"\x02"
+
+NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +73,23 @@ class PageNode:
     parent: PageNode | None
     tokens: bytes
     digest: bytes
-    page: int = EVICTED
+    owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
+    identity: Identity | None = None  # of a root
+    marks: bytes = b""  # of its tokens, see `marks`
+    marked: bool = False  # whether it or a page before it has marks
+    page: int = NOWHERE  # on the device
+    host: int = NOWHERE  # slots of copies in other tiers
+    disk: int = NOWHERE
     holders: int = 0
     depth: int = 0  # pages up to and including this one
+    children: int = 0  # indexed ones
+    indexed: bool = False
     same_digest: PageNode | None = None  # next in the index under this digest: a hash collision
+
+    @property
+    def lost(self) -> bool:
+        """Whether no tier has its data."""
+        return self.page == self.host == self.disk == NOWHERE
 
     def ancestor(self, depth: int) -> PageNode:
         """The node `depth` pages from the root on the way to this one."""
@@ -97,6 +122,7 @@ class PrefixIndex:
         self._by_digest: dict[bytes, PageNode] = {}
         self._cached: OrderedDict[PageNode, None] = OrderedDict()  # least recently released first
         self._roots: WeakValueDictionary[Identity, PageNode] = WeakValueDictionary()
+        self._published: dict[Identity, list[PageNode]] = {}  # roots, by the identity without its namespace
 
     @property
     def cached(self) -> int:
@@ -107,41 +133,109 @@ class PrefixIndex:
         """The root of all sequences of this identity. It lives as long as something refers to it."""
         node = self._roots.get(identity)
         if node is None:
-            node = self._roots[identity] = PageNode(None, b"", self._digest(identity.encode()))
+            node = PageNode(None, b"", self._digest(identity.encode()), identity=identity)
+            node.owner = self._roots[identity] = node
         return node
 
-    def walk(self, node: PageNode, tokens: bytes) -> list[PageNode]:
+    def publish(self, root: PageNode) -> None:
+        """Let contexts of all namespaces find what begins at this root."""
+        self._published.setdefault(_anybody(root), []).append(root)
+
+    def unpublish(self, root: PageNode) -> None:
+        """Undo `publish`."""
+        roots = self._published[_anybody(root)]
+        roots.remove(root)
+        if not roots:
+            del self._published[_anybody(root)]
+
+    def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes] = NO_MARKS) -> list[PageNode]:
+        """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
+        best = self.walk(root, tokens, root, marks)
+        for published in self._published.get(_anybody(root), ()) if self._published else ():
+            path = self.walk(published, tokens, root, marks)
+            if len(path) > len(best):
+                best = path
+        return best
+
+    def walk(
+        self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes] = NO_MARKS
+    ) -> list[PageNode]:
         """The indexed nodes that continue `node` with the full pages at the front of `tokens`, as far as there are any.
 
-        `node` is a root or indexed. Nothing is acquired.
+        `node` is a root or indexed; `marks` by index in the sequence. Nothing is acquired.
         """
-        find, digest, page_bytes = self._by_digest.get, self._digest, self.page_bytes
+        page_bytes = self.page_bytes
+        first, page_size = node.depth * page_bytes // TOKEN_BYTES, page_bytes // TOKEN_BYTES
         path = []
         for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
-            page_tokens = tokens[start : start + page_bytes]
-            child = find(digest(node.digest + _CAUSAL + page_tokens))
-            while child is not None and (child.tokens != page_tokens or child.parent is not node):
-                child = child.same_digest
+            page_marks = encode_page(marks, first + start // TOKEN_BYTES, page_size) if marks else b""
+            child = self.child(node, node.owner, tokens[start : start + page_bytes], page_marks)
+            if child is None and node.owner is not owner:
+                child = self.child(node, owner, tokens[start : start + page_bytes], page_marks)
             if child is None:
                 break
             path.append(child)
             node = child
         return path
 
-    def commit(self, parent: PageNode, tokens: bytes, page: int) -> PageNode:
+    def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
+        """The indexed node of these tokens and marks behind `parent`."""
+        return self._find(self._key(parent, owner, tokens, marks), parent, owner, tokens, marks)
+
+    def _find(self, digest: bytes, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
+        node = self._by_digest.get(digest)
+        while node is not None and not (
+            node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is owner
+        ):
+            node = node.same_digest
+        return node
+
+    def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes, page: int) -> PageNode:
         """Move one hold from `parent` to its child of these tokens: the indexed one, or else a new one with `page`.
 
-        The data of `page` must be on the device by now. If the answer's page is another, `page` is a duplicate and the
-        caller's to give back.
+        The data of `page` must be on the device by now. An indexed node that has no page takes this one. If the
+        answer's page is another, `page` is a duplicate and the caller's to give back.
         """
-        if found := self.walk(parent, tokens):
-            self.acquire(found[0])
+        digest = self._key(parent, owner, tokens, marks)
+        node = self._find(digest, parent, owner, tokens, marks)
+        if node is None and parent.owner is not owner:
+            node = self.child(parent, parent.owner, tokens, marks)
+        if node is not None:
+            if node.page == NOWHERE:
+                self.place(node, page)
+            self.acquire(node)
             self.release(parent)
-            return found[0]
-        digest = self._digest(parent.digest + _CAUSAL + tokens)
-        node = PageNode(parent, tokens, digest, page, 1, parent.depth + 1, self._by_digest.get(digest))
+            return node
+        node = PageNode(
+            parent,
+            tokens,
+            digest,
+            marks=marks,
+            marked=bool(marks) or parent.marked,
+            page=page,
+            holders=1,
+            depth=parent.depth + 1,
+            indexed=True,
+            same_digest=self._by_digest.get(digest),
+        )
+        node.owner = owner
         self._by_digest[digest] = node
+        parent.children += 1
         return node  # the hold on the parent is now that of a held child
+
+    def _key(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> bytes:
+        data = parent.digest
+        if owner is not parent.owner:
+            data += _OWNER + owner.digest
+        return self._digest(data + (_MARKED + len(marks).to_bytes(4) + marks if marks else _USUAL) + tokens)
+
+    def place(self, node: PageNode, page: int) -> None:
+        """An indexed node without a page is on the device now, cached: its data is written, or will be before any read.
+
+        Whatever stands before it is on the device already.
+        """
+        node.page = page
+        self._cached[node] = None
 
     def acquire(self, node: PageNode) -> None:
         """Add a holder to a root or an indexed node. What was cached on the way to the root becomes held."""
@@ -161,12 +255,11 @@ class PrefixIndex:
             node.holders -= 1
         return len(self._cached) - cached
 
-    def evict(self) -> int:
-        """Forget the least recently released cached node; returns its page. Raises KeyError if there is none."""
+    def evict(self) -> tuple[PageNode, int]:
+        """Take the page of the least recently released cached node; it stays indexed. KeyError if there is none."""
         node, _ = self._cached.popitem(last=False)
-        self._unlink(node)
-        page, node.page = node.page, EVICTED
-        return page
+        page, node.page = node.page, NOWHERE
+        return node, page
 
     def nodes(self) -> Iterator[PageNode]:
         """Every indexed node."""
@@ -178,7 +271,8 @@ class PrefixIndex:
 
     def holds(self, node: PageNode) -> bool:
         """Whether this very node is indexed."""
-        return node.parent is not None and self.walk(node.parent, node.tokens) == [node]
+        parent = node.parent
+        return parent is not None and self.child(parent, node.owner, node.tokens, node.marks) is node
 
     def check(self, tails: Mapping[PageNode, int]) -> None:
         """Raises AssertionError unless all accounts agree; `tails` says of how many contexts a node is the last one."""
@@ -192,14 +286,18 @@ class PrefixIndex:
             assert node.parent is not None
             assert node.parent.depth == node.depth - 1
             assert node.parent.parent is None or self.holds(node.parent), "a node whose parent is not indexed"
-            assert node.page != EVICTED
+            assert not node.lost, "an indexed node without data"
             assert len(node.tokens) == self.page_bytes
-        assert set(self._cached) == {node for node in nodes if not node.holders}
+            assert node.page == NOWHERE or node.parent.parent is None or node.parent.page != NOWHERE, "a gap on the way"
+        children = Counter(node.parent for node in nodes)
+        assert all(node.indexed and node.children == children[node] for node in nodes), "children miscounted"
+        assert set(self._cached) == {node for node in nodes if not node.holders and node.page != NOWHERE}
         place = {node: position for position, node in enumerate(self._cached)}
         for node in self._cached:
             assert node.parent not in place or place[node] < place[node.parent], "a parent would go before its child"
 
-    def _unlink(self, node: PageNode) -> None:
+    def forget(self, node: PageNode) -> None:
+        """Off the index: no tier has its data any more."""
         first = self._by_digest[node.digest]
         if first is not node:
             while first.same_digest is not node:
@@ -211,3 +309,12 @@ class PrefixIndex:
         else:
             del self._by_digest[node.digest]
         node.same_digest = None
+        node.indexed = False
+        assert node.parent is not None
+        node.parent.children -= 1
+
+
+def _anybody(root: PageNode) -> Identity:
+    """What a sequence and a publication must have in common."""
+    assert root.identity is not None
+    return replace(root.identity, namespace="")

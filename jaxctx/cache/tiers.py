@@ -1,0 +1,215 @@
+"""Tiers: which pages have copies in host memory and on disk, and in what order they would be given up.
+
+When a page leaves the device it is kept in a host slot; when host slots run out, the one that was put there first goes
+to a disk slot; when those run out too, its data is gone and only lineage is left. Copies are kept when a page comes
+back, until their slots are needed: they are the first to go then. Bookkeeping only: what is to be moved is appended to
+`moves`, which the engine carries out in that order. Called by `memory` only.
+
+    device ──save──▶ host ──spill──▶ disk ──▶ lineage
+       ▲──────load────┘ ▲─────fetch────┘
+
+A child of the page tree leaves every tier before its parent does, as it leaves the device before it. Where fetched
+pages disturb that order, the children of a page that is lost are forgotten with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxctx.cache.context import Parked
+from jaxctx.cache.prefix import NOWHERE, PageNode
+
+Item: TypeAlias = PageNode | Parked
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy page `source` onto page `target` on the device."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSave:
+    """Bring the data of `page` to host slot `slot`; the page may be written again at once."""
+
+    page: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """Bring the data of host slot `slot` to `page`."""
+
+    slot: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSpill:
+    """Bring the data of host slot `slot` to disk slot `disk`; the host slot may be used again at once."""
+
+    slot: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageFetch:
+    """Bring the data of disk slot `disk` to host slot `slot`, which is not ready before it has arrived."""
+
+    disk: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDrop:
+    """The data of host slot `slot` is not needed any more."""
+
+    slot: int
+
+
+Move: TypeAlias = PageCopy | PageSave | PageLoad | PageSpill | PageFetch | SlotDrop
+
+
+class Slots:
+    """The slots of one tier, and what has them, first to go first."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = list(range(total - 1, -1, -1))
+        self.order: OrderedDict[Item, None] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        """Slots that are not free."""
+        return self.total - len(self.free)
+
+
+class Tiers:
+    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device.
+
+    `forget` is told of indexed nodes whose data is gone.
+    """
+
+    def __init__(self, host: int, disk: int, forget: Callable[[PageNode], None]) -> None:
+        self.host = Slots(host)
+        self.disk = Slots(disk)
+        self.moves: list[Move] = []
+        self._forget = forget
+        self._staged = host  # the next slot beyond the tier's own
+
+    def save(self, item: Item, page: int) -> None:
+        """Its data leaves `page`: keep a copy if there is a place for one."""
+        if item.host == NOWHERE:
+            slot = self._host_slot()
+            if slot is None:
+                self._gone(item)
+                return
+            item.host = slot
+            self.moves.append(PageSave(page, slot))
+        self.host.order[item] = None
+        self.host.order.move_to_end(item)
+
+    def hold(self, item: Item) -> None:
+        """Its host copy does not give way until `load`, which follows as soon as there is a page for it."""
+        self.host.order.pop(item, None)
+
+    def load(self, item: Item, page: int) -> None:
+        """Bring it to `page`. Its copies are the first to go from now on."""
+        self.moves.append(PageLoad(item.host, page))
+        if item.host < self.host.total:
+            self.host.order[item] = None
+            self.host.order.move_to_end(item, last=False)
+        if item.disk != NOWHERE:
+            self.disk.order.move_to_end(item, last=False)
+
+    def fetch(self, item: Item) -> bool:
+        """Begin to bring it from disk to a host slot. False if there is none for it."""
+        disk = item.disk
+        self.disk.order.pop(item)  # not dropped for the one that makes room
+        slot = self._host_slot()
+        self.disk.order[item] = None
+        if slot is None:
+            return False
+        item.host = slot
+        self.host.order[item] = None
+        self.moves.append(PageFetch(disk, slot))
+        return True
+
+    def stage(self, item: Parked) -> None:
+        """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
+        item.host, self._staged = self._staged, self._staged + 1
+
+    def drop(self, item: Item) -> None:
+        """Its copies are not needed any more."""
+        if item.host != NOWHERE:
+            self.moves.append(SlotDrop(item.host))
+            if item.host < self.host.total:
+                self.host.order.pop(item, None)
+                self.host.free.append(item.host)
+            item.host = NOWHERE
+        if item.disk != NOWHERE:
+            self.disk.order.pop(item, None)
+            self.disk.free.append(item.disk)
+            item.disk = NOWHERE
+
+    def lose(self, item: Item) -> None:
+        """Its copies cannot be read: as if dropped, and what is then nowhere is forgotten."""
+        self.drop(item)
+        self._gone(item)
+
+    def clear(self) -> None:
+        """Drop all copies."""
+        for item in [*self.host.order, *self.disk.order]:
+            self.drop(item)
+            self._gone(item)
+
+    def _host_slot(self) -> int | None:
+        if self.host.free:
+            return self.host.free.pop()
+        if not self.host.order:
+            return None
+        item, _ = self.host.order.popitem(last=False)
+        slot, item.host = item.host, NOWHERE
+        if item.page == NOWHERE:
+            self._keep_on_disk(item, slot)
+        self._gone(item)
+        return slot
+
+    def _keep_on_disk(self, item: Item, slot: int) -> None:
+        if item.disk == NOWHERE and self.disk.total:
+            if self.disk.free:
+                item.disk = self.disk.free.pop()
+            elif self.disk.order:
+                victim, _ = self.disk.order.popitem(last=False)
+                item.disk, victim.disk = victim.disk, NOWHERE
+                self._gone(victim)
+            else:
+                return
+            self.moves.append(PageSpill(slot, item.disk))
+        if item.disk != NOWHERE:
+            self.disk.order[item] = None
+            self.disk.order.move_to_end(item)
+
+    def _gone(self, item: Item) -> None:
+        """Forget a node that is nowhere, with all that stand behind it."""
+        if isinstance(item, Parked) or not item.lost or not item.indexed:
+            return
+        self._forget(item)
+        if item.children:
+            for other in [*self.host.order, *self.disk.order]:
+                if isinstance(other, PageNode) and other.parent is item:
+                    self.drop(other)
+                    self._gone(other)
+
+    def check(self, items: set[Item]) -> None:
+        """Raises AssertionError unless `items`, all that may have copies, have one slot each and no others are used."""
+        for slots, tier in ((self.host, "host"), (self.disk, "disk")):
+            taken = [slot for item in items if 0 <= (slot := getattr(item, tier)) < slots.total]
+            assert len(set(taken)) == len(taken), f"two copies in one {tier} slot"
+            assert sorted(taken + slots.free) == list(range(slots.total)), f"{tier} slots lost"
+            assert set(slots.order) == {item for item in items if 0 <= getattr(item, tier) < slots.total}, tier
