@@ -8,33 +8,36 @@ once: a later write can never overtake an earlier read.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxctx.cache.contexts import PageCopy
+from jaxctx.engine import page_moves
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.slots import MAX_BIAS as MAX_BIAS  # for the core, as the next two
+from jaxctx.engine.slots import MAX_STOPS as MAX_STOPS
+from jaxctx.engine.slots import PACKED_WORDS, load_packed
+from jaxctx.engine.slots import SlotHistory as SlotHistory
 from jaxctx.engine.step import DeviceState, LayerPool, StepInputs, StepShape, make_step, split
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state
+from jaxctx.model.sampling import row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
-from jaxctx_kernels import copy_pages, plan_shape, pool_array
+from jaxctx_kernels import plan_shape, pool_array
 
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
-COPY_CHUNK = 16  # page copies of one call
-LOAD_CHUNK = 1024  # prompt tokens of one slot load
-MAX_BIAS = 1024  # logit_bias entries of a request
-MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
+COPY_CHUNK = 16  # pages that one call copies, saves or loads
 
 
 class Device:
@@ -49,10 +52,16 @@ class Device:
         self._state = self._make_state()
         self._neutral = row_words()
         self._steps: dict[int, Executable] = {}
-        self._copy: Executable | None = None
-        self._load: Executable | None = None
+        self._others: dict[str, Executable] = {}  # what is not a step
         self._compilations = CompilationCounter()
         self.shapes = self._make_shapes()
+        page = page_moves.page_struct(self._pools)
+        self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_moves`
+        self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
+        self.page_bytes = math.prod(self.page_shape) * self.page_dtype.itemsize  # on all devices together
+        self._on_device: Sharding = page.sharding
+        self._kept = page_moves.on_host(self._on_device)
+        self._no_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._kept)
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -96,8 +105,12 @@ class Device:
             f"step of {shape.rows} rows": lambda shape=shape: self._compile_step(shape)  # type: ignore[misc]
             for shape in reversed(self.shapes)
         }
-        jobs["page copy"] = self._compile_copy
-        jobs["slot load"] = self._compile_load
+        jobs |= {
+            "page copy": self._compile_copy,
+            "page save": self._compile_save,
+            "page load": self._compile_load,
+            "slot load": self._compile_slot_load,
+        }
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
             futures = {pool.submit(job): name for name, job in jobs.items()}
             for done, future in enumerate(as_completed(futures), 1):
@@ -106,8 +119,8 @@ class Device:
                     progress(futures[future], done, len(jobs))
         self._warm_up()
 
-    def _lower(self, function: Callable[..., Any], donate: tuple[int, ...], *args: Any) -> Executable:
-        return jax.jit(function, donate_argnums=donate).lower(*args).compile()
+    def _lower(self, function: Callable[..., Any], donate: tuple[int, ...], *args: Any, **options: Any) -> Executable:
+        return jax.jit(function, donate_argnums=donate, **options).lower(*args).compile()
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated())
@@ -119,25 +132,29 @@ class Device:
         )
 
     def _compile_copy(self) -> None:
-        def copy(pools: tuple[LayerPool, ...], pairs: jax.Array) -> tuple[LayerPool, ...]:
-            def move(pool: jax.Array) -> jax.Array:
-                return copy_pages(pool, pairs[0], pairs[1]) if pool.ndim == 4 else pool
+        self._others["copy"] = self._lower(page_moves.copy, (0,), self._pools, self._ints(2, COPY_CHUNK))
 
-            return tuple(LayerPool(move(pool.k), move(pool.v)) for pool in pools)
-
-        self._copy = self._lower(copy, (0,), self._pools, self._ints(2, COPY_CHUNK))
+    def _compile_save(self) -> None:
+        pages = self._ints(COPY_CHUNK)
+        self._others["save"] = self._lower(page_moves.save, (), self._pools, pages, out_shardings=self._kept)
 
     def _compile_load(self) -> None:
-        def load(state: DeviceState, packed: jax.Array) -> DeviceState:
-            return state._replace(slots=_load_packed(state.slots, packed))
+        load = partial(page_moves.load, on_device=self._on_device)
+        data = (self._no_page,) * COPY_CHUNK
+        self._others["load"] = self._lower(load, (0,), self._pools, self._ints(COPY_CHUNK), data)
 
-        self._load = self._lower(load, (0,), self._state, self._ints(sum(_LOAD_SPLIT)))
+    def _compile_slot_load(self) -> None:
+        def load(state: DeviceState, packed: jax.Array) -> DeviceState:
+            return state._replace(slots=load_packed(state.slots, packed))
+
+        self._others["slot"] = self._lower(load, (0,), self._state, self._ints(PACKED_WORDS))
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
         for shape in self.shapes:
             self.run(shape, self.blank(shape)[0]).block_until_ready()
         self.copy_pages([PageCopy(0, 0)])
+        self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
         jax.block_until_ready((self._pools, self._state))
 
@@ -166,22 +183,41 @@ class Device:
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        assert self._copy is not None
         for start in range(0, len(copies), COPY_CHUNK):
             pairs = np.zeros((2, COPY_CHUNK), np.int32)  # (0, 0) pads: scratch onto itself
             for column, copy in enumerate(copies[start : start + COPY_CHUNK]):
                 pairs[:, column] = copy.source, copy.target
-            self._pools = self._copy(self._pools, self._put(pairs))
+            self._pools = self._others["copy"](self._pools, self._put(pairs))
+
+    def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
+        """What is in the pages after all steps dispatched so far, an array each, in host memory where possible.
+
+        Returns at once; the pages may be written to again at once. The arrays are ready when the device got there.
+        """
+        saved: list[jax.Array] = []
+        for start in range(0, len(pages), COPY_CHUNK):
+            saved += self._others["save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
+        del saved[len(pages) :]
+        if self._kept is self._on_device:
+            for page in saved:
+                page.copy_to_host_async()
+        return saved
+
+    def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
+        """Put `data`, an array of `save_pages` or its numbers each, into the pages before all later steps.
+
+        numpy arrays must not be written to afterwards.
+        """
+        for start in range(0, len(pages), COPY_CHUNK):
+            ids = _padded(pages[start : start + COPY_CHUNK])
+            chunk = [jax.device_put(page, self._kept) for page in data[start : start + COPY_CHUNK]]
+            chunk += [self._no_page] * (COPY_CHUNK - len(chunk))
+            self._pools = self._others["load"](self._pools, self._put(ids), tuple(chunk))
 
     def load_slot(self, slot: int, history: SlotHistory) -> None:
         """Tell a slot about the sequence that takes it, in as many calls as its tokens need."""
-        assert self._load is not None
-        first = True
-        for tokens, as_output in ((history.prompt, False), (history.output, True)):
-            for start in range(0, len(tokens), LOAD_CHUNK):
-                packed = history.pack(slot, tokens[start : start + LOAD_CHUNK], as_output=as_output, first=first)
-                self._state = self._load(self._state, self._put(packed))
-                first = False
+        for packed in history.pack(slot):
+            self._state = self._others["slot"](self._state, self._put(packed))
 
     def _put(self, array: np.ndarray) -> jax.Array:
         placed: jax.Array = jax.device_put(array, self._replicated())
@@ -199,36 +235,11 @@ class Device:
         return self._compilations.count
 
 
-_LOAD_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotHistory:
-    """What penalties, bias and min_tokens of a sequence depend on."""
-
-    prompt: np.ndarray  # int32, at least one token
-    output: np.ndarray  # int32, sampled before it was preempted
-    bias: Mapping[int, float]
-    stops: Sequence[int]
-
-    def pack(self, slot: int, tokens: np.ndarray, *, as_output: bool, first: bool) -> np.ndarray:
-        """int32: slot, as_output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1."""
-        packed = np.full(sum(_LOAD_SPLIT), -1, np.int32)
-        head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_LOAD_SPLIT)[:-1])
-        head[:] = slot, as_output, first
-        ids[: len(tokens)] = tokens
-        if first:
-            bias_ids[: len(self.bias)] = list(self.bias.keys())
-            bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
-            stop_ids[: len(self.stops)] = self.stops
-        return packed
-
-
-def _load_packed(state: SlotState, packed: jax.Array) -> SlotState:
-    """The device side of `SlotHistory.pack`."""
-    head, ids, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_LOAD_SPLIT)[:-1])
-    bias = jax.lax.bitcast_convert_type(bias_bits, jnp.float32)
-    return load_slot(state, head[0], ids, head[1] != 0, head[2] != 0, bias_ids, bias, stop_ids)
+def _padded(pages: Sequence[int]) -> np.ndarray:
+    """int32 `[COPY_CHUNK]`, padded with the scratch page."""
+    padded = np.zeros(COPY_CHUNK, np.int32)
+    padded[: len(pages)] = pages
+    return padded
 
 
 class CompilationCounter:

@@ -4,7 +4,7 @@ The room knows nothing of models, contexts or requests; it imports jax and numpy
 the host (`plan_attention`) and once per layer on the device (`write_rows`, `attend`).
 
     plan        numpy: segments of a batch → packed work list, shared prefixes read once
-    pool        the KV page arrays: layout, storage dtype, writing rows and copying pages in place
+    pool        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
     reference   plain JAX: the CPU path, and what every kernel is tested against
 
 Kernels for GPU and TPU stand behind the same `attend`. `NOTES.md` keeps what was measured, what won and what failed.
@@ -19,7 +19,7 @@ from jaxctx_kernels.plan import (
     plan_attention,
     plan_shape,
 )
-from jaxctx_kernels.pool import copy_pages, pool_array, write_rows
+from jaxctx_kernels.pool import copy_pages, pool_array, read_pages, write_pages, write_rows
 from jaxctx_kernels.reference import AttentionPlan, attend, unpack, visible_sum
 
 __all__ = [
@@ -34,7 +34,9 @@ __all__ = [
     "plan_attention",
     "plan_shape",
     "pool_array",
+    "read_pages",
     "unpack",
     "visible_sum",
+    "write_pages",
     "write_rows",
 ]

@@ -56,3 +56,13 @@ def write_rows(pool: Pool, values: Shaped[Array, "rows kv_heads head_dim"], slot
 def copy_pages(pool: Pool, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Pool:
     """Copy whole pages; all sources are read before any target is written. Pairs (0, 0) are padding."""
     return pool.at[:, targets].set(pool[:, sources])
+
+
+def read_pages(pool: Pool, pages: Int32[Array, " n"]) -> Shaped[Array, "n kv_heads page_size head_dim"]:
+    """Whole pages as they are stored."""
+    return pool[:, pages].swapaxes(0, 1)
+
+
+def write_pages(pool: Pool, pages: Int32[Array, " n"], data: Shaped[Array, "n kv_heads page_size head_dim"]) -> Pool:
+    """The inverse of `read_pages`. Repetitions of page 0 are padding."""
+    return pool.at[:, pages].set(data.swapaxes(0, 1))

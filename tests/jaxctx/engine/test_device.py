@@ -15,6 +15,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bind import init_random
 from jaxctx.model.config import ModelConfig
+from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh, shard
 
 TINY = ModelConfig(
@@ -87,22 +88,24 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_step_updates_the_pages_in_place(dtype: str) -> None:
-    """Its temporary memory does not grow with the pool: no copy of a page array, in any layer."""
+def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
+    """Its temporary memory does not grow with the pool: no copy of a page array, in any layer. Nor does a save's."""
     temporaries = []
     for pages in (64, 4096):
         model, params = init_random(TINY, seed=3, dtype=dtype)
         device = Device(model, params, replace(CONFIG, pages=pages))
         device._compile_step(device.shapes[0])
         device._compile_copy()
-        analyses = [device._steps[device.shapes[0].rows].memory_analysis(), device._copy.memory_analysis()]
+        device._compile_load()
+        device._compile_save()
+        changing = [device._steps[device.shapes[0].rows], device._others["copy"], device._others["load"]]
+        analyses = [executable.memory_analysis() for executable in (*changing, device._others["save"])]
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
         pool_bytes = sum(pool.k.nbytes + pool.v.nbytes for pool in device._pools)
-        assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses)  # donated, and used so
-    (step_small, copy_small), (step_large, copy_large) = temporaries
+        assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses[:-1])  # donated, and used so
     one_layer = device._pools[0].k.nbytes
-    assert step_large - step_small < one_layer / 4
-    assert copy_large - copy_small < one_layer / 4
+    for small, large in zip(*temporaries, strict=True):
+        assert large - small < one_layer / 4
 
 
 def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
@@ -119,6 +122,54 @@ def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     expected[40] = 1
     for pool in jax.tree.leaves(device._pools):
         assert np.array_equal(np.asarray(pool)[0, :, 0, 0], expected)
+
+
+def counted(device: Device) -> np.ndarray:
+    """Give every number of the pools another value; returns `[layers, 2, kv_heads, pages, page_size, head_dim]`."""
+    arrays = [np.asarray(array) for array in jax.tree.leaves(device._pools) if array.ndim == 4]
+    values = np.arange(sum(array.size for array in arrays)).reshape(len(device._pools), -1, *arrays[0].shape)
+    values = values.astype(arrays[0].dtype)
+    device._pools = jax.tree.map(
+        lambda old, new: jax.device_put(new, old.sharding),
+        device._pools,
+        tuple(type(pool)(*values[i], *pool[len(values[i]) :]) for i, pool in enumerate(device._pools)),
+    )
+    return values
+
+
+@pytest.mark.parametrize("place", ["one device", "two devices", "numbers without values"])
+@pytest.mark.parametrize("from_numpy", [False, True])
+def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool) -> None:
+    """More than a call takes; saved before a copy overwrites them, loaded where asked, and nothing compiled for it."""
+    if place == "numbers without values":
+        model, params, mesh = EchoModel(), (), None
+    else:
+        model, params = init_random(TINY, seed=3, dtype="bfloat16")
+        mesh = make_mesh(tensor=2) if place == "two devices" else None
+    device = Device(model, params, CONFIG, mesh)
+    for compile in (device._compile_copy, device._compile_save, device._compile_load):
+        compile()
+    values = counted(device)
+    with device.count_compilations():
+        saved = device.save_pages(range(1, 20))
+        device.copy_pages([PageCopy(40, page) for page in range(1, 20)])
+        data = [np.asarray(page) for page in saved] if from_numpy else saved
+        device.load_pages(range(20, 39), data)
+        jax.block_until_ready(device._pools)
+    assert device.compilations == 0
+    assert len(saved) == 19
+    want = values.copy()
+    want[..., 1:20, :, :] = values[..., 40:41, :, :]
+    want[..., 20:39, :, :] = values[..., 1:20, :, :]
+    got = [[np.asarray(array) for array in pool if array.ndim == 4] for pool in device._pools]
+    np.testing.assert_array_equal(np.array(got)[..., 1:, :, :], want[..., 1:, :, :])  # page 0 is scratch
+    for i, page in enumerate(saved, 1):
+        np.testing.assert_array_equal(np.asarray(page), values[..., i, :, :])
+        assert (page.shape, page.dtype, page.nbytes) == (device.page_shape, device.page_dtype, device.page_bytes)
+        assert page.sharding.memory_kind == "pinned_host"
+        assert len(page.sharding.device_set) == (2 if mesh else 1)
+    if mesh:
+        assert {shard.data.shape[2] for shard in saved[0].addressable_shards} == {1}  # one KV head on each
 
 
 @pytest.mark.parametrize(
