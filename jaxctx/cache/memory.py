@@ -142,7 +142,8 @@ class Memory:
             self.tiers.save(parked, page)
             if not parked.lost:
                 context.stash[first + position] = parked
-        context.by_hand = first if context.manual_commit and context.working_tokens else None
+        if context.manual_commit and context.working_tokens and context.by_hand is None:
+            context.by_hand = first
         return freed + self.let_go(context)
 
     def let_go(self, context: Context) -> int:

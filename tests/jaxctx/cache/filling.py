@@ -42,3 +42,8 @@ def layout(context):
 
 def used(cache):
     return cache.stats().held
+
+
+def would_find(cache, context, more):
+    """Tokens that a match would move once `more` is appended."""
+    return cache.peek(context, more).device * cache.page_size

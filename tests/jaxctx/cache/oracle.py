@@ -28,6 +28,7 @@ class Expected:
     working: int = 0
     working_tokens: int = 0
     suspended: bool = False
+    by_hand: int | None = None  # no more pages than these are committed but by hand
 
 
 class Oracle:
@@ -78,6 +79,11 @@ class Oracle:
             pages += 1
         return pages
 
+    def would_find(self, e: Expected, more: list[int] | None = None) -> int:
+        """Pages on the device that are its committed ones, or would be by a match."""
+        tokens = e.tokens + (more or [])
+        return self.found(e.identity, tokens if e.by_hand is None else tokens[: e.by_hand * self.page_size])
+
     def use(self, expected: Expected) -> None:
         self.contexts.remove(expected)
         self.contexts.append(expected)
@@ -88,7 +94,7 @@ class Oracle:
             self.use(e)
         if e.working_tokens:
             return 0
-        before, e.committed = e.committed, self.found(e.identity, e.tokens)
+        before, e.committed = e.committed, self.would_find(e)
         return (e.committed - before) * self.page_size
 
     def grow(self, e: Expected, tokens: int) -> None:
@@ -104,13 +110,14 @@ class Oracle:
         if e.working_tokens + tokens > e.working * self.page_size:
             raise FailedPrecondition("")
         e.working_tokens += tokens
-        return 0 if e.manual else self._commit(e, e.working_tokens // self.page_size)
+        full = e.working_tokens // self.page_size
+        return self._commit(e, min(full, max((e.by_hand or 0) - e.committed, 0)) if e.manual else full)
 
     def fork(self, e: Expected) -> Expected:
         pages = -(-e.working_tokens // self.page_size)
         self.take(pages)
         child = Expected(e.context, e.identity, e.manual, False, e.tokens[:], e.committed, pages)
-        child.working_tokens, child.suspended = e.working_tokens, e.suspended
+        child.working_tokens, child.suspended, child.by_hand = e.working_tokens, e.suspended, e.by_hand
         return child
 
     def truncate(self, e: Expected, tokens: int) -> None:
@@ -141,7 +148,7 @@ class Oracle:
             raise InvalidArgument("")
         if e.suspended:
             held = {key for other in self.contexts for key in self.keys(other)}
-            found = self.found(e.identity, e.tokens)
+            found = self.would_find(e)
             chain = {(e.identity, tuple(e.tokens[: n * self.page_size])) for n in range(1, found + 1)}
             if pages + len(chain - held) > self.free() + len(self.cached()):
                 raise OutOfPages("")
@@ -155,6 +162,7 @@ class Oracle:
         if pages * self.page_size > e.working_tokens:
             raise FailedPrecondition("")
         self._commit(e, pages)
+        e.by_hand = None
 
     def release(self, e: Expected, pages: int) -> None:
         if pages > e.working:
@@ -164,6 +172,10 @@ class Oracle:
             self._keep(e, (e.committed + e.working) * self.page_size)
 
     def suspend(self, e: Expected) -> int:
+        if e.suspended:
+            return 0
+        if e.manual and e.working_tokens and e.by_hand is None:
+            e.by_hand = e.committed
         freed, e.suspended = e.working, True
         e.committed = e.working = e.working_tokens = 0
         return freed + self.recount()
@@ -186,3 +198,5 @@ class Oracle:
         del e.tokens[length:]
         e.committed = min(e.committed, length // self.page_size)
         e.working_tokens = min(e.working_tokens, length - e.committed * self.page_size)
+        if e.by_hand is not None and length < e.by_hand * self.page_size:
+            e.by_hand = None

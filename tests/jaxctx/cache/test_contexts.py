@@ -8,7 +8,7 @@ import pytest
 from jaxctx.cache.contexts import OutOfPages
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
-from .filling import IDENTITY, TOKENS, filled, layout, new_cache, used
+from .filling import IDENTITY, TOKENS, filled, layout, new_cache, used, would_find
 
 # --- suspension ------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_a_suspended_context_survives_the_eviction_of_its_pages():
 def test_suspension_spares_shared_pages():
     cache = new_cache()
     context = filled(cache, TOKENS)
-    fork, _ = cache.fork(context)
+    fork = cache.fork(context)
     assert cache.suspend(context) == 1
     assert cache.refcounts(fork) == [1] * 63
 
@@ -58,9 +58,10 @@ def test_what_a_suspended_context_can_do_without_pages():
     context = filled(cache, TOKENS)
     cache.suspend(context)
     cache.append(context, [1])
-    child, copies = cache.fork(context)
-    assert (child.suspended, copies, child.length) == (True, [], 1001)
-    assert cache.rewind(child, 100) == []
+    child = cache.fork(context)
+    assert (child.suspended, child.length) == (True, 1001)
+    cache.rewind(child, 100)
+    assert cache.moves() == []
     assert child.tokens().tolist() == TOKENS[:100].tolist()
     cache.truncate(child, 50)
     assert child.length == 50
@@ -71,7 +72,7 @@ def test_what_a_suspended_context_can_do_without_pages():
         operation(context, 0)
         with pytest.raises(OutOfRange):
             operation(context, 1)
-    assert cache.resident_extension(context, [2]) == 992
+    assert would_find(cache, context, [2]) == 992
     cache.check()
 
 
@@ -129,7 +130,7 @@ def test_a_closed_context_is_gone():
         lambda: cache.fork(context),
         lambda: cache.append(context, [1]),
         lambda: cache.match(context),
-        lambda: cache.resident_extension(context, [1]),
+        lambda: cache.peek(context, [1]),
         lambda: cache.grow(context, 1),
         lambda: cache.settle(context, 0),
         lambda: cache.truncate(context, 0),

@@ -8,7 +8,7 @@ import pytest
 from jaxctx.cache.contexts import OutOfPages, PageCopy
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
-from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, used
+from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, used, would_find
 
 # --- 1: layout -------------------------------------------------------------------------------------------------------
 
@@ -39,9 +39,10 @@ def test_page_ids_are_one_run_of_the_pool():
 def test_fork_shares_pages_and_copies_the_partial_one():
     cache = new_cache()
     parent = filled(cache, TOKENS, labels={"a": "b"}, priority=3, pinned=True, tenant="t")
-    child, copies = cache.fork(parent)
+    child = cache.fork(parent)
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
+    copies = cache.moves()
     assert copies == [PageCopy(int(parent.page_table()[62]), int(child.page_table()[62]))]
     assert copies[0].source != copies[0].target
     assert cache.refcounts(parent) == cache.refcounts(child) == [2] * 62 + [1]
@@ -55,7 +56,8 @@ def test_fork_shares_pages_and_copies_the_partial_one():
 def test_fork_at_a_page_edge_takes_no_page():
     cache = new_cache()
     parent = filled(cache, np.arange(1024))
-    assert cache.fork(parent)[1] == []
+    cache.fork(parent)
+    assert cache.moves() == []
     assert used(cache) == 64
 
 
@@ -65,7 +67,7 @@ def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
     cache.append(parent, [5, 6])
     cache.reserve(parent, 3)
     parent.busy = True
-    child, _ = cache.fork(parent)
+    child = cache.fork(parent)
     assert (child.buffered_tokens, child.working_pages, child.busy) == (2, 1, False)
     cache.check()
 
@@ -73,7 +75,8 @@ def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
 def test_fork_copies_every_working_page_with_tokens():
     cache = new_cache()
     parent = filled(cache, np.arange(40), manual_commit=True)
-    child, copies = cache.fork(parent)
+    child = cache.fork(parent)
+    copies = cache.moves()
     assert child.manual_commit
     assert [copy.source for copy in copies] == parent.page_table().tolist()
     assert [copy.target for copy in copies] == child.page_table().tolist()
@@ -95,7 +98,7 @@ def test_fork_without_a_page_changes_nothing():
 def test_parent_and_child_do_not_see_each_other():
     cache = new_cache()
     parent = filled(cache, TOKENS)
-    child, _ = cache.fork(parent)
+    child = cache.fork(parent)
     fill(cache, parent, [1] * 20)
     fill(cache, child, [2] * 20)
     assert parent.tokens(1000).tolist() == [1] * 20
@@ -117,7 +120,7 @@ def test_a_second_fill_finds_the_first_ones_pages():
     cache = new_cache()
     a = filled(cache, TOKENS)
     b = cache.create(IDENTITY)
-    assert cache.resident(IDENTITY, TOKENS) == cache.resident_extension(b, TOKENS) == 992
+    assert cache.resident(IDENTITY, TOKENS) == would_find(cache, b, TOKENS) == 992
     assert fill(cache, b, TOKENS) == (992, 8)
     assert b.page_table()[:62].tolist() == a.page_table()[:62].tolist()
     assert used(cache) == 62 + 2
@@ -132,11 +135,11 @@ def test_a_match_needs_a_page_boundary_and_may_go_on_from_one():
     filled(cache, TOKENS)
     context = filled(cache, TOKENS[:8])
     assert fill(cache, context, TOKENS[8:24]) == (0, 16)
-    assert cache.resident_extension(context, TOKENS[24:]) == 0
+    assert would_find(cache, context, TOKENS[24:]) == 0
     context = filled(cache, TOKENS[:16])
     cache.reserve(context, 2)
     cache.append(context, TOKENS[16:40])
-    assert cache.resident_extension(context, TOKENS[40:48]) == 32
+    assert would_find(cache, context, TOKENS[40:48]) == 32
     assert cache.match(context) == 16
     assert layout(context) == (2, 2, 0)
     assert context.page_table()[2:].tolist() == context.working
@@ -242,9 +245,11 @@ def test_truncate_drops_buffered_tokens_first():
 def test_rewind_copies_one_partial_page():
     cache = new_cache()
     context = filled(cache, TOKENS)
-    fork, _ = cache.fork(context)
+    fork = cache.fork(context)
     pages, forked = context.page_table().tolist(), fork.page_table().tolist()
-    copies = cache.rewind(context, 980)
+    cache.moves()
+    cache.rewind(context, 980)
+    copies = cache.moves()
     assert layout(context) == (61, 1, 4)
     assert copies == [PageCopy(pages[61], context.working[0])]
     assert context.page_table().tolist() == [*pages[:61], context.working[0]]
@@ -271,7 +276,8 @@ def test_rewind_goes_anywhere(to, expected, copies):
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    assert len(cache.rewind(context, to)) == copies
+    cache.rewind(context, to)
+    assert len(cache.moves()) == copies
     assert layout(context) == expected
     assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
     cache.check()
@@ -298,7 +304,7 @@ def test_rewind_out_of_range():
 def test_rewind_in_a_full_pool():
     cache = new_cache(pages=64)
     context = filled(cache, np.arange(1024))
-    fork, _ = cache.fork(context)
+    fork = cache.fork(context)
     with pytest.raises(OutOfPages):
         cache.rewind(context, 1000)
     assert layout(context) == (64, 0, 0)
@@ -309,7 +315,9 @@ def test_rewind_in_a_full_pool():
     blocker = cache.create(IDENTITY)
     cache.reserve(blocker, 2)
     page = int(context.page_table()[61])
-    assert cache.rewind(context, 980) == [], "the partial page itself is all there is: it stays where it is"
+    cache.moves()
+    cache.rewind(context, 980)
+    assert cache.moves() == [], "the partial page itself is all there is: it stays where it is"
     assert (layout(context), context.working) == ((61, 1, 4), [page])
     assert cache.resident(IDENTITY, np.arange(1024)) == 61 * 16
     cache.check()

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 import pytest
 from xxhash import xxh3_128_digest
 
-from jaxctx.cache.contexts import ContextCache, Identity
+from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.cache.tiers import Move, PageCopy
 from jaxctx.errors import JaxctxError, NotFound
 
 from .oracle import Expected, Oracle
@@ -56,6 +57,7 @@ class World:
             self.close(chosen, b)
         elif chosen is not None:
             getattr(self, name)(chosen, b)
+        self.carry_out(self.cache.moves())
         self.oracle.recount()
         for context, pages in before.items():
             assert context.suspended or context.page_table().tolist() == pages, "another context's pages moved"
@@ -100,11 +102,12 @@ class World:
 
     def match(self, e: Expected, b: int) -> None:
         more = [b % 2] * (b % (self.page_size + 1))
-        would = self.cache.resident_extension(e.context, [])
+        would = self.cache.peek(e.context).device * self.page_size
         found = self.oracle.found(e.identity, e.tokens + more) * self.page_size
         assert self.cache.resident(e.identity, e.tokens + more) == found
         if not e.working_tokens:
-            assert self.cache.resident_extension(e.context, more) == found - e.committed * self.page_size
+            would_find = self.cache.peek(e.context, more).device * self.page_size
+            assert would_find == (self.oracle.would_find(e, more) - e.committed) * self.page_size
         assert self.both(lambda: self.cache.match(e.context), lambda: self.oracle.match(e)) == would
 
     def grow(self, e: Expected, b: int) -> None:
@@ -149,9 +152,8 @@ class World:
         children: list[Expected] = []
         answer = self.both(lambda: self.cache.fork(e.context), lambda: children.append(self.oracle.fork(e)))
         if children:
-            assert isinstance(answer, tuple)
-            children[0].context, copies = answer
-            self.carry_out(copies)
+            assert isinstance(answer, Context)
+            children[0].context = answer
             self.oracle.contexts += children
 
     def truncate(self, e: Expected, b: int) -> None:
@@ -160,7 +162,7 @@ class World:
 
     def rewind(self, e: Expected, b: int) -> None:
         to = b % (len(e.tokens) + 2)
-        self.carry_out(self.both(lambda: self.cache.rewind(e.context, to), lambda: self.oracle.rewind(e, to)))
+        self.both(lambda: self.cache.rewind(e.context, to), lambda: self.oracle.rewind(e, to))
 
     def reserve(self, e: Expected, b: int) -> None:
         available = self.cache.available()
@@ -215,10 +217,10 @@ class World:
                 assert number >= e.committed, "a committed page is written"
                 self.device[pages[number]][slot] = value
 
-    def carry_out(self, copies: object) -> None:
-        if isinstance(copies, list):
-            for copy in copies:
-                self.device[copy.target] = self.device[copy.source][:]
+    def carry_out(self, moves: list[Move]) -> None:
+        for move in moves:
+            assert isinstance(move, PageCopy)
+            self.device[move.target] = self.device[move.source][:]
 
     # --- the comparison ------------------------------------------------------------------------------------------
 
