@@ -1,0 +1,243 @@
+"""Tiers: what comes back is what was kept, in the order of the calls, or is known to be lost."""
+
+import errno
+import os
+import random
+import threading
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx.engine.tiers import DiskTier, HostTier, PageLost
+
+SHAPE, DTYPE = (2, 2, 1, 4, 8), np.dtype(np.uint16)
+SLOTS = 8
+
+
+def page(value: int) -> np.ndarray:
+    return np.full(SHAPE, value, DTYPE)
+
+
+def arrived(host: HostTier, slot: int) -> np.ndarray:
+    held = host.held(slot)
+    if isinstance(held, Future):
+        wait([held], timeout=10)
+    assert host.ready(slot)
+    return np.asarray(host.get(slot))
+
+
+@pytest.fixture
+def host() -> HostTier:
+    return HostTier()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pages"
+
+
+@pytest.fixture
+def disk(host: HostTier, path: Path):
+    tier = DiskTier(path, SLOTS, SHAPE, DTYPE, host, pending=100)
+    yield tier
+    tier.close()
+
+
+class Gate:
+    """Holds all writes to files until it is opened; then they go through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        real = os.pwrite
+
+        def pwrite(file, data, offset):
+            assert self.open.wait(10)
+            return real(file, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+def test_a_host_slot_holds_what_was_put_last(host: HostTier) -> None:
+    host.put(3, page(1))
+    host.put(3, second := page(2))
+    assert host.ready(3)
+    assert host.get(3) is second
+    host.drop(3)
+    host.drop(3)
+    with pytest.raises(KeyError):
+        host.get(3)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "uint32"])
+def test_pages_of_every_type_come_back_as_they_were(host: HostTier, path: Path, kind: str) -> None:
+    data = jax.random.normal(jax.random.key(1), (2, 1, 1, 4, 1)).astype(kind)
+    tier = DiskTier(path, 3, data.shape, np.dtype(jnp.dtype(kind)), host)
+    host.put(0, data)
+    tier.spill(0, 2)
+    host.put(0, data * 2)  # the slot is used again at once
+    tier.fetch(2, 1)
+    got = arrived(host, 1)
+    assert got.dtype == data.dtype
+    assert got.tobytes() == np.asarray(data).tobytes()
+    tier.close()
+
+
+def test_reused_slots_never_mix(host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is asked for while the disk stands still: each read is of the write before it, not of a later one."""
+    gate = Gate(monkeypatch)
+    for value in range(5):
+        host.put(0, page(value))
+        disk.spill(0, 3)
+        disk.fetch(3, 10 + value)
+    disk.fetch(3, 0)
+    host.put(0, page(99))  # given to other data while a fetch to it is on its way
+    assert not host.ready(10)
+    gate.open.set()
+    assert [arrived(host, 10 + value)[0, 0, 0, 0, 0] for value in range(5)] == list(range(5))
+    assert arrived(host, 0)[0, 0, 0, 0, 0] == 99
+
+
+def test_a_page_on_its_way_from_disk_may_be_spilled(host: HostTier, disk: DiskTier) -> None:
+    """Also to slots of the other thread, to and fro."""
+    host.put(0, page(7))
+    disk.spill(0, 0)
+    for step in range(40):
+        disk.fetch(step % SLOTS, step % 2)
+        disk.spill(step % 2, (step + 1) % SLOTS)
+    disk.fetch(40 % SLOTS, 5)
+    assert np.array_equal(arrived(host, 5), page(7))
+
+
+def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: DiskTier) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    in_host, on_disk = dict.fromkeys(range(4), 0), {}
+    for slot in in_host:
+        host.put(slot, page(0))
+    for value in range(1, 600):
+        slot, other = rng.randrange(4), rng.randrange(SLOTS)
+        match rng.choice(["put", "spill", "fetch", "get"]):
+            case "put":
+                host.put(slot, page(value))
+                in_host[slot] = value
+            case "spill":
+                disk.spill(slot, other)
+                on_disk[other] = in_host[slot]
+            case "fetch" if other in on_disk:
+                disk.fetch(other, slot)
+                in_host[slot] = on_disk[other]
+            case "get":
+                assert np.array_equal(arrived(host, slot), page(in_host[slot]))
+
+
+def lost(host: HostTier, disk: DiskTier, slot: int) -> str:
+    disk.fetch(slot, 50)
+    with pytest.raises(PageLost) as error:
+        arrived(host, 50)
+    return str(error.value)
+
+
+def test_a_full_disk_loses_the_page_and_not_the_tier(
+    host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.put(0, page(1))
+    disk.spill(0, 2)
+    disk.fetch(2, 1)
+    assert np.array_equal(arrived(host, 1), page(1))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        disk.spill(0, 2)
+        disk.spill(0, 4)
+        assert "not kept" in lost(host, disk, 2)  # nor is what was in the slot before taken for it
+        assert "not kept" in lost(host, disk, 4)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    disk.spill(50, 6)  # a page that is lost already
+    assert "not kept" in lost(host, disk, 6)
+    disk.spill(0, 2)
+    disk.fetch(2, 1)
+    assert np.array_equal(arrived(host, 1), page(1))
+
+
+def test_writes_and_reads_may_be_short(host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:7], at))
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: preadv(file, [buffers[0][:9]], at))
+    host.put(0, np.arange(np.prod(SHAPE), dtype=DTYPE).reshape(SHAPE))
+    disk.spill(0, 5)
+    disk.fetch(5, 1)
+    assert np.array_equal(arrived(host, 1), host.get(0))
+
+
+def test_a_damaged_page_is_lost(host: HostTier, disk: DiskTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.put(0, page(3))
+    for slot in range(4):
+        disk.spill(0, slot)
+        disk.fetch(slot, 10 + slot)
+        arrived(host, 10 + slot)
+    size = page(0).nbytes
+    assert path.stat().st_size == SLOTS * size
+    with path.open("r+b") as file:
+        file.seek(2 * size - 1)
+        file.write(bytes([1 << 6]))
+        file.truncate(4 * size - 1)
+    assert "not as it was written" in lost(host, disk, 1)
+    assert "not as it was written" in lost(host, disk, 3)
+    disk.fetch(2, 20)
+    assert np.array_equal(arrived(host, 20), page(3))
+    monkeypatch.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    assert "I/O error" in lost(host, disk, 2)
+
+
+def test_more_than_may_wait_is_lost(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host, pending=2)
+    host.put(0, page(1))
+    disk.spill(0, 0)
+    disk.fetch(0, 1)
+    disk.spill(0, 1)
+    disk.spill(0, 0)
+    gate.open.set()
+    assert np.array_equal(arrived(host, 1), page(1))
+    assert "not kept" in lost(host, disk, 0)
+    disk.spill(0, 0)  # there is room again
+    disk.fetch(0, 1)
+    assert np.array_equal(arrived(host, 1), page(1))
+    disk.close()
+
+
+def test_the_file_is_new_sparse_private_and_gone_at_the_end(host: HostTier, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"untouched")
+    path = tmp_path / "pages"
+    path.symlink_to(other)  # what lies there from a former run, whatever it is, is replaced and not written to
+    disk = DiskTier(path, 1 << 20, SHAPE, DTYPE, host)
+    state = path.lstat()
+    assert (state.st_mode & 0o777, state.st_size) == (0o600, page(0).nbytes << 20)
+    assert state.st_blocks * 512 < 1 << 20
+    disk.close()
+    assert not path.exists()
+    assert other.read_bytes() == b"untouched"
+
+
+def test_closing_waits_for_nothing_that_is_queued(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host)
+    host.put(0, page(1))
+    for slot in range(SLOTS):
+        disk.spill(0, slot)
+        disk.fetch(slot, 10 + slot)
+    threading.Timer(0.1, gate.open.set).start()
+    disk.close()
+    for slot in range(SLOTS):
+        assert host.ready(10 + slot)
+        with pytest.raises(PageLost):
+            host.get(10 + slot)
