@@ -1,4 +1,4 @@
-"""Lifetime: when an object ends. Used for contexts, pins, snapshots and publications alike; imports nothing.
+"""Lifetime: when an object ends. Used for contexts, pins, snapshots and publications alike; imports nothing of ours.
 
 Time is unix seconds of whatever clock the caller reads. An object is readable before `at`, and never from then on;
 nothing may delete it earlier.
@@ -6,7 +6,13 @@ nothing may delete it earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,13 @@ class Lifetime:
         """From `now` on; `seconds` None: for ever."""
         return FOREVER if seconds is None else cls(now + seconds, seconds, sliding)
 
+    def anew(self, now: float) -> Lifetime:
+        """The same, begun at `now`."""
+        return self.begin(self.seconds, self.sliding, now)
+
     def used(self, now: float) -> Lifetime:
         """After a use: a sliding one begins again. One that is over stays over."""
-        if self.seconds is None or not self.sliding or self.over(now):
-            return self
-        return replace(self, at=now + self.seconds)
+        return self.anew(now) if self.sliding and not self.over(now) else self
 
     def over(self, now: float) -> bool:
         """Whether it has ended."""
@@ -34,3 +42,40 @@ class Lifetime:
 
 
 FOREVER = Lifetime()
+
+
+class Alarms(Generic[T]):
+    """Who is due when. Everybody has one alarm at most; to set it anew costs O(log n), however often it is done."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []  # when, number; those of no number below were set anew meanwhile
+        self._owners: dict[int, T] = {}
+        self._numbers: dict[T, int] = {}
+        self._count = itertools.count()
+
+    def set(self, owner: T, at: float | None) -> None:
+        """Instead of the alarm that it had; None: never."""
+        self._owners.pop(self._numbers.pop(owner, -1), None)
+        if at is None:
+            return
+        number = self._numbers[owner] = next(self._count)
+        self._owners[number] = owner
+        heapq.heappush(self._heap, (at, number))
+        if len(self._heap) > 2 * len(self._owners) + 64:
+            self._heap = [alarm for alarm in self._heap if alarm[1] in self._owners]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> list[T]:
+        """Whose alarm has come, in order; they have none any more."""
+        owners: list[T] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, number = heapq.heappop(self._heap)
+            if number in self._owners:
+                owners.append(self._owners.pop(number))
+                del self._numbers[owners[-1]]
+        return owners
+
+    @property
+    def next(self) -> float | None:
+        """Nobody is due before this; None: nobody at all."""
+        return self._heap[0][0] if self._heap else None

@@ -6,9 +6,10 @@ A context is its last committed page's node, its working pages, and the tokens t
     root ◀── node ◀── node ◀── tail    │ 7 (full, if manual)  8   │ 9 (reserved)
     tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
 
-Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned`, `priority` and `labels`, which are the
-engine's. A suspended context has given up its pages: its nodes are mere token lineage, and all its tokens count as
-buffered. What was in its working pages may be parked in other tiers, to be loaded instead of computed (`stash`).
+Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned` and `pinned_until`, `version`,
+`priority` and `labels`, which are the engine's. A suspended context has given up its pages: its nodes are mere token
+lineage, and all its tokens count as buffered. What was in its working pages may be parked in other tiers, to be loaded
+instead of computed (`stash`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jaxtyping import Int32
 
 from jaxctx.cache.marks import decode_page
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
+from jaxctx.lifetime import FOREVER, Lifetime
 
 
 class PageTable:
@@ -86,6 +88,10 @@ class Context:
     created_at: float
     used_at: float
     busy: bool = False  # a writer holds it; set by the engine
+    lifetime: Lifetime = FOREVER
+    pinned_until: float | None = None  # None: not pinned, or for good
+    version: int = 0  # grows with every change
+    forked_at: int = 0  # tokens of the parent at that moment
 
     root: PageNode
     tail: PageNode  # held by this context unless it is suspended

@@ -26,6 +26,7 @@ from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode, TokenI
 from jaxctx.cache.registry import Registry
 from jaxctx.cache.tiers import Item, Move, PageCopy
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from jaxctx.lifetime import FOREVER, Lifetime
 
 __all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy", "PoolStats"]
 
@@ -64,7 +65,8 @@ class ContextCache:
     ) -> None:
         self.page_size = page_size
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
-        self._registry = Registry()
+        self._registry = Registry(clock)
+        self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
         self._new_id = new_id
 
@@ -79,6 +81,10 @@ class ContextCache:
         """Contexts that are not closed."""
         return len(self._registry)
 
+    def count(self, tenant: str) -> int:
+        """Those of one tenant."""
+        return self._registry.count(tenant)
+
     def __iter__(self) -> Iterator[Context]:
         """All of them, of all tenants; do not create or close one meanwhile."""
         return iter(self._registry)
@@ -92,6 +98,7 @@ class ContextCache:
         priority: int = 0,
         pinned: bool = False,
         manual_commit: bool = False,
+        lifetime: Lifetime = FOREVER,
         labels: Mapping[str, str] | None = None,
     ) -> Context:
         """A new, empty context. Raises AlreadyExists if the tenant has one of this id."""
@@ -105,6 +112,7 @@ class ContextCache:
             priority=priority,
             pinned=pinned,
             manual_commit=manual_commit,
+            lifetime=lifetime,
             labels=dict(labels or {}),
             created_at=now,
             used_at=now,
@@ -119,14 +127,16 @@ class ContextCache:
         """A child that begins as `context` stands now, at a cost that does not depend on its length.
 
         Committed pages are shared; working pages with tokens are copied, reserved empty ones are not inherited;
-        buffered tokens are copied. The child is not pinned. The child of a suspended context is suspended, and what is
-        parked stays the parent's. With `tenant` it is filed under that one, but shares pages as its parent does. Works
-        while a writer holds the context: what is not settled yet is buffered, or unknown, in the child.
+        buffered tokens are copied. The child is not pinned, and lives as long as its parent was to live, from now on.
+        The child of a suspended context is suspended, and what is parked stays the parent's. With `tenant` it is filed
+        under that one, for ever, but shares pages as its parent does. Works while a writer holds the context: what is
+        not settled yet is buffered, or unknown, in the child.
 
         Raises AlreadyExists, OutOfPages.
         """
         self._must_live(context)
         now = self._clock()
+        lifetime = context.lifetime.anew(now) if tenant is None else FOREVER
         tenant = context.tenant if tenant is None else tenant
         sources = context.working[: self.memory.pages_for(context.working_tokens)]
         child = replace(
@@ -135,7 +145,11 @@ class ContextCache:
             tenant=tenant,
             parent_id=context.id,
             pinned=False,
+            pinned_until=None,
             busy=False,
+            lifetime=lifetime,
+            version=0,
+            forked_at=context.length,
             created_at=now,
             used_at=now,
             working=self.memory.take(len(sources)),
@@ -174,12 +188,17 @@ class ContextCache:
         self.close(publication)
 
     def get(self, tenant: str, context_id: str) -> Context:
-        """Raises NotFound, for another tenant's context just the same."""
+        """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if its time was over."""
         return self._registry.get(tenant, context_id)
 
     def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
         """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`."""
         return self._registry.list(tenant, after, limit)
+
+    def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
+        """It ends with this one instead."""
+        self._must_live(context)
+        self._registry.set_lifetime(context, lifetime)
 
     def close(self, context: Context) -> None:
         """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free."""
@@ -391,7 +410,7 @@ class ContextCache:
                 yield context
 
     def touch(self, context: Context) -> None:
-        """The context is used now."""
+        """The context is used now; a sliding lifetime begins again."""
         self._must_live(context)
         context.used_at = self._clock()
         self._registry.use(context)

@@ -1,6 +1,7 @@
-"""Registry: which contexts there are, by tenant and id, and in the order of their last use.
+"""Registry: which contexts there are, by tenant and id, in the order of their last use, and until when.
 
-Knows no pages and no tokens. Called by `contexts` only.
+Knows no pages and no tokens. A context whose lifetime is over is never shown again, from that instant on; whoever owns
+the cache closes it soon after (`lifetimes`). Called by `contexts` only.
 """
 
 from __future__ import annotations
@@ -8,25 +9,41 @@ from __future__ import annotations
 import builtins
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from jaxctx.cache.context import Context
 from jaxctx.errors import AlreadyExists, NotFound
+from jaxctx.lifetime import Alarms, Lifetime
+
+EXPIRED_KEPT = 10_000  # ids of each tenant's last expired contexts that are remembered as such
+
+
+def expired(context_id: str) -> NotFound:
+    """What there is to say of a context whose time is over."""
+    return NotFound(f"context {context_id!r} has expired", reason="CONTEXT_EXPIRED")
 
 
 class Registry:
     """Contexts that are not closed; those that are not suspended are also kept in the order of use."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._contexts: dict[tuple[str, str], Context] = {}
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
         self._by_use: OrderedDict[Context, None] = OrderedDict()
+        self._expired: dict[str, OrderedDict[str, None]] = {}  # ids of each tenant, oldest first
+        self.lifetimes: Alarms[Context] = Alarms()
 
     def __len__(self) -> int:
         return len(self._contexts)
 
     def __iter__(self) -> Iterator[Context]:
         return iter(self._contexts.values())
+
+    def count(self, tenant: str) -> int:
+        """Contexts of one tenant."""
+        return len(self._ids.get(tenant, ()))
 
     def by_use(self) -> builtins.list[Context]:
         """Contexts that are not suspended, least recently used first."""
@@ -42,32 +59,46 @@ class Registry:
         """A new context of an unused id; it counts as used now."""
         self._contexts[context.tenant, context.id] = context
         insort(self._ids.setdefault(context.tenant, []), context.id)
+        self._expired.get(context.tenant, {}).pop(context.id, None)
+        self.lifetimes.set(context, context.lifetime.at)
         self.use(context)
 
     def leave(self, context: Context) -> None:
-        """It is no more."""
+        """It is no more. If its time was over, that is remembered for a while."""
         self._by_use.pop(context, None)
+        self.lifetimes.set(context, None)
         del self._contexts[context.tenant, context.id]
         ids = self._ids[context.tenant]
         del ids[bisect_left(ids, context.id)]
         if not ids:
             del self._ids[context.tenant]
+        if context.lifetime.over(self._clock()):
+            remembered = self._expired.setdefault(context.tenant, OrderedDict())
+            remembered[context.id] = None
+            if len(remembered) > EXPIRED_KEPT:
+                remembered.popitem(last=False)
 
     def get(self, tenant: str, context_id: str) -> Context:
-        """Raises NotFound, for another tenant's context just the same."""
+        """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if it was the caller's own."""
         context = self._contexts.get((tenant, context_id))
         if context is None:
+            if context_id in self._expired.get(tenant, ()):
+                raise expired(context_id)
             raise NotFound(f"no context {context_id!r}")
+        if context.lifetime.over(self._clock()):
+            raise expired(context_id)
         return context
 
     def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
         """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`."""
-        ids = self._ids.get(tenant, [])
-        start = bisect_right(ids, after)
-        return [self._contexts[tenant, context_id] for context_id in ids[start : start + limit]]
+        now, ids = self._clock(), self._ids.get(tenant, [])
+        following = (self._contexts[tenant, ids[place]] for place in range(bisect_right(ids, after), len(ids)))
+        return [*islice((context for context in following if not context.lifetime.over(now)), limit)]
 
     def use(self, context: Context) -> None:
-        """To the end of the order of use, if it is not suspended."""
+        """To the end of the order of use, if it is not suspended; a sliding lifetime begins again."""
+        if context.lifetime.sliding:
+            self.set_lifetime(context, context.lifetime.used(self._clock()))
         if not context.suspended:
             self._by_use[context] = None
             self._by_use.move_to_end(context)
@@ -76,8 +107,13 @@ class Registry:
         """Out of the order of use: it was suspended."""
         self._by_use.pop(context, None)
 
+    def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
+        """It ends with this one."""
+        context.lifetime = lifetime
+        self.lifetimes.set(context, lifetime.at)
+
     def check(self) -> None:
-        """Raises AssertionError where the three accounts differ."""
+        """Raises AssertionError where the accounts differ."""
         contexts = [*self]
         assert self._contexts == {(context.tenant, context.id): context for context in contexts}
         assert not any(context.closed for context in contexts)

@@ -1,0 +1,50 @@
+"""Lifetimes and alarms: when things end, and who is due when."""
+
+import random
+
+import pytest
+
+from jaxctx.lifetime import FOREVER, Alarms, Lifetime
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+def test_a_lifetime_is_over_at_its_end_and_not_before(sliding: bool) -> None:
+    lifetime = Lifetime.begin(10, sliding, now=100)
+    assert [lifetime.over(now) for now in (100, 109.999, 110, 111)] == [False, False, True, True]
+    assert lifetime.used(105).at == (115 if sliding else 110)
+    assert lifetime.used(110) is lifetime  # over stays over
+    assert lifetime.anew(200) == Lifetime.begin(10, sliding, now=200)
+
+
+def test_for_ever() -> None:
+    assert Lifetime.begin(None, True, now=3) is FOREVER
+    assert FOREVER.used(5) is FOREVER.anew(5) is FOREVER
+    assert not FOREVER.over(1e300)
+
+
+def test_alarms_against_a_plain_dict() -> None:
+    source, alarms, plain = random.Random(7), Alarms[int](), {}
+    for now in range(3000):
+        owner = source.randrange(40)
+        at = source.choice([None, now + 0.5 + source.randrange(60)])
+        alarms.set(owner, at)
+        plain.pop(owner, None)
+        if at is not None:
+            plain[owner] = at
+        due = sorted((at, owner) for owner, at in plain.items() if at <= now)
+        rung = alarms.due(now)
+        assert sorted(rung) == sorted(owner for _, owner in due)
+        assert [plain.pop(owner) for owner in rung] == [at for at, _ in due]
+        assert (alarms.next is None) <= (not plain)
+        assert alarms.next is None or now < alarms.next <= min(plain.values(), default=alarms.next)
+
+
+def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
+    alarms = Alarms[str]()
+    for at in range(10_000):
+        alarms.set("a", 1e9 - at)
+    alarms.set("a", None)
+    assert len(alarms._heap) < 100
+    assert not alarms._owners
+    assert alarms.due(1e9) == []
+    assert alarms.next is None
