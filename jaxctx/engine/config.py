@@ -18,6 +18,10 @@ class EngineConfig:
     max_context_tokens: int = 4096
     queue_limit: int = 1024  # requests that wait; one more is refused with QUEUE_FULL
     max_contexts: int = 100_000
+    max_contexts_per_tenant: int | None = None  # None: no limit of its own
+    max_snapshots_per_tenant: int | None = None  # versions of all names
+    max_snapshot_bytes_per_tenant: int | None = None  # of their pages; shared ones count in each
+    pinned_pages_per_tenant: int | None = None  # None: half of the pages
     default_max_tokens: int = 256
     stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
     steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
@@ -27,6 +31,9 @@ class EngineConfig:
         for name in ("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"):
             if getattr(self, name) < 1:
                 raise InvalidArgument.field(name, "must be at least 1")
+        for name in ("max_contexts", "max_snapshots", "max_snapshot_bytes", "pinned_pages"):
+            if (getattr(self, f"{name}_per_tenant") or 0) < 0:
+                raise InvalidArgument.field(f"{name}_per_tenant", "must not be negative")
         if self.max_batch_tokens < max(4, self.max_batch):
             raise InvalidArgument.field("max_batch_tokens", "must be at least 4 and at least max_batch")
         if not self.default_max_tokens >= 1:
@@ -40,6 +47,11 @@ class EngineConfig:
     def kv_tokens(self) -> int:
         """Capacity of the KV array in tokens."""
         return self.pages * self.page_size
+
+    @property
+    def pin_budget(self) -> int:
+        """Pages that a tenant may pin."""
+        return self.pages // 2 if self.pinned_pages_per_tenant is None else self.pinned_pages_per_tenant
 
     def row_buckets(self) -> tuple[int, ...]:
         """Padded row counts of a step, powers of two from 4 (fewer rows take XLA:CPU's slow matrix path)."""

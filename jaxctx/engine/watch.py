@@ -1,0 +1,108 @@
+"""Watch: what happens to the contexts of a tenant, for readers who want to know.
+
+A reader pulls, and is told of a context as it is at that moment: never of an older state than it knows. Until then only
+the names of what it has yet to be told are kept, one entry a context, and a reader that lags too far is told everything
+anew (RESET). Called on the step thread; the reader's `wake` is called there too.
+
+    ids, sorted:   told as they were when the listing came by ──listed──▶ not told: the listing will
+                   what happens to these is pending
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxctx.cache.contexts import Context, ContextCache
+from jaxctx.engine.answers import Change, ContextEvent, ContextInfo
+
+PENDING = 1024  # contexts that a reader may lag behind
+EVENTS = 128  # at most, of one read
+
+_BIRTHS = (Change.CREATED, Change.FORKED, Change.OPENED)
+_ENDS = (Change.CLOSED, Change.EXPIRED)
+
+
+class Watch:
+    """One reader. `wake` is called when something is there after a read that found nothing."""
+
+    def __init__(self, tenant: str, wake: Callable[[], None], limit: int = PENDING) -> None:
+        self.tenant = tenant
+        self.wake = wake
+        self.limit = limit
+        self.pending: dict[Context, tuple[Change, float]] = {}
+        self.listed: str | None = ""  # the last id that the listing told; None: it is at its end
+        self.reset = False
+        self.asleep = False
+
+    def note(self, context: Context, change: Change, at: float) -> None:
+        """Something happened. What is pending of a context becomes one event: its birth, its end or its last change."""
+        if self.listed is not None and context.id > self.listed:
+            return
+        if change in _ENDS:
+            self.pending.pop(context, None)  # its place is before those of a new context with this id
+        elif (before := self.pending.get(context)) is not None and before[0] in _BIRTHS:
+            change = before[0]
+        self.pending[context] = change, at
+        if len(self.pending) > self.limit:
+            self.pending.clear()
+            self.listed, self.reset = "", True
+        if self.asleep:
+            self.asleep = False
+            self.wake()
+
+
+class Watchers:
+    """Of one engine. `clock` tells unix seconds."""
+
+    def __init__(
+        self, cache: ContextCache, describe: Callable[[Context], ContextInfo], clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._describe = describe
+        self._clock = clock
+        self._readers: dict[str, set[Watch]] = {}
+
+    def join(self, watch: Watch) -> None:
+        """A reader comes."""
+        self._readers.setdefault(watch.tenant, set()).add(watch)
+
+    def leave(self, watch: Watch) -> None:
+        """It is forgotten, if it ever came."""
+        readers = self._readers.get(watch.tenant, set())
+        readers.discard(watch)
+        if not readers:
+            self._readers.pop(watch.tenant, None)
+
+    def note(self, context: Context, change: Change) -> None:
+        """Something happened to a context."""
+        if not self._readers:
+            return
+        for watch in self._readers.get(context.tenant, ()):
+            watch.note(context, change, self._clock())
+
+    def wake_all(self) -> None:
+        """So that they find out that the engine has stopped."""
+        for readers in self._readers.values():
+            for watch in readers:
+                watch.wake()
+
+    def read(self, watch: Watch) -> list[ContextEvent]:
+        """What there is to tell, up to `EVENTS`; nothing: the reader is woken when there is."""
+        events: list[ContextEvent] = []
+        if watch.reset:
+            watch.reset = False
+            events.append(ContextEvent(change=Change.RESET, at=self._clock()))
+        for context in list(watch.pending)[:EVENTS]:
+            change, at = watch.pending.pop(context)
+            events.append(self._event(context, change, at))
+        if watch.listed is not None and len(events) < EVENTS:
+            count = EVENTS - len(events)
+            contexts = self._cache.list(watch.tenant, watch.listed, count)
+            events += [self._event(context, Change.EXISTS, self._clock()) for context in contexts]
+            watch.listed = contexts[-1].id if len(contexts) == count else None
+        watch.asleep = not events
+        return events
+
+    def _event(self, context: Context, change: Change, at: float) -> ContextEvent:
+        info = None if context.closed else self._describe(context)
+        return ContextEvent(change=change, at=at, context_id=context.id, context=info)
