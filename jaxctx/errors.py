@@ -60,7 +60,7 @@ class OutOfRange(JaxctxError):
 
 
 class FailedPrecondition(JaxctxError):
-    """The object is not in a state that allows this (a partial page cannot be committed)."""
+    """The object, or the server, is not in a state that allows this (a partial page cannot be committed)."""
 
     code = "FAILED_PRECONDITION"
     default_reason = "FAILED_PRECONDITION"
@@ -81,21 +81,21 @@ class AlreadyExists(JaxctxError):
 
 
 class Aborted(JaxctxError):
-    """Another writer holds the context. Retry when it is done."""
+    """Another writer holds the context (retry when it is done), or saved a later version of the snapshot."""
 
     code = "ABORTED"
     default_reason = "CONTEXT_BUSY"
 
 
 class ResourceExhausted(JaxctxError):
-    """Not enough pages, queue places or quota; `retry_after_s` is set where waiting helps."""
+    """Not enough pages, queue places, room in the store or quota; `retry_after_s` is set where waiting helps."""
 
     code = "RESOURCE_EXHAUSTED"
     default_reason = "OUT_OF_PAGES"
 
 
 class Unavailable(JaxctxError):
-    """The server is loading, draining, or gone."""
+    """The server is loading, draining, or gone, or its store cannot be reached."""
 
     code = "UNAVAILABLE"
     default_reason = "NOT_SERVING"

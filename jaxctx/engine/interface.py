@@ -180,11 +180,11 @@ class Engine(Protocol):
 
     async def snapshots(
         self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> list[SnapshotInfo]:
+    ) -> Sequence[SnapshotInfo]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
         ...
 
-    async def history(self, caller: Caller, name: str) -> list[SnapshotInfo]:
+    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
         """All versions of a name that are kept, latest first."""
         ...
 
@@ -208,7 +208,7 @@ class Engine(Protocol):
         """Nobody finds it any more; contexts that share its pages keep them."""
         ...
 
-    async def publications(self, caller: Caller) -> list[Publication]:
+    async def publications(self, caller: Caller) -> Sequence[Publication]:
         """Of the tenant."""
         ...
 

@@ -11,6 +11,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Duration:
+    seconds: object = None
+    nanos: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ttl:
+    duration: object = None  # Duration
+    sliding: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateContextRequest:
     context_id: object = None
     model_id: object = None
@@ -19,6 +31,8 @@ class CreateContextRequest:
     manual_commit: object = None
     pinned: object = None
     labels: object = None
+    ttl: object = None  # Ttl
+    pin_for: object = None  # Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +96,31 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMask:
+    bounds: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutput:
+    index: object = None
+    sample: object = None  # Sampling
+    logprob_ids: object = None
+    top: object = None
+    logits: object = None
+    entropy: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequest:
+    context_id: object = None
+    tokens: object = None
+    positions: object = None
+    masks: object = None  # of AttentionMask
+    keep_working: object = None
+    outputs: object = None  # of PassOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRequest:
     context_id: object = None
     n: object = None
@@ -124,6 +163,14 @@ class UpdateContextRequest:
     priority: object = None
     pinned: object = None
     labels: object = None  # Labels
+    ttl: object = None  # Ttl
+    pin_for: object = None  # Duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRequest:
+    a: object = None
+    b: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,4 +238,4 @@ class ApplyChatTemplateRequest:
     messages: object = None  # ChatMessages
 
 
-# Requests without fields (GetStats, Drain, ClearCache) have nothing to check.
+# Requests without fields (WatchContexts, GetStats, Drain, ClearCache) have nothing to check.

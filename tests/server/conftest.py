@@ -14,17 +14,30 @@ import pytest
 
 from jaxctx.engine.interface import (
     Caller,
+    Change,
+    Comparison,
+    ContextEvent,
     ContextInfo,
     ContextPages,
     ContextState,
     CreateRequest,
     EngineInfo,
     EngineStats,
+    Expiry,
     FillResult,
     FinishReason,
+    ForwardRequest,
+    ForwardResult,
     GeneratePiece,
     GenerateRequest,
+    OpenRequest,
+    PassResult,
     PlanResult,
+    Publication,
+    SaveRequest,
+    SnapshotInfo,
+    Tier,
+    Ttl,
     Usage,
 )
 from jaxctx.errors import AlreadyExists, NotFound
@@ -33,6 +46,7 @@ from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
     model_service_pb2_grpc,
+    snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Authoriser, Key
 from jaxctx_server.content import Texts
@@ -74,6 +88,36 @@ STATS = EngineStats(
     suspensions=0,
     compilations_after_ready=0,
     draining=False,
+)
+
+
+EXPIRY = Expiry(1_700_000_600.5, 300.25, True)
+SNAPSHOT = SnapshotInfo(
+    name="n",
+    version=3,
+    latest=True,
+    durable=True,
+    tokens=7,
+    seq_len=6,
+    pages=2,
+    size_bytes=2**40,
+    model_revision="r1",
+    salt="s",
+    manual_commit=True,
+    created_at=1_700_000_000.25,
+    expiry=EXPIRY,
+    context_id="a",
+    parent_version=2,
+    labels={"k": "v"},
+)
+PUBLICATION = Publication(
+    publication_id="p1",
+    tokens=4,
+    pages=1,
+    salt="s",
+    created_at=1_700_000_000.25,
+    expiry=None,
+    labels={"k": "v"},
 )
 
 
@@ -142,6 +186,11 @@ class FakeEngine:
             page_size=PAGE_SIZE,
             priority=request.priority,
             pinned=request.pinned,
+            pinned_until=None if request.pin_s is None else 1_700_000_000 + request.pin_s,
+            expiry=None if request.ttl.seconds is None else replace(EXPIRY, sliding=request.ttl.sliding),
+            version=2**40,
+            forked_at=3 if parent_id else 0,
+            snapshot="n@3" if request.labels.get("opened") else "",
             salt=request.salt,
             created_at=1_700_000_000.25,
             used_at=1_700_000_001.5,
@@ -239,9 +288,11 @@ class FakeEngine:
         *,
         priority: int | None = None,
         pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl: Ttl | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> ContextInfo:
-        self._enter("update", caller, (context_id, priority, pinned, labels))
+        self._enter("update", caller, (context_id, priority, pinned, pin_s, ttl, labels))
         return self._info(self._get(caller, context_id))
 
     async def close(self, caller: Caller, context_id: str) -> None:
@@ -256,7 +307,7 @@ class FakeEngine:
     async def pages(self, caller: Caller, context_id: str) -> ContextPages:
         self._enter("pages", caller, context_id)
         tokens = self._get(caller, context_id).tokens
-        return ContextPages(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens)
+        return ContextPages(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier))
 
     async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
         self._enter("list", caller, (after, limit))
@@ -267,7 +318,90 @@ class FakeEngine:
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> PlanResult:
         self._enter("plan", caller, (list(tokens), context_id, salt))
-        return PlanResult(tokens=len(tokens), resident=1, restored=2, computed=3, pages_needed=4, pages_available=5)
+        return PlanResult(
+            tokens=len(tokens), resident=1, restored=5, host=2, disk=3, computed=4, pages_needed=6, pages_available=7
+        )
+
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        self._enter("forward", caller, request)
+        context = self._get(caller, request.context_id)
+        context.tokens += request.tokens
+        full = PassResult(
+            index=0,
+            token_id=0,
+            seed=0,
+            logprobs=[-0.5, -1.5],
+            top=[(7, -0.25), (0, -2.0)],
+            logits=b"\x00\x00\x80\x3f" * INFO.vocab_size,
+            entropy=0.0,
+        )
+        outputs = [full if each.logits else PassResult(index=each.index) for each in request.outputs]
+        return ForwardResult(outputs=outputs, context=self._info(context))
+
+    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        self._enter("compare", caller, (a, b))
+        return Comparison(common_tokens=5, shared_pages=1, length_a=6, length_b=7)
+
+    async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+        self._enter("watch", caller)
+        try:
+            for info in await self.list(caller):
+                yield ContextEvent(change=Change.EXISTS, at=1_700_000_000.25, context_id=info.context_id, context=info)
+            for change in Change:
+                yield ContextEvent(
+                    change=change, at=1_700_000_001.5, context_id="" if change is Change.RESET else "gone"
+                )
+            await asyncio.sleep(3600)
+        finally:
+            self.cancelled.append("watch")
+
+    # Snapshots: what is asked is recorded, what is answered does not depend on it.
+
+    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+        self._enter("save", caller, request)
+        return SNAPSHOT
+
+    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        self._enter("open", caller, request)
+        info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
+        return FillResult(resident=4, restored=2, computed=1, context=info)
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+        self._enter("snapshot", caller, (name, version))
+        return replace(SNAPSHOT, expiry=None, labels={})
+
+    async def snapshots(
+        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> Sequence[SnapshotInfo]:
+        self._enter("snapshots", caller, (prefix, after, limit))
+        return [replace(SNAPSHOT, name=name) for name in ("n", "na", "nb", "o") if name > after][:limit]
+
+    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
+        self._enter("history", caller, name)
+        return [replace(SNAPSHOT, version=version, latest=version == 12) for version in (12, 11, 3, 1)]
+
+    async def update_snapshot(
+        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        self._enter("update_snapshot", caller, (name, ttl, labels))
+        return SNAPSHOT
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        self._enter("delete_snapshot", caller, (name, version))
+        return 2
+
+    async def publish(
+        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        self._enter("publish", caller, (context_id, ttl, labels))
+        return PUBLICATION
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        self._enter("unpublish", caller, publication_id)
+
+    async def publications(self, caller: Caller) -> Sequence[Publication]:
+        self._enter("publications", caller)
+        return [replace(PUBLICATION, publication_id=id) for id in ("p2", "p1", "p3")]
 
     async def stats(self) -> EngineStats:
         self._enter("stats", Caller())
@@ -302,6 +436,10 @@ class Door:
         return context_service_pb2_grpc.ContextServiceStub(self.channel)
 
     @property
+    def snapshots(self) -> Any:
+        return snapshot_service_pb2_grpc.SnapshotServiceStub(self.channel)
+
+    @property
     def models(self) -> Any:
         return model_service_pb2_grpc.ModelServiceStub(self.channel)
 
@@ -310,7 +448,12 @@ class Door:
         return admin_service_pb2_grpc.AdminServiceStub(self.channel)
 
     def stub(self, service: str) -> Any:
-        return {"ContextService": self.contexts, "ModelService": self.models, "AdminService": self.admin}[service]
+        return {
+            "ContextService": self.contexts,
+            "SnapshotService": self.snapshots,
+            "ModelService": self.models,
+            "AdminService": self.admin,
+        }[service]
 
     def last(self, name: str) -> tuple[Caller, Any]:
         """Caller and argument of the engine's latest call of a method."""

@@ -35,6 +35,7 @@ async def test_create(door: Any) -> None:
         pinned=True,
         salt="s",
         labels={"k": "v"},
+        version=2**40,
         created_at={"seconds": 1_700_000_000, "nanos": 250_000_000},
         used_at={"seconds": 1_700_000_001, "nanos": 500_000_000},
     )
@@ -159,13 +160,15 @@ async def test_the_rest_of_the_context_service(door: Any) -> None:
     full = await door.contexts.GetContext(pb.GetContextRequest(context_id="a", include_pages=True, include_tokens=True))
     assert (list(full.pages.page_ids), list(full.pages.refcounts)) == ([3, 4], [2, 1])
     assert bytes(full.tokens.ids) == b"ABCDE"
+    tiers = [context_pb2.TIER_DEVICE, context_pb2.TIER_HOST, context_pb2.TIER_DISK, context_pb2.TIER_LINEAGE]
+    assert list(full.pages.tiers) == tiers
 
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", priority=0))
-    assert door.last("update")[1] == ("a", 0, None, None)
+    assert door.last("update")[1] == ("a", 0, None, None, None, None)
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", pinned=False, labels={}))
-    assert door.last("update")[1] == ("a", None, False, {})
+    assert door.last("update")[1] == ("a", None, False, None, None, {})
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", labels={"labels": {"k": "v"}}))
-    assert door.last("update")[1] == ("a", None, None, {"k": "v"})
+    assert door.last("update")[1] == ("a", None, None, None, None, {"k": "v"})
 
     await door.contexts.CloseContext(pb.CloseContextRequest(context_id="a"))
     assert door.engine.contexts == {}
@@ -188,8 +191,9 @@ async def test_list_pages(door: Any) -> None:
 async def test_plan(door: Any) -> None:
     response = await door.contexts.Plan(pb.PlanRequest(salt="s", text="ABC"))
     assert door.last("plan")[1] == ([65, 66, 67], None, "s")
-    assert (response.tokens, response.resident, response.restored, response.computed) == (3, 1, 2, 3)
-    assert (response.pages_needed, response.pages_available) == (4, 5)
+    assert (response.tokens, response.resident, response.restored, response.computed) == (3, 1, 5, 4)
+    assert (response.pages_needed, response.pages_available) == (6, 7)
+    assert (response.host, response.disk) == (2, 3)
     await door.contexts.Plan(pb.PlanRequest(context_id="a", tokens={"ids": [1]}))
     assert door.last("plan")[1] == ([1], "a", "")
 

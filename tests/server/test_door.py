@@ -22,12 +22,13 @@ from grpc_status import rpc_status
 
 from jaxctx import errors, wire
 from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.v1 import admin_service_pb2, model_service_pb2
+from jaxctx.v1 import admin_service_pb2, model_service_pb2, snapshot_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role
 from jaxctx_server.grpc import stages
 from jaxctx_server.grpc.server import SERVICES, options
 
+STREAMED = ("Generate", "WatchContexts")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -129,7 +130,14 @@ async def test_request_ids(door: Any) -> None:
 def test_every_method_of_every_service_has_a_role() -> None:
     from jaxctx.v1 import context_service_pb2
 
-    files = [context_service_pb2, model_service_pb2, admin_service_pb2, health_pb2, reflection_pb2]
+    files = [
+        context_service_pb2,
+        snapshot_service_pb2,
+        model_service_pb2,
+        admin_service_pb2,
+        health_pb2,
+        reflection_pb2,
+    ]
     methods = {
         f"/{service.full_name}/{method.name}"
         for file in files
@@ -151,7 +159,7 @@ async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
             for name in (name for name in METHODS if name.startswith(f"/{service}/")):
                 method = name.rpartition("/")[2]
                 call = getattr(stub, method)(_request(method))
-                error = await failure(call.read() if method == "Generate" else call)
+                error = await failure(call.read() if method in STREAMED else call)
                 assert isinstance(error, errors.Unauthenticated), method
         assert door.engine.calls == []
         health = health_pb2_grpc.HealthStub(door.channel)
@@ -165,7 +173,7 @@ async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
 
 
 def _request(method: str) -> Any:
-    modules = (pb, model_service_pb2, admin_service_pb2)
+    modules = (pb, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
     return next(getattr(module, f"{method}Request") for module in modules if hasattr(module, f"{method}Request"))()
 
 
@@ -352,7 +360,7 @@ async def test_health_from_loading_to_drained(open_door: Any) -> None:
         unread = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))  # holds nobody up
         assert (await watch.read()).status == NOT_SERVING
         assert await check("") == SERVING
-        assert [await check(service) for service in SERVICES] == [NOT_SERVING] * 3
+        assert [await check(service) for service in SERVICES] == [NOT_SERVING] * len(SERVICES)
         error = await failure(door.contexts.ListContexts(pb.ListContextsRequest()))
         assert (type(error), error.reason, error.retry_after_s) == (errors.Unavailable, "NOT_SERVING", 1.0)
         error = await failure(door.admin.Drain(admin_service_pb2.DrainRequest()))
@@ -360,7 +368,7 @@ async def test_health_from_loading_to_drained(open_door: Any) -> None:
 
         door.serving.opened(door.unopened)
         assert (await watch.read()).status == SERVING
-        assert [await check(service) for service in SERVICES] == [SERVING] * 3
+        assert [await check(service) for service in SERVICES] == [SERVING] * len(SERVICES)
 
         door.engine.drained.clear()  # there is running work
         drain = door.admin.Drain(admin_service_pb2.DrainRequest())

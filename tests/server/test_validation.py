@@ -11,9 +11,9 @@ import pytest
 
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
-from jaxctx_server import requests
-from jaxctx_server.validate import contexts, generation
+from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, snapshot_service_pb2
+from jaxctx_server import requests, snapshot_requests
+from jaxctx_server.validate import contexts, generation, passes, snapshots
 
 ANY = object()  # every value of its type is in range
 BIG = "x" * ((2 << 20) + 1)
@@ -28,6 +28,19 @@ LIMIT: list[Any] = [-1, 1001]
 PAGE_TOKEN: list[Any] = ["t" * 257]
 TEXT: list[Any] = [BIG]
 
+NAME: list[Any] = ["", "n" * 101, "é" * 51, "a\nb", "\x00", "a\x7f", "\x85"]
+VERSION: list[Any] = [0, -1]
+YEARS = 315_576_000  # ten
+DURATION: list[Any] = [
+    {},
+    {"seconds": -1},
+    {"seconds": YEARS, "nanos": 1},
+    {"seconds": 1, "nanos": -1},
+    {"seconds": 1, "nanos": 10**9},
+    {"nanos": -1},
+    {"seconds": 2**62},
+]
+TTL: list[Any] = [({"duration": each, "sliding": True}, "ttl.duration") for each in DURATION]
 LABELS: list[Any] = [{f"k{i}": "" for i in range(33)}, {"": "v"}, {"k" * 65: "v"}, {"k": "v" * 257}]
 TOKENS: list[Any] = [
     {"ids": []},
@@ -53,6 +66,8 @@ TABLE: dict[str, dict[str, Any]] = {
         "manual_commit": ANY,
         "pinned": ANY,
         "labels": LABELS,
+        "ttl": TTL,
+        "pin_for": DURATION,
     },
     "FillRequest": {
         "context_id": CONTEXT_ID,
@@ -110,7 +125,88 @@ TABLE: dict[str, dict[str, Any]] = {
         "priority": PRIORITY,
         "pinned": ANY,
         "labels": [{"labels": each} for each in LABELS],
+        "ttl": TTL,
+        "pin_for": DURATION,
     },
+    "CompareRequest": {"a": CONTEXT_ID, "b": CONTEXT_ID},
+    "WatchContextsRequest": {},
+    "ForwardRequest": {
+        "context_id": CONTEXT_ID,
+        "tokens": [[], [1] * 10_001, ([3, 512], "tokens[1]"), ([-1], "tokens[0]")],
+        "positions": [[1, 2], [1] * 10_001, ([-1], "positions[0]"), ([10_000], "positions[0]")],
+        "masks": [
+            [{}, {}],
+            [{}] * 10_001,
+            *(
+                ([{"bounds": bounds}], "masks[0].bounds")
+                for bounds in (
+                    [0],  # no stop
+                    [-1, 1],
+                    [1, 1],
+                    [2, 1],
+                    [0, 2, 1, 3],  # overlapping
+                    [2, 3, 0, 1],  # descending
+                    [0, 10_001],
+                    [bound for i in range(65) for bound in (2 * i, 2 * i + 1)],
+                )
+            ),
+        ],
+        "keep_working": ANY,
+        "outputs": [
+            [{}] * 257,
+            ([{"index": 1}], "outputs[0].index"),
+            ([{"index": -1}], "outputs[0].index"),
+            ([{}, {}], "outputs[1].index"),
+            ([{"sample": {"temperature": math.nan}}], "outputs[0].sample.temperature"),
+            ([{"sample": {"repetition_penalty": 1.5}}], "outputs[0].sample.repetition_penalty"),
+            ([{"sample": {"presence_penalty": 1}}], "outputs[0].sample.presence_penalty"),
+            ([{"sample": {"frequency_penalty": -1}}], "outputs[0].sample.frequency_penalty"),
+            ([{"sample": {"logit_bias": {3: 1}}}], "outputs[0].sample.logit_bias"),
+            ([{"logprob_ids": [1] * 1025}], "outputs[0].logprob_ids"),
+            ([{"logprob_ids": [1, 512]}], "outputs[0].logprob_ids[1]"),
+            ([{"top": 65}], "outputs[0].top"),
+            ([{"top": -1}], "outputs[0].top"),
+        ],
+    },
+    "SaveRequest": {
+        "context_id": CONTEXT_ID,
+        "name": NAME,
+        "durable": ANY,
+        "overwrite_version": VERSION,
+        "ttl": TTL,
+        "labels": LABELS,
+    },
+    "OpenRequest": {
+        "name": NAME,
+        "version": VERSION,
+        "recompute": ANY,
+        "context_id": CONTEXT_ID,
+        "priority": PRIORITY,
+        "pinned": ANY,
+        "pin_for": DURATION,
+        "ttl": TTL,
+    },
+    "TakeRequest": {
+        "name": NAME,
+        "recompute": ANY,
+        "context_id": CONTEXT_ID,
+        "priority": PRIORITY,
+        "pinned": ANY,
+        "pin_for": DURATION,
+        "ttl": TTL,
+    },
+    "GetSnapshotRequest": {"name": NAME, "version": VERSION},
+    "ListSnapshotsRequest": {"prefix": ["p" * 101], "limit": LIMIT, "page_token": PAGE_TOKEN},
+    "ListSnapshotVersionsRequest": {
+        "name": NAME,
+        "limit": LIMIT,
+        "page_token": [*PAGE_TOKEN, "x", "-1", "٣", "1" * 11],
+    },
+    "UpdateSnapshotRequest": {"name": NAME, "ttl": TTL, "labels": [{"labels": each} for each in LABELS]},
+    "DeleteSnapshotRequest": {"name": NAME, "version": VERSION},
+    "PublishRequest": {"context_id": CONTEXT_ID, "ttl": TTL, "labels": LABELS},
+    "UnpublishRequest": {"publication_id": CONTEXT_ID},
+    "ListPublicationsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
     "PlanRequest": {
         "context_id": CONTEXT_ID,
         "model_id": MODEL_ID,
@@ -137,13 +233,15 @@ TABLE: dict[str, dict[str, Any]] = {
     "DrainRequest": {},
     "ClearCacheRequest": {},
 }
+FILES = (context_service_pb2, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
 METHODS = {
     method.input_type.name: (service.name, method)
-    for file in (context_service_pb2, model_service_pb2, admin_service_pb2)
+    for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-VALID: dict[str, Any] = {"context_id": "a", "text": "x"}  # what else a request needs
+# What else a request needs.
+VALID: dict[str, Any] = {"context_id": "a", "text": "x", "name": "n", "a": "a", "b": "b"}
 
 
 def cases() -> list[Any]:
@@ -176,9 +274,13 @@ def request(name: str, path: str, value: Any) -> Any:
         and not (key in content and field in content)
         and not (name == "PlanRequest" and key == "context_id" and field in ("model_id", "salt"))
     }
+    if name == "ForwardRequest" and field != "tokens":
+        valid["tokens"] = [1]
+    if field == "pin_for":
+        valid["pinned"] = True
     if name == "ApplyChatTemplateRequest" and field != "messages":
         valid["messages"] = {"messages": [{"role": "user"}]}
-    module = context_service_pb2 if METHODS[name][0] == "ContextService" else model_service_pb2
+    module = next(module for module in FILES if hasattr(module, name))
     return getattr(module, name)(**valid, **{field: {inner: value} if inner else value})
 
 
@@ -191,7 +293,8 @@ def test_the_table_has_every_field_of_every_request() -> None:
 
 
 def test_the_plain_requests_have_every_field_of_their_messages() -> None:
-    plain = {each.__name__: each for each in vars(requests).values() if dataclasses.is_dataclass(each)}
+    both = {**vars(requests), **vars(snapshot_requests)}
+    plain = {each.__name__: each for each in both.values() if dataclasses.is_dataclass(each)}
     descriptors = [method.input_type for _, method in METHODS.values() if method.input_type.fields]
     for descriptor in descriptors:
         descriptors += [
@@ -256,6 +359,15 @@ async def test_no_more_than_16_are_reported(door: Any) -> None:
         (context_service_pb2.PlanRequest(context_id="a"), "content"),
         (context_service_pb2.PlanRequest(context_id="a", text="x", salt="s"), "salt"),
         (context_service_pb2.PlanRequest(context_id="a", text="x", model_id="fake"), "model_id"),
+        (context_service_pb2.CreateContextRequest(pin_for={"seconds": 1}), "pin_for"),
+        (context_service_pb2.UpdateContextRequest(context_id="a", pinned=False, pin_for={"seconds": 1}), "pin_for"),
+        (context_service_pb2.UpdateContextRequest(context_id="a", pin_for={"seconds": 1}), "pin_for"),
+        (
+            context_service_pb2.ForwardRequest(
+                context_id="a", tokens=[1] * 1025, masks=[{"bounds": range(128)}] * 1025
+            ),
+            "masks",
+        ),
         (context_service_pb2.ForkRequest(context_id="a", n=3, child_ids=["x", "y"]), "n"),
         (context_service_pb2.FillRequest(context_id="a", text="x" * 20_001), "text"),
         (
@@ -350,3 +462,43 @@ def test_descriptions_repeat_no_text(limits: Any) -> None:
         generation.generate(limits, requests.GenerateRequest(context_id="my secret", stop=["private" * 50]))
     assert "secret" not in str(raised.value)
     assert "private" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"masks": [[(0, 1)]]}, "masks[0]"),
+        ({"masks": [requests.AttentionMask(bounds=["0", "1"])]}, "masks[0].bounds"),
+        ({"masks": [requests.AttentionMask(bounds=[0, True])]}, "masks[0].bounds"),
+        ({"positions": ["0"]}, "positions[0]"),
+        ({"outputs": [{"index": 0}]}, "outputs[0]"),
+        ({"outputs": [requests.PassOutput(sample={"top_k": 1})]}, "outputs[0].sample"),
+    ],
+)
+def test_passes_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        passes.forward(limits, requests.ForwardRequest(context_id="a", tokens=[1], **fields))
+    assert [violation.field for violation in raised.value.violations] == [named]
+
+
+def test_logits_fit_into_an_answer(limits: Any) -> None:
+    big = dataclasses.replace(limits, vocab_size=1 << 20)  # 4 MiB a row
+    outputs = [requests.PassOutput(index=i, logits=True) for i in range(13)]
+    request = requests.ForwardRequest(context_id="a", tokens=[1] * 13, outputs=outputs[:12])
+    assert len(passes.forward(big, request).outputs) == 12
+    with pytest.raises(InvalidArgument, match="up to 12 tokens, not 13"):
+        passes.forward(big, dataclasses.replace(request, outputs=outputs))
+
+
+@pytest.mark.parametrize("ttl", [7, requests.Ttl(duration=7), requests.Ttl(duration=requests.Duration(seconds=1.5))])
+def test_times_of_wrong_types(limits: Any, ttl: Any) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        snapshots.save(limits, snapshot_requests.SaveRequest(context_id="a", name="n", ttl=ttl))
+    assert raised.value.violations[0].field.startswith("ttl")
+    assert len(raised.value.violations) == 1
+
+
+def test_masks_may_touch_and_end_anywhere_in_the_context(limits: Any) -> None:
+    masks = [requests.AttentionMask(bounds=[0, 4, 4, 10_000]), requests.AttentionMask()]
+    request = requests.ForwardRequest(context_id="a", tokens=[1, 2], masks=masks)
+    assert passes.forward(limits, request).masks == [((0, 4), (4, 10_000)), ()]

@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import cast
 
-from jaxctx.engine.interface import Caller, ContextInfo
+from jaxctx.engine.interface import Caller, ContextEvent, ContextInfo
 from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server import requests
 from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.decode import decode
 from jaxctx_server.grpc.merge import merged
-from jaxctx_server.grpc.pipeline import Context, current_call
+from jaxctx_server.grpc.pipeline import Context, caller
 from jaxctx_server.serving import Served, Serving
-from jaxctx_server.validate import Content, contexts, generation
+from jaxctx_server.validate import Content, contexts, generation, passes
 
 
 class ContextService(context_service_pb2_grpc.ContextServiceServicer):
@@ -40,23 +41,13 @@ class ContextService(context_service_pb2_grpc.ContextServiceServicer):
         empty = await _empty(served, caller, fill.context_id, fill.content)
         tokens = await served.texts.tokens(fill.content, empty=empty)
         result = await served.engine.fill(caller, fill.context_id, tokens, defer=fill.defer)
-        return pb.FillResponse(
-            resident=result.resident,
-            restored=result.restored,
-            computed=result.computed,
-            context=_context(served, result.context),
-        )
+        return encode.filled(pb.FillResponse, result, served.engine.info.model_id)
 
     async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         served = self._serving.served()
         context_id = contexts.context(decode(request, requests.FlushRequest))
         result = await served.engine.flush(self._caller(context), context_id)
-        return pb.FlushResponse(
-            resident=result.resident,
-            restored=result.restored,
-            computed=result.computed,
-            context=_context(served, result.context),
-        )
+        return encode.filled(pb.FlushResponse, result, served.engine.info.model_id)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         served = self._serving.served()
@@ -65,6 +56,14 @@ class ContextService(context_service_pb2_grpc.ContextServiceServicer):
         async with aclosing(merged(served.engine.generate(self._caller(context), checked))) as pieces:
             async for piece in pieces:
                 yield encode.piece(piece, model_id)
+
+    async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
+        served = self._serving.served()
+        checked = passes.forward(served.limits, decode(request, requests.ForwardRequest))
+        result = await served.engine.forward(self._caller(context), checked)
+        return pb.ForwardResponse(
+            outputs=[encode.pass_result(each) for each in result.outputs], context=_context(served, result.context)
+        )
 
     async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
         served = self._serving.served()
@@ -107,6 +106,20 @@ class ContextService(context_service_pb2_grpc.ContextServiceServicer):
             next_page_token=listed[-1].context_id if len(found) > len(listed) else "",
         )
 
+    async def WatchContexts(
+        self, request: pb.WatchContextsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchContextsResponse]:
+        served = self._serving.served()
+        watch = cast("AsyncGenerator[ContextEvent, None]", served.engine.watch(self._caller(context)))
+        async with aclosing(watch) as events:
+            async for event in events:
+                yield encode.event(event, served.engine.info.model_id)
+
+    async def Compare(self, request: pb.CompareRequest, context: Context) -> pb.CompareResponse:
+        served = self._serving.served()
+        a, b = contexts.compare(decode(request, requests.CompareRequest))
+        return pb.CompareResponse(**asdict(await served.engine.compare(self._caller(context), a, b)))
+
     async def UpdateContext(self, request: pb.UpdateContextRequest, context: Context) -> pb.UpdateContextResponse:
         served = self._serving.served()
         update = contexts.update(served.limits, decode(request, requests.UpdateContextRequest))
@@ -115,6 +128,8 @@ class ContextService(context_service_pb2_grpc.ContextServiceServicer):
             update.context_id,
             priority=update.priority,
             pinned=update.pinned,
+            pin_s=update.pin_s,
+            ttl=update.ttl,
             labels=update.labels,
         )
         return pb.UpdateContextResponse(context=_context(served, info))
@@ -152,9 +167,7 @@ class ContextService(context_service_pb2_grpc.ContextServiceServicer):
         return pb.CloseContextResponse()
 
     def _caller(self, context: Context) -> Caller:
-        remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-        deadline = None if remaining_s is None else self._clock() + remaining_s
-        return Caller(tenant=current_call().principal.tenant, deadline=deadline)
+        return caller(context, self._clock)
 
 
 def _context(served: Served, info: ContextInfo) -> context_pb2.Context:

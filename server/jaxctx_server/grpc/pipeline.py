@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import wire
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.access import NOBODY, Principal
 from jaxctx_server.incident import as_error
@@ -53,6 +54,13 @@ _CALL: ContextVar[Call] = ContextVar("call")
 def current_call() -> Call:
     """The call that the running method serves."""
     return _CALL.get()
+
+
+def caller(context: Context, clock: Callable[[], float]) -> Caller:
+    """Whose namespace the running method works in, and until when; `clock` is the one of the engine's deadlines."""
+    remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
+    deadline = None if remaining_s is None else clock() + remaining_s
+    return Caller(tenant=current_call().principal.tenant, deadline=deadline)
 
 
 class Pipeline(grpc.aio.ServerInterceptor):

@@ -16,6 +16,8 @@ from jaxctx.v1 import (
     context_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    snapshot_service_pb2,
+    snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Authoriser
 from jaxctx_server.grpc import stages
@@ -24,11 +26,12 @@ from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.health import Health
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
+from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
 SERVICES = tuple(
     service.full_name
-    for file in (context_service_pb2, model_service_pb2, admin_service_pb2)
+    for file in (context_service_pb2, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 HEALTH = "grpc.health.v1.Health"
@@ -38,7 +41,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
     """Of the transport. Sizes in bytes, times in milliseconds."""
     return [
         ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or the ids of a long context, and room
-        ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context
+        ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
         ("grpc.max_metadata_size", 8 << 10),
         ("grpc.absolute_max_metadata_size", 16 << 10),
         ("grpc.max_concurrent_streams", max_calls),
@@ -68,6 +71,7 @@ def make_server(
     pipeline = Pipeline([stages.authorisation(authoriser), stages.request_id, stages.limits(max_calls)])
     server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
     context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
+    snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(serving, clock), server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving), server)
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving), server)
     health_pb2_grpc.add_HealthServicer_to_server(Health(serving, SERVICES), server)

@@ -3,8 +3,11 @@
     limits.py       what may be asked of this server
     checks.py       types, ranges and sizes of single fields; collects what is wrong with a request
     content.py      text | tokens | messages
-    contexts.py     requests of ContextService, Generate apart
-    generation.py   Generate and its sampling
+    settings.py     labels, time to live, pins
+    contexts.py     requests of ContextService, Generate and Forward apart
+    generation.py   Generate, and sampling wherever it is asked for
+    passes.py       Forward
+    snapshots.py    requests of SnapshotService
     models.py       requests of ModelService
 
 Every field's type, range and size is checked here before anything is allocated for it, whatever the door. A request

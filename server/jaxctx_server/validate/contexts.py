@@ -1,12 +1,14 @@
-"""Requests of ContextService, Generate apart."""
+"""Requests of ContextService, Generate and Forward apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from jaxctx.engine.interface import CreateRequest
+from jaxctx.engine.interface import CreateRequest, Ttl
 from jaxctx_server import requests
+from jaxctx_server.validate import settings
 from jaxctx_server.validate.checks import Checks
 from jaxctx_server.validate.content import Content, content
 from jaxctx_server.validate.limits import INT32_MAX, Limits
@@ -55,6 +57,8 @@ class Update:
     context_id: str
     priority: int | None
     pinned: bool | None
+    pin_s: float | None
+    ttl: Ttl | None
     labels: dict[str, str] | None
 
 
@@ -75,6 +79,16 @@ class Page:
     after: str
 
 
+class Listing(Protocol):
+    """A request for one page of a list."""
+
+    @property
+    def limit(self) -> object: ...
+
+    @property
+    def page_token(self) -> object: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """A context and a number of its tokens or pages."""
@@ -87,13 +101,16 @@ def create(limits: Limits, request: requests.CreateContextRequest) -> Create:
     """See CreateContextRequest."""
     checks = Checks()
     model = model_id(checks, limits, request.model_id)
+    pinned = checks.flag("pinned", request.pinned, False)
     created = CreateRequest(
         context_id=None if request.context_id is None else checks.context_id("context_id", request.context_id),
         salt=checks.string("salt", request.salt, 0, limits.max_salt_bytes),
         priority=checks.integer("priority", request.priority, -limits.max_priority, limits.max_priority, 0),
         manual_commit=checks.flag("manual_commit", request.manual_commit, False),
-        pinned=checks.flag("pinned", request.pinned, False),
-        labels=_labels(checks, limits, "labels", request.labels),
+        pinned=pinned,
+        pin_s=settings.pin_s(checks, limits, request.pin_for, pinned),
+        ttl=settings.ttl(checks, limits, request.ttl) or settings.FOREVER,
+        labels=settings.labels(checks, limits, request.labels),
     )
     checks.done()
     return Create(model, created)
@@ -149,16 +166,14 @@ def fork(limits: Limits, request: requests.ForkRequest) -> Fork:
 def update(limits: Limits, request: requests.UpdateContextRequest) -> Update:
     """See UpdateContextRequest."""
     checks = Checks()
-    labels = request.labels
-    if isinstance(labels, requests.Labels):
-        labels = _labels(checks, limits, "labels.labels", labels.labels)
-    elif labels is not None:
-        checks.refuse("labels", "must be a map")
+    pinned = checks.flag("pinned", request.pinned, None)
     checked = Update(
         checks.context_id("context_id", request.context_id),
         checks.integer("priority", request.priority, -limits.max_priority, limits.max_priority, None),
-        checks.flag("pinned", request.pinned, None),
-        labels if isinstance(labels, dict) else None,
+        pinned,
+        settings.pin_s(checks, limits, request.pin_for, pinned),
+        settings.ttl(checks, limits, request.ttl),
+        settings.new_labels(checks, limits, request.labels),
     )
     checks.done()
     return checked
@@ -177,12 +192,27 @@ def get(limits: Limits, request: requests.GetContextRequest) -> Get:
 
 
 def page(limits: Limits, request: requests.ListContextsRequest | requests.ListModelsRequest) -> Page:
-    """See ListContextsRequest. A page token is the last id of the page before."""
+    """See ListContextsRequest."""
     checks = Checks()
-    limit = checks.integer("limit", request.limit, 0, limits.max_page_size, 0)
-    token = checks.string("page_token", request.page_token, 0, limits.max_name_bytes)
+    checked = listing(checks, limits, request)
     checks.done()
-    return Page(limit or limits.default_page_size, token)
+    return checked
+
+
+def listing(checks: Checks, limits: Limits, request: Listing) -> Page:
+    """A page token is the last id of the page before."""
+    limit = checks.integer("limit", request.limit, 0, limits.max_page_size, 0)
+    return Page(
+        limit or limits.default_page_size, checks.string("page_token", request.page_token, 0, limits.max_name_bytes)
+    )
+
+
+def compare(request: requests.CompareRequest) -> tuple[str, str]:
+    """See CompareRequest: the ids of the two."""
+    checks = Checks()
+    pair = checks.context_id("a", request.a), checks.context_id("b", request.b)
+    checks.done()
+    return pair
 
 
 def context(request: requests.FlushRequest | requests.CloseContextRequest) -> str:
@@ -215,12 +245,4 @@ def _count(path: str, context_id: object, value: object) -> Count:
     checks = Checks()
     checked = Count(checks.context_id("context_id", context_id), checks.integer(path, value, 0, INT32_MAX, 0))
     checks.done()
-    return checked
-
-
-def _labels(checks: Checks, limits: Limits, path: str, value: object) -> dict[str, str]:
-    checked = {}
-    for key, text in checks.mapping(path, value, limits.max_labels).items():
-        name = checks.string(f"{path}.key", key, 1, limits.max_label_key_bytes)
-        checked[name] = checks.string(f"{path}[{name}]", text, 0, limits.max_label_value_bytes)
     return checked

@@ -1,4 +1,4 @@
-"""Generate and its sampling."""
+"""Generate, and sampling wherever it is asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generate(limits: Limits, request: requests.GenerateRequest) -> GenerateReque
         max_tokens=max_tokens,
         min_tokens=checks.integer("min_tokens", request.min_tokens, 0, max_tokens or limits.default_max_tokens, 0),
         n=checks.integer("n", request.n, 1, min(limits.max_outputs, limits.queue_limit), 1),
-        sampling=_sampling(checks, limits, request.sampling),
+        sampling=sampling(checks, limits, "sampling", request.sampling),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         stop=tuple(checks.string(f"stop[{i}]", stop, 1, limits.max_stop_bytes) for i, stop in enumerate(stops)),
@@ -36,40 +36,40 @@ def generate(limits: Limits, request: requests.GenerateRequest) -> GenerateReque
     return checked
 
 
-def _sampling(checks: Checks, limits: Limits, value: object) -> Sampling:
+def sampling(checks: Checks, limits: Limits, path: str, value: object) -> Sampling:
+    """See Sampling."""
     if value is None:
         return Sampling()
     if not isinstance(value, requests.Sampling):
-        checks.refuse("sampling", "must be sampling options")
+        checks.refuse(path, "must be sampling options")
         return Sampling()
     penalty = limits.max_penalty
     return Sampling(
-        temperature=checks.number("sampling.temperature", value.temperature, 0, limits.max_temperature, 1.0),
-        top_k=checks.integer("sampling.top_k", value.top_k, 0, limits.vocab_size, 0),
-        top_p=checks.number("sampling.top_p", value.top_p, 0, 1, 1.0, above=True),
-        min_p=checks.number("sampling.min_p", value.min_p, 0, 1, 0.0),
+        temperature=checks.number(f"{path}.temperature", value.temperature, 0, limits.max_temperature, 1.0),
+        top_k=checks.integer(f"{path}.top_k", value.top_k, 0, limits.vocab_size, 0),
+        top_p=checks.number(f"{path}.top_p", value.top_p, 0, 1, 1.0, above=True),
+        min_p=checks.number(f"{path}.min_p", value.min_p, 0, 1, 0.0),
         repetition_penalty=checks.number(
-            "sampling.repetition_penalty",
+            f"{path}.repetition_penalty",
             value.repetition_penalty,
             0,
             limits.max_repetition_penalty,
             1.0,
             above=True,
         ),
-        presence_penalty=checks.number("sampling.presence_penalty", value.presence_penalty, -penalty, penalty, 0.0),
-        frequency_penalty=checks.number("sampling.frequency_penalty", value.frequency_penalty, -penalty, penalty, 0.0),
-        logit_bias=_logit_bias(checks, limits, value.logit_bias),
-        seed=checks.integer("sampling.seed", value.seed, 0, INT64_MAX, None),
+        presence_penalty=checks.number(f"{path}.presence_penalty", value.presence_penalty, -penalty, penalty, 0.0),
+        frequency_penalty=checks.number(f"{path}.frequency_penalty", value.frequency_penalty, -penalty, penalty, 0.0),
+        logit_bias=_logit_bias(checks, limits, f"{path}.logit_bias", value.logit_bias),
+        seed=checks.integer(f"{path}.seed", value.seed, 0, INT64_MAX, None),
     )
 
 
-def _logit_bias(checks: Checks, limits: Limits, value: object) -> dict[int, float]:
+def _logit_bias(checks: Checks, limits: Limits, path: str, value: object) -> dict[int, float]:
     checked = {}
-    for token, bias in checks.mapping("sampling.logit_bias", value, limits.max_logit_bias).items():
+    for token, bias in checks.mapping(path, value, limits.max_logit_bias).items():
         if not (type(token) is int and 0 <= token < limits.vocab_size):
-            path = f"sampling.logit_bias[{token if type(token) is int else ''}]"
-            checks.refuse(path, f"must be of a token id from 0 to {limits.vocab_size - 1}")
+            entry = f"{path}[{token if type(token) is int else ''}]"
+            checks.refuse(entry, f"must be of a token id from 0 to {limits.vocab_size - 1}")
         else:
-            path = f"sampling.logit_bias[{token}]"
-            checked[token] = checks.number(path, bias, -limits.max_bias, limits.max_bias, 0.0)
+            checked[token] = checks.number(f"{path}[{token}]", bias, -limits.max_bias, limits.max_bias, 0.0)
     return checked

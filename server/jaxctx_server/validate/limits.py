@@ -30,6 +30,8 @@ class Limits:
     max_labels: int = 32
     max_label_key_bytes: int = 64
     max_label_value_bytes: int = 256
+    max_ttl_s: int = 315_576_000  # 10 years
+    max_snapshot_name_bytes: int = 100
     max_children: int = 1024
     max_page_size: int = 1000  # entries of one page of a list
     default_page_size: int = 100
@@ -44,6 +46,13 @@ class Limits:
     max_temperature: float = 100.0
     max_repetition_penalty: float = 10.0
     max_penalty: float = 2.0
+
+    max_mask_ranges: int = 64  # of one token
+    max_ranges: int = 1 << 16  # of a pass
+    max_pass_outputs: int = 256
+    max_logprob_ids: int = 1024
+    max_pass_top: int = 64
+    max_logits_bytes: int = 48 << 20  # of a pass; a message holds 64 MiB
 
     @classmethod
     def of(cls, info: EngineInfo, *, queue_limit: int) -> Limits:
