@@ -1,0 +1,22 @@
+"""Snapshots at rest: named, versioned copies of contexts, in memory or durable.
+
+The store keeps a catalogue of all snapshots (names → versions) and, for durable ones, their pages in a TensorStore
+key-value store: a local directory, S3, GCS or memory. It never sees a device array, knows nothing of requests, and
+never waits for the engine; the engine calls it from I/O threads of its own.
+
+    names/t<tenant>/n<name>   one small record of all versions; replacing it is what commits a change
+            │ manifest id
+            ▼
+    manifests/<id>            tokens, marks, and where each page is, with its checksum
+            │ pack, offset
+            ▼
+    packs/<id>                pages, one after the other; a page that several snapshots hold is stored once
+
+`store.SnapshotStore` is the door; `snapshot` says what is kept, `records` how, `objects` where.
+"""
+
+from jaxctx.store.snapshot import Lineage, Version
+from jaxctx.store.store import SnapshotStore
+from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
+
+__all__ = ["Lineage", "SnapshotReader", "SnapshotStore", "SnapshotWriter", "Version"]

@@ -1,0 +1,241 @@
+"""The snapshot store: the catalogue of all snapshots, and the durable ones' pages. See the package for the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
+from jaxctx.lifetime import Lifetime
+from jaxctx.store.catalogue import Catalogue, Edit, Entry, damaged, missing
+from jaxctx.store.files import open_objects
+from jaxctx.store.objects import Objects
+from jaxctx.store.pages import Pages
+from jaxctx.store.records import decode_manifest
+from jaxctx.store.snapshot import Lineage, Version
+from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
+
+HISTORY = 32  # versions kept of a name; the oldest goes when one more is saved
+RETRY_S = 10.0  # after which it is tried again to remove an expired version for good
+
+
+class SnapshotStore:
+    """Named versions of contexts. Thread-safe and blocking: only what is said to answer at once does no I/O.
+
+    Any method may raise Unavailable (STORE_FAILED) or ResourceExhausted (STORE_FULL), after which nothing has changed
+    as far as the store still lets us know. Deleting a version does not delete its pages: `expire`, on a thread of its
+    own, does that, and begins with what an earlier process left behind.
+
+    Several processes may use one URL. Each sees its own changes and, of names that it changes, the others'.
+    """
+
+    def __init__(self, objects: str | Objects | None, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        """Reads the names' records, nothing else. `objects`: a URL (see `open_objects`); None: no durable snapshots.
+
+        `clock` tells unix seconds; `new_id` makes unpredictable ids of letters and digits.
+        """
+        self._objects = open_objects(objects) if isinstance(objects, str) else objects
+        self._clock = clock
+        self._catalogue = Catalogue(self._objects, clock)
+        self._pages = Pages(self._objects, self._catalogue, clock, new_id) if self._objects else None
+
+    # What is there: answers at once. Raises NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
+
+    def get(self, tenant: str, name: str, version: int | None = None) -> Version:
+        """One version; None: the latest."""
+        return _pick(self._catalogue.live(tenant, name), name, version)
+
+    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[Version]:
+        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
+        return self._catalogue.latest(tenant, prefix, after, limit)
+
+    def history(self, tenant: str, name: str) -> Sequence[Version]:
+        """All versions of a name that are kept, latest first."""
+        return [*reversed(self._catalogue.live(tenant, name))]
+
+    def usage(self, tenant: str) -> tuple[int, int]:
+        """Versions of the tenant, and bytes of their pages."""
+        versions = self._catalogue.all(tenant)
+        return len(versions), sum(version.size_bytes for version in versions)
+
+    # Changes: durable before they return, where they concern durable versions.
+
+    def put(self, version: Version, overwrite: int | None = None) -> Version:
+        """Give a snapshot in memory its name; the version as it is in the catalogue.
+
+        Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
+        VERSION_MISMATCH; or NotFound).
+        """
+        return self._put(replace(version, durable=False, manifest=""), overwrite)
+
+    def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
+        """Raise what `put` or `finish` would now, before the work is done; answers at once."""
+        _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
+
+    def _put(self, version: Version, overwrite: int | None) -> Version:
+        def edit(entry: Entry, now: float) -> Entry:
+            kept = _check(entry, version.name, overwrite, now)
+            number = entry.last_version + 1 if kept else 1
+            new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
+            return replace(entry.keep([*kept, new][-HISTORY:]), last_version=number)
+
+        gone, after = self._change(version.tenant, version.name, edit)
+        self._catalogue.lose(gone)
+        return after.versions[-1]
+
+    def take(self, tenant: str, name: str, version: int | None = None) -> Version:
+        """Delete a version, and with the latest one (None) its name; of two takers one gets it, the other NotFound.
+
+        Open it first: its pages stay until the reader is closed. `expire` tells of older versions that went with it.
+        """
+
+        def edit(entry: Entry, now: float) -> Entry:
+            live = entry.live(now)
+            taken.append(_pick(live, name, version))
+            return entry.keep(() if taken[-1] is live[-1] else [one for one in live if one is not taken[-1]])
+
+        taken: list[Version] = []
+        gone, _ = self._change(tenant, name, edit)
+        self._catalogue.lose(one for one in gone if one is not taken[-1])
+        return taken[-1]
+
+    def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[Version]:
+        """Delete one version, or with None the name, and even a damaged one; the versions that are gone."""
+
+        def edit(entry: Entry, now: float) -> Entry:
+            if entry.damaged and version is None:
+                return replace(entry.keep(()), damaged=False)
+            found = _pick(entry.live(now), name, version)
+            return entry.keep(() if version is None else [one for one in entry.versions if one is not found])
+
+        return self._change(tenant, name, edit)[0]
+
+    def _change(self, tenant: str, name: str, edit: Edit) -> tuple[Sequence[Version], Entry]:
+        """The versions that are gone, and the entry as it is now."""
+        before, after = self._catalogue.change(tenant, name, edit)
+        kept = {_itself(version) for version in after.versions}
+        gone = [version for version in before.versions if _itself(version) not in kept]
+        if self._pages and (before.damaged or any(version.durable for version in gone)):
+            self._pages.collect_at(self._clock())
+        return gone, after
+
+    def update(
+        self, tenant: str, name: str, lifetime: Lifetime | None = None, labels: Mapping[str, str] | None = None
+    ) -> Version:
+        """Change what is given of the latest version."""
+
+        def edit(found: Version, now: float) -> Version:
+            return replace(
+                found,
+                lifetime=found.lifetime if lifetime is None else lifetime,
+                labels=found.labels if labels is None else labels,
+            )
+
+        return self._edit(tenant, name, None, edit)
+
+    def touch(self, tenant: str, name: str, version: int) -> Version:
+        """A use: a sliding lifetime begins again."""
+        return self._edit(tenant, name, version, lambda found, now: replace(found, lifetime=found.lifetime.used(now)))
+
+    def _edit(
+        self, tenant: str, name: str, version: int | None, change: Callable[[Version, float], Version]
+    ) -> Version:
+        chosen = 0
+
+        def edit(entry: Entry, now: float) -> Entry:
+            nonlocal chosen
+            chosen = _pick(entry.live(now), name, version).version
+            return entry.keep(change(one, now) if one.version == chosen else one for one in entry.versions)
+
+        _, after = self._change(tenant, name, edit)
+        return _pick(after.versions, name, chosen)
+
+    def expire(self) -> Sequence[Version]:
+        """Remove what is over, and pages that nobody needs any more; to be called at `next_expiry`, in no hurry.
+
+        Returns those versions, and others that went since the last call without anybody being told. What cannot be
+        removed now is not readable either, and tried again later.
+        """
+        now, removed = self._clock(), self._catalogue.take_lost()
+        for tenant, name in self._catalogue.take_endings(now):
+            try:
+                removed += self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))[0]
+            except JaxctxError:
+                self._catalogue.remind(tenant, name, now + RETRY_S)
+        if self._pages and (self._pages.next_collection or now) <= now:
+            with suppress(JaxctxError):
+                self.collect()
+        return removed
+
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do; answers at once."""
+        times = [self._catalogue.next_ending(), self._pages.next_collection if self._pages else None]
+        return min((at for at in times if at is not None), default=None)
+
+    # Durable snapshots
+
+    def begin(self, lineage: Lineage) -> SnapshotWriter:
+        """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).
+
+        The first call reads all manifests, to know which pages are stored. Two saves of equal pages at the same time
+        may both store them.
+        """
+        if self._objects is None or self._pages is None:
+            raise FailedPrecondition("this server has no store for durable snapshots", reason="NO_STORE")
+        return SnapshotWriter(self._objects, self._pages, self._put, lineage)
+
+    def open(self, version: Version) -> SnapshotReader:
+        """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
+        if self._objects is None or self._pages is None or not version.durable:
+            raise ValueError("only durable versions can be read")
+        self._pages.pin([version.manifest])
+        pinned = [version.manifest]
+        try:
+            if self.get(version.tenant, version.name, version.version).manifest != version.manifest:
+                raise missing(version.name)
+            stored, _ = self._objects.read(f"manifests/{version.manifest}")()
+            manifest = decode_manifest(stored, version.manifest) if stored is not None else None
+            if manifest is None:
+                raise damaged(version.name)
+            self._pages.pin(manifest.packs)
+        except BaseException:
+            self._pages.unpin(pinned)
+            raise
+        return SnapshotReader(self._objects, self._pages, manifest)
+
+    def collect(self) -> int:
+        """Delete the objects that nobody needs; how many. `expire` does this when there may be some."""
+        return self._pages.collect() if self._pages else 0
+
+    def close(self) -> None:
+        """Stop. Writers and readers are of no more use."""
+        if self._objects:
+            self._objects.close()
+
+
+def _pick(versions: tuple[Version, ...], name: str, number: int | None) -> Version:
+    """That version, the latest for None, of a name's."""
+    for version in reversed(versions):
+        if number in (None, version.version):
+            return version
+    raise missing(name)
+
+
+def _itself(version: Version) -> tuple[int, float, str, int]:
+    """What stays the same of a version that is changed; a number alone may be given anew."""
+    return version.version, version.created_at, version.manifest, id(version.held)
+
+
+def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[Version, ...]:
+    """The live versions of a name that may get another one."""
+    if entry.damaged:
+        raise damaged(name)
+    kept = entry.live(now)
+    if overwrite is None and kept:
+        raise AlreadyExists(f"snapshot {name!r} exists; its version is {kept[-1].version}")
+    if overwrite is not None and not kept:
+        raise missing(name)
+    if overwrite is not None and kept[-1].version != overwrite:
+        raise Aborted(f"the version is {kept[-1].version}, not {overwrite}", reason="VERSION_MISMATCH")
+    return kept

@@ -1,0 +1,214 @@
+"""Writing one snapshot's pages and reading them back."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from jaxctx.errors import JaxctxError
+from jaxctx.store.objects import Buffer, Objects, Pending, Upload
+from jaxctx.store.pages import Pages
+from jaxctx.store.records import Manifest, Place, checksum, encode_manifest
+from jaxctx.store.snapshot import Lineage, Version
+
+PACK_BYTES = 32 << 20
+READ_BYTES = 2 << 20  # asked for at once; at least a page
+READS_AHEAD = 4
+_UPLOADS = 2  # packs that become durable while the next one is written
+
+Commit = Callable[[Version, int | None], Version]
+
+
+class SnapshotWriter:
+    """A durable save. Give it the pages that are `missing`, in any order, then `finish`; or `abort`.
+
+    Nothing is visible before `finish` returns. After an error the writer is of no more use, and what it wrote is gone.
+    Methods wait for each other, so it may be aborted while another thread adds.
+    """
+
+    def __init__(self, objects: Objects, pages: Pages, commit: Commit, lineage: Lineage) -> None:
+        self._objects, self._pages, self._commit, self._lineage = objects, pages, commit, lineage
+        self._keys = lineage.page_keys()
+        self._places = pages.find(self._keys)
+        self._manifest = pages.new_id()
+        self._pins = [place.pack for place in self._places if place] + [self._manifest]
+        self._packs: list[str] = []  # that this writer made
+        self._written: list[str] = []  # keys to delete if it comes to nothing
+        self._upload: Upload | None = None
+        self._offset = 0
+        self._finishing: deque[Pending[None]] = deque()
+        self._open = True
+        self._lock = threading.RLock()
+        self.missing: Sequence[int] = [number for number, place in enumerate(self._places) if place is None]
+        """Numbers of the pages whose data the store did not have when the save began."""
+        pages.pin([self._manifest])
+
+    def add(self, number: int, data: Buffer) -> None:
+        """The data of one missing page, which must not change until `finish` or `abort` returns."""
+        view = memoryview(data).cast("B")
+        with self._lock:
+            if not self._open or self._places[number] is not None or len(view) != self._lineage.page_bytes:
+                raise ValueError(f"page {number} of {len(view)} bytes: not missing, not a page, or too late")
+            try:
+                if self._upload is None or self._offset + len(view) > PACK_BYTES:
+                    self._next_pack()
+                assert self._upload is not None
+                self._upload.write(view)
+            except JaxctxError:
+                self.abort()
+                raise
+            self._places[number] = Place(self._packs[-1], self._offset, checksum(view))
+            self._offset += len(view)
+
+    def finish(self, version: Version, overwrite: int | None = None) -> Version:
+        """Make it durable and visible. Takes from `version` who it is for; what it holds is the lineage's.
+
+        Raises what `SnapshotStore.put` raises.
+        """
+        with self._lock:
+            places = [place for place in self._places if place is not None]
+            if not self._open or len(places) < len(self._places):
+                raise ValueError(f"{len(self._places) - len(places)} pages are missing, or the writer is closed")
+            manifest = Manifest(self._manifest, self._lineage, self._keys, places)
+            self._store(manifest)
+            try:
+                version = self._commit(self._describe(version), overwrite)
+            except JaxctxError as error:
+                # It may be that the record was replaced and this is not known: the next collection looks.
+                self._close(delete=error.code not in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"))
+                raise
+            self._pages.add(manifest)
+            self._close(delete=False)
+            return version
+
+    def _describe(self, version: Version) -> Version:
+        lineage = self._lineage
+        return replace(
+            version,
+            held=None,
+            durable=True,
+            manifest=self._manifest,
+            tokens=len(lineage.tokens),
+            seq_len=lineage.seq_len,
+            pages=lineage.pages,
+            size_bytes=lineage.pages * lineage.page_bytes,
+            model_revision=lineage.model_revision,
+            salt=lineage.salt,
+            manual_commit=lineage.manual_commit,
+        )
+
+    def _store(self, manifest: Manifest) -> None:
+        try:
+            self._end_pack()
+            while self._finishing:
+                self._finishing.popleft()()
+            upload = self._create(f"manifests/{manifest.id}")
+            upload.write(encode_manifest(manifest))
+            upload.finish()()
+        except JaxctxError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Give up; what was written is deleted, now or by the next collection. Nothing once finished."""
+        with self._lock:
+            if self._open:
+                self._close(delete=True)
+
+    def _create(self, key: str) -> Upload:
+        upload = self._objects.create(key)
+        self._written.append(key)
+        return upload
+
+    def _next_pack(self) -> None:
+        self._end_pack()
+        pack = self._pages.new_id()
+        self._pages.pin([pack])
+        self._pins.append(pack)
+        self._packs.append(pack)
+        self._upload = self._create(f"packs/{pack}")
+
+    def _end_pack(self) -> None:
+        if self._upload is not None:
+            self._finishing.append(self._upload.finish())
+            self._upload, self._offset = None, 0
+            if len(self._finishing) > _UPLOADS:
+                self._finishing.popleft()()
+
+    def _close(self, *, delete: bool) -> None:
+        self._open = False
+        if self._upload is not None:
+            self._upload.abandon()
+        for wait in self._finishing:
+            with suppress(JaxctxError):
+                wait()
+        for key in self._written if delete else ():
+            with suppress(JaxctxError):
+                self._objects.delete(key)
+        self._pages.unpin_unnamed(self._pins, self._manifest)
+
+
+class SnapshotReader:
+    """What a durable version holds, for as long as it is open, even if the version is deleted."""
+
+    def __init__(self, objects: Objects, pages: Pages, manifest: Manifest) -> None:
+        """The manifest and its packs are pinned already."""
+        self._objects, self._pages, self._manifest = objects, pages, manifest
+        self._open = True
+
+    @property
+    def lineage(self) -> Lineage:
+        return self._manifest.lineage
+
+    def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
+        """The data of pages, in the order asked for; None for one that is lost. Reads ahead a few MiB."""
+        ahead: deque[tuple[list[int], Pending[bytes | None]]] = deque()
+        for run in self._runs(numbers):
+            ahead.append((run, self._fetch(run)))
+            if len(ahead) > READS_AHEAD:
+                yield from self._checked(*ahead.popleft())
+        while ahead:
+            yield from self._checked(*ahead.popleft())
+
+    def close(self) -> None:
+        """Its pages may be collected from now on."""
+        if self._open:
+            self._open = False
+            self._pages.unpin_unnamed([self._manifest.id, *self._manifest.packs], self._manifest.id)
+
+    def _runs(self, numbers: Iterable[int]) -> Iterator[list[int]]:
+        """The numbers, cut where the next page does not lie behind the one before it, or the read gets too long."""
+        size, run, places = self.lineage.page_bytes, list[int](), self._manifest.places
+        for number in numbers:
+            if run:
+                last, place = places[run[-1]], places[number]
+                adjacent = (last.pack, last.offset + size) == (place.pack, place.offset)
+                if not adjacent or (len(run) + 1) * size > READ_BYTES:
+                    yield run
+                    run = []
+            run.append(number)
+        if run:
+            yield run
+
+    def _fetch(self, run: list[int]) -> Pending[bytes | None]:
+        place = self._manifest.places[run[0]]
+        stop = place.offset + len(run) * self.lineage.page_bytes
+        return self._objects.fetch(f"packs/{place.pack}", place.offset, stop)
+
+    def _checked(self, run: list[int], wait: Pending[bytes | None]) -> Iterator[tuple[int, memoryview | None]]:
+        data = wait()
+        if data is None and len(run) > 1:  # a part is lost: which?
+            for number in run:
+                yield from self._checked([number], self._fetch([number]))
+            return
+        view, size = memoryview(data or b""), self.lineage.page_bytes
+        for index, number in enumerate(run):
+            page, place = view[index * size : (index + 1) * size], self._manifest.places[number]
+            if len(page) == size and checksum(page) == place.checksum:
+                yield number, page
+            else:
+                self._pages.forget(self._manifest.keys[number], place)
+                yield number, None

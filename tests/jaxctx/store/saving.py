@@ -1,0 +1,173 @@
+"""Small snapshots to save and read: what a page holds follows from its key, so wrong data is always noticed."""
+
+import hashlib
+import itertools
+from dataclasses import fields
+
+import numpy as np
+
+from jaxctx.lifetime import FOREVER, Lifetime
+from jaxctx.store import Lineage, SnapshotReader, SnapshotStore, Version
+from jaxctx.store.objects import ABSENT
+
+PAGE_SIZE, PAGE_BYTES = 4, 32
+START = 1_000_000_000.0
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ids(seed: str = "a"):
+    """Ids that repeat from run to run, and are unlike those of another seed."""
+    count = itertools.count()
+    return lambda: hashlib.sha256(f"{seed}{next(count)}".encode()).hexdigest()[:32]
+
+
+def open_store(objects, clock=None, seed="a") -> SnapshotStore:
+    return SnapshotStore(objects, clock=clock or Clock(), new_id=ids(seed))
+
+
+def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> Lineage:
+    tokens = np.asarray(tokens, np.int32)
+    seq_len = len(tokens) if seq_len is None else seq_len
+    defaults = {
+        "identity": b"tenant t, model m",
+        "model_revision": "m",
+        "salt": "",
+        "kv_dtype": "float32",
+        "page_size": PAGE_SIZE,
+        "page_bytes": page_bytes,
+        "tokens": tokens,
+        "marks": {},
+        "seq_len": seq_len,
+        "committed_pages": seq_len // PAGE_SIZE,
+        "working_tokens": seq_len % PAGE_SIZE,
+        "manual_commit": False,
+    }
+    return Lineage(**{**defaults, **others})
+
+
+def page(key: bytes, page_bytes: int = PAGE_BYTES) -> bytes:
+    """The data of the page of this key."""
+    return hashlib.shake_128(key).digest(page_bytes)
+
+
+def described(name="a", tenant="t", **others) -> Version:
+    """A version as the engine hands it in."""
+    defaults = {"tokens": 0, "seq_len": 0, "pages": 0, "size_bytes": 0, "model_revision": "", "salt": ""}
+    return Version(tenant=tenant, name=name, manual_commit=False, context_id="c", **{**defaults, **others})
+
+
+def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, sliding=False, clock=None, **others):
+    """A durable snapshot of these tokens; the version, and how many pages had to be written."""
+    held = tokens if isinstance(tokens, Lineage) else lineage(tokens, **others)
+    lifetime = Lifetime.begin(seconds, sliding, clock()) if seconds is not None else FOREVER
+    writer = store.begin(held)
+    keys = held.page_keys()
+    for number in writer.missing:
+        writer.add(number, page(keys[number], held.page_bytes))
+    return writer.finish(described(name, tenant, lifetime=lifetime), overwrite), len(writer.missing)
+
+
+def same(a: Lineage, b: Lineage) -> bool:
+    return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(Lineage))
+
+
+def lost_pages(reader: SnapshotReader) -> int:
+    """Read everything; how many pages are lost. Wrong data fails."""
+    keys, lost = reader.lineage.page_keys(), 0
+    for number, data in reader.read(range(len(keys))):
+        if data is None:
+            lost += 1
+        else:
+            assert bytes(data) == page(keys[number], reader.lineage.page_bytes)
+    return lost
+
+
+def check(store, tokens, name="a", *, tenant="t", version=None) -> None:
+    """The snapshot is there, whole, and holds these tokens."""
+    reader = store.open(store.get(tenant, name, version))
+    try:
+        assert reader.lineage.tokens.tolist() == list(tokens)
+        assert lost_pages(reader) == 0
+    finally:
+        reader.close()
+
+
+class MemoryObjects:
+    """Objects in a dictionary, that outlive the stores opened on them. Counts calls; `before` may raise or kill."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.generations = itertools.count(1)
+        self.stamps: dict[str, bytes] = {}
+        self.calls: list[tuple[str, str]] = []
+
+    def list(self, prefix):
+        self.calls.append(("list", prefix))
+        return [key.removeprefix(prefix) for key in self.values if key.startswith(prefix)]
+
+    def read(self, key):
+        self.calls.append(("read", key))
+        found = self.values.get(key), self.stamps.get(key, ABSENT)
+        return lambda: found
+
+    def fetch(self, key, start, stop):
+        self.calls.append(("fetch", key))
+        found = self.values[key][start:stop] if key in self.values else None
+        return lambda: found
+
+    def replace(self, key, value, expected):
+        self.calls.append(("replace", key))
+        if self.stamps.get(key, ABSENT) != expected:
+            return None
+        if value is None:
+            self.values.pop(key, None)
+            self.stamps.pop(key, None)
+            return ABSENT
+        self._set(key, value)
+        return self.stamps[key]
+
+    def _set(self, key, value):
+        self.values[key], self.stamps[key] = bytes(value), b"%d" % next(self.generations)
+
+    def create(self, key):
+        self.calls.append(("create", key))
+        return MemoryUpload(self, key)
+
+    def delete(self, key):
+        self.calls.append(("delete", key))
+        self.values.pop(key, None)
+        self.stamps.pop(key, None)
+
+    def close(self):
+        pass
+
+    def bytes_in(self, prefix: str) -> int:
+        return sum(len(value) for key, value in self.values.items() if key.startswith(prefix))
+
+    def count(self, prefix: str) -> int:
+        return sum(key.startswith(prefix) for key in self.values)
+
+
+class MemoryUpload:
+    def __init__(self, objects: MemoryObjects, key: str) -> None:
+        self.objects, self.key, self.parts = objects, key, b""
+
+    def write(self, data):
+        self.parts += bytes(data)
+
+    def finish(self):
+        self.objects.calls.append(("finish", self.key))
+        self.objects._set(self.key, self.parts)
+        return lambda: None
+
+    def abandon(self):
+        pass
