@@ -25,6 +25,7 @@ from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.loop import StepLoop
 from jaxctx.model.echo import EchoModel
 from jaxctx.model.text import echo_text
+from jaxctx.store import SnapshotStore
 
 ME = Caller()
 
@@ -39,13 +40,16 @@ def poison(device: Device) -> None:
 
 
 class Clock:
-    """A clock that tests move."""
+    """The monotonic clock and the wall clock; tests move both."""
 
     def __init__(self) -> None:
         self.offset = 0.0
 
     def __call__(self) -> float:
         return time.monotonic() + self.offset
+
+    def wall(self) -> float:
+        return time.time() + self.offset
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +89,10 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
     started: list[LocalEngine] = []
 
     def make(
-        config: EngineConfig = SMALL, served: ServedModel = echo_served, device_config: EngineConfig = ROOMY
+        config: EngineConfig = SMALL,
+        served: ServedModel = echo_served,
+        device_config: EngineConfig = ROOMY,
+        store: str | None = None,
     ) -> LocalEngine:
         key = (served.revision, config.page_size)
         if key not in devices:
@@ -93,11 +100,12 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             devices[key].compile()
         poison(devices[key])
         rng, ids = random.Random(1), itertools.count()
-        world = World(clock, time.time, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
+        world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
         core = EngineCore(config, devices[key], served.text, identity, served.model.vocab_size, world)
         loop = StepLoop(core, devices[key], config.steps_in_flight)
-        engine = LocalEngine(loop, engine_info(served, config), stream_buffer=config.stream_buffer)
+        snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: f"{rng.getrandbits(128):032x}")
+        engine = LocalEngine(loop, engine_info(served, config), snapshots, stream_buffer=config.stream_buffer)
         engine.start()
         started.append(engine)
         return engine

@@ -84,6 +84,7 @@ class Context:
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
+    snapshot: str = ""  # that it was opened from
     labels: Mapping[str, str]
     created_at: float
     used_at: float
@@ -101,6 +102,7 @@ class Context:
     working_tokens: int = 0  # in working pages
     held_back: bool = False  # some of its working pages are full and commit with the next computation
     suspended: bool = False
+    computed: int = 0  # tokens that had KV when it was suspended or, of one opened from a snapshot, saved
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
-from jaxctx.cache.context import Context
+from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
@@ -167,12 +167,13 @@ class ContextCache:
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
         """A context of `tenant` with copies of all committed pages, which contexts of every namespace find from now on.
 
-        Only those of the same model, adapter, KV type and salt, that is. Raises OutOfPages; FailedPrecondition for a
-        suspended context.
+        Only those of the same model, adapter, KV type and salt, that is. Raises OutOfPages, AlreadyExists;
+        FailedPrecondition for a suspended context.
         """
         self._must_be_resident(context)
+        publication_id = self._unused_id(tenant, publication_id)
         pages = self.memory.take(context.committed_pages)
-        identity = replace(context.identity, namespace=PUBLISHED + publication_id)
+        identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
         self._move(*map(PageCopy, context.page_table().tolist(), pages))
         index, root = self.memory.index, publication.root
@@ -248,6 +249,23 @@ class ContextCache:
         self._must_be_resident(context)
         return self.memory.restore(context, context.length if tokens is None else tokens, pages, ready)
 
+    def park(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
+        """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
+
+        What no tier holds is expected; returns its pages, `(place in the sequence, host slot)`. `committed` of its pages
+        are to commit, though it commits by hand. `restore` takes them as their data arrives.
+        """
+        self._must_be_resident(context)
+        context.computed = computed
+        context.by_hand = committed if context.manual_commit and computed > committed * self.page_size else None
+        first, slots = context.tail.depth + len(self.memory.path(context, computed)), []
+        for number in range(first, self.memory.pages_for(computed)):
+            parked = Parked(min(self.page_size, computed - number * self.page_size))
+            self.memory.tiers.stage(parked)
+            context.stash[number] = parked
+            slots.append((number, parked.host))
+        return slots
+
     def resident(self, identity: Identity, tokens: TokenIds) -> int:
         """How many of `tokens` a match would find for a new context. Changes nothing."""
         return self.find(identity, tokens).device * self.page_size
@@ -290,9 +308,7 @@ class ContextCache:
         if context.working_tokens + tokens > len(context.working) * self.page_size:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
-        full = context.working_tokens // self.page_size
-        if context.manual_commit:
-            full = min(full, max((context.by_hand or 0) - context.tail.depth, 0))
+        full = self._full(context)
         context.held_back = hold and full > 0
         merged = self.memory.commit(context, full) if full and not hold else 0
         if context.stash:
@@ -304,7 +320,7 @@ class ContextCache:
         self._must_live(context)
         if context.held_back:
             context.held_back = False
-            self.memory.commit(context, context.working_tokens // self.page_size)
+            self.memory.commit(context, self._full(context))
 
     # --- tokens go -----------------------------------------------------------------------------------------------
 
@@ -443,6 +459,13 @@ class ContextCache:
         audit.check(self.memory, self._registry)
 
     # --- the parts of the above ----------------------------------------------------------------------------------
+
+    def _full(self, context: Context) -> int:
+        """Its working pages that commit without being told to."""
+        full = context.working_tokens // self.page_size
+        if context.manual_commit:
+            full = min(full, max((context.by_hand or 0) - context.tail.depth, 0))
+        return full
 
     def _must_live(self, context: Context) -> None:
         if context.closed:

@@ -121,6 +121,7 @@ class Memory:
         del context.recent[tokens * TOKEN_BYTES :]
         context.working_tokens = min(context.working_tokens, tokens)
         context.marks = {index: mark for index, mark in context.marks.items() if index < length}
+        context.computed = min(context.computed, length)
         for number, parked in [*context.stash.items()]:
             parked.tokens = min(parked.tokens, length - number * self.page_size)
             if parked.tokens <= 0:
@@ -136,7 +137,8 @@ class Memory:
         Other tiers keep what was in working pages if they have room, in its `stash`.
         """
         freed = len(context.working)
-        first = context.tail.depth
+        self.drop_stash(context, before=self.pages_for(context.seq_len))
+        first, context.computed = context.tail.depth, context.seq_len
         for position, page in enumerate(context.working[: self.pages_for(context.working_tokens)]):
             parked = Parked(min(self.page_size, context.working_tokens - position * self.page_size))
             self.tiers.save(parked, page)
@@ -185,29 +187,29 @@ class Memory:
     def restore(self, context: Context, tokens: int, limit: int, ready: Ready) -> int:
         """Continue a context with up to `limit` pages that some tier holds, up to `tokens` tokens in all.
 
-        Returns how many; fewer than there are if one's data has not arrived yet. Raises OutOfPages.
+        Returns how many; fewer than there are if one's data has not arrived yet, or there are no more pages. Raises
+        OutOfPages if there is not even one.
         """
         gained = 0
         while gained < limit:
             path = self.path(context, min(tokens, context.seq_len + (limit - gained) * self.page_size))
             if path:
-                followed = self._follow(context, path, ready)
+                followed = self._follow(context, path, gained, ready)
                 gained += followed
                 if followed < len(path) and path[followed].indexed:  # else it was lost: is there another way?
                     break
-            elif self._unpark(context, tokens, ready):
+            elif self._unpark(context, tokens, gained, ready):
                 gained += 1
             else:
                 break
         return gained
 
-    def _follow(self, context: Context, path: list[PageNode], ready: Ready) -> int:
+    def _follow(self, context: Context, path: list[PageNode], gained: int, ready: Ready) -> int:
         """Adopt the nodes of a path, loading those that are not on the device; returns how many."""
         for followed, node in enumerate(path):
             if node.page == NOWHERE:
-                if not self._arrived(node, ready):
+                if not self._arrived(node, ready) or not self._room(gained + followed):
                     return followed
-                self.must_have(1)
                 self.tiers.hold(node)
                 page = self.take(1, context.tail.page if context.tail.depth else None)[0]
                 self.tiers.load(node, page)
@@ -219,7 +221,7 @@ class Memory:
         """The data that `restore` would load behind what the index holds; `tokens` have KV, or would by then."""
         number, aligned = divmod(tokens, self.page_size)
         found: list[Parked] = []
-        while not aligned and (parked := context.stash.get(number + len(found))) is not None:
+        while not aligned and (parked := context.stash.get(number + len(found))) is not None and not parked.lost:
             found.append(parked)
         return found
 
@@ -228,17 +230,16 @@ class Memory:
         for number in [number for number in context.stash if before is None or number < before]:
             self.tiers.drop(context.stash.pop(number))
 
-    def _unpark(self, context: Context, tokens: int, ready: Ready) -> bool:
+    def _unpark(self, context: Context, tokens: int, gained: int, ready: Ready) -> bool:
         """Load the parked data of a context's next page into a working page of its own."""
         found = self.parked(context, context.seq_len)
         number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
         count = min(found[0].tokens, tokens - context.seq_len) if found else 0
         if count <= 0 or not self._arrived(found[0], ready):
-            if found and found[0].lost:
-                self.drop_stash(context)
             return False
         if used == len(context.working):
-            self.must_have(1)
+            if not self._room(gained):
+                return False
             self.tiers.hold(found[0])
             self.add_working(context, 1)
         self.tiers.load(found[0], context.working[used])
@@ -249,9 +250,17 @@ class Memory:
             self.commit(context, 1)
         return True
 
+    def _room(self, gained: int) -> bool:
+        """Whether a page can be had. Raises OutOfPages if nothing was gained before: an error changes nothing."""
+        if not gained:
+            self.must_have(1)
+        return self.available > 0
+
     def _arrived(self, item: Item, ready: Ready) -> bool:
         """Whether its data is in a host slot; begins to fetch it from disk if not. Lost data is forgotten."""
-        if item.host == NOWHERE and (item.disk == NOWHERE or not self.tiers.fetch(item)):
+        if item.host == NOWHERE:
+            if item.disk != NOWHERE:
+                self.tiers.fetch(item)
             return False
         try:
             return ready(item.host)

@@ -19,6 +19,7 @@ from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.loop import StepLoop
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.text import ModelText
+from jaxctx.store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +52,23 @@ def open_engine(
     *,
     mesh: Mesh | None = None,
     world: World | None = None,
+    store: str | None = None,
     progress: CompileProgress | None = None,
 ) -> LocalEngine:
     """Allocate the KV array, compile every step shape, start the step thread. Returns when ready to serve.
 
-    `progress` is told of each compiled function. Stop the engine with `stop()`.
+    `store` is the URL of a store for durable snapshots; `progress` is told of each compiled function. Stop the engine
+    with `stop()`.
     """
+    world = world or real_world()
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-    core = EngineCore(config, device, served.text, identity, served.model.vocab_size, world or real_world())
+    core = EngineCore(config, device, served.text, identity, served.model.vocab_size, world)
     engine = LocalEngine(
         StepLoop(core, device, config.steps_in_flight),
         engine_info(served, config, mesh),
+        SnapshotStore(store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16)),
         stream_buffer=config.stream_buffer,
     )
     engine.start()

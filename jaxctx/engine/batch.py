@@ -23,6 +23,7 @@ class Part:
     position: int
     read_only: bool
     sample: int  # index among the step's sampled rows, or -1
+    outputs: Seq[int] = ()  # indices in the context of the rows that a pass asks about
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Batch:
     parts: Seq[Part]
     rows: int
     samples: int
+    unusual: bool = False  # one part, whose rows have positions and masks of their own
 
 
 def write_part(part: Part, views: StepInputs, page_size: int) -> Segment:

@@ -7,7 +7,9 @@ is enough: a claim that fails has suspended nobody.
 
 from __future__ import annotations
 
-from jaxctx.cache.contexts import ContextCache
+from collections.abc import Callable
+
+from jaxctx.cache.contexts import Context, ContextCache
 
 
 class PageBudget:
@@ -17,6 +19,7 @@ class PageBudget:
         self._cache = cache
         self.reserved = 0
         self.suspensions = 0
+        self.on_suspend: Callable[[Context], None] = lambda context: None
 
     def claimable(self) -> int:
         """Pages that nobody holds and nobody was promised."""
@@ -31,6 +34,7 @@ class PageBudget:
         for victim in self._cache.victims():
             self._cache.suspend(victim)
             self.suspensions += 1
+            self.on_suspend(victim)
             if self.claimable() >= pages:
                 return True
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxctx.errors import InvalidArgument
 
@@ -25,6 +26,10 @@ class EngineConfig:
     default_max_tokens: int = 256
     stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
     steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
+    host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
+    disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
+    disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
+    restore_pages: int = 16  # pages that come back from other tiers beside one step
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""
@@ -40,6 +45,12 @@ class EngineConfig:
             raise InvalidArgument.field("default_max_tokens", "must be at least 1")
         if self.max_context_tokens < 2:
             raise InvalidArgument.field("max_context_tokens", "must be at least 2")
+        if self.host_pages < 0 or self.host_pages == 1:
+            raise InvalidArgument.field("host_pages", "must be 0, or at least 2")
+        if self.disk_pages < 0 or (self.disk_pages and not self.host_pages):
+            raise InvalidArgument.field("disk_pages", "must be 0 where host_pages is, and not negative")
+        if self.restore_pages < 1:
+            raise InvalidArgument.field("restore_pages", "must be at least 1")
         if not 1 <= self.steps_in_flight <= 4:
             raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
 

@@ -16,17 +16,22 @@ import jax
 import numpy as np
 
 from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.engine import forward
+from jaxctx.engine.answers import Change, ContextInfo, EngineStats, FillResult, PlanResult
+from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, Part, write_part
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.delivery import fill_result, last_piece, token_piece
 from jaxctx.engine.device import MAX_BIAS, MAX_STOPS, Device, SlotHistory
-from jaxctx.engine.interface import Caller, ContextInfo, EngineStats, FillResult, GenerateRequest, PlanResult
+from jaxctx.engine.lives import Lives
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
+from jaxctx.engine.requests import Caller, ForwardRequest, GenerateRequest, Ttl
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Reply, Sampler
 from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.engine.step import StepOutput, read_output
+from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -74,12 +79,22 @@ class EngineCore:
         self._world = world
         self._writers: dict[Context, Work] = {}
         self.cache = ContextCache(
-            pages=config.pages, page_size=config.page_size, clock=world.wall_clock, new_id=world.new_id
+            pages=config.pages,
+            page_size=config.page_size,
+            clock=world.wall_clock,
+            new_id=world.new_id,
+            host_slots=config.host_pages,
+            disk_slots=config.disk_pages,
         )
-        self.scheduler = Scheduler(self.cache, config, self._load_slot, self.fail)
+        self.transfers = Transfers(device, config.disk_pages, config.disk_file)
+        self.scheduler = Scheduler(
+            self.cache, config, self._load_slot, self.fail, self._arrived, getattr(device, "pass_limits", (1, 1))
+        )
+        self.lives = Lives(config, self.cache, self.scheduler, self._writers, world.wall_clock, self.fail)
         self.contexts = ContextOperations(
-            config, self.cache, self.scheduler.budget, device.copy_pages, model, busy=self._writers
+            config, self.cache, self.scheduler.budget, model, busy=self._writers, lives=self.lives
         )
+        self.archive = Archive(self.cache, self.contexts, device, model, config.max_context_tokens, world.wall_clock)
         self.draining = False
         self._steps = 0
         self._generated = 0
@@ -91,13 +106,10 @@ class EngineCore:
         self.raise_if_draining()
         self._raise_if_unknown(tokens)
         context = self.contexts.writable(caller, context_id)
-        if context.length + len(tokens) > self._config.max_context_tokens:
-            raise OutOfRange(
-                f"{context.length} + {len(tokens)} tokens; a context holds at most {self._config.max_context_tokens}",
-                reason="CONTEXT_TOO_LONG",
-            )
+        self._raise_if_too_long(context, len(tokens))
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
+            self.lives.changed(context)
             reply.done(FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context)))
             return None
         sequence = Work(context, caller, reply)
@@ -134,10 +146,45 @@ class EngineCore:
         )
         return self._submit(sequence)
 
+    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
+        """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
+        self.raise_if_draining()
+        if not context.suspended and context.seq_len >= context.computed:
+            info = self.contexts.describe(context)
+            reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
+            return None
+        return self._submit(Work(context, caller, reply, compute_to=context.computed))
+
+    def forward(self, caller: Caller, request: ForwardRequest, reply: Reply) -> Work:
+        """Compute explicit tokens at explicit positions under explicit masks."""
+        self.raise_if_draining()
+        tokens = np.asarray(request.tokens, np.int32)
+        self._raise_if_unknown(tokens)
+        context = self.contexts.writable(caller, request.context_id)
+        self._raise_if_too_long(context, len(tokens))
+        first = context.length
+        self.cache.append(context, tokens, forward.marks(request, first, self._config.max_context_tokens))
+        passing = forward.make_pass(request, first, self._world.new_seed)
+        try:
+            return self._submit(Work(context, caller, reply, passing=passing))
+        except JaxctxError:
+            self.cache.truncate(context, len(tokens))
+            raise
+
     def _submit(self, sequence: Work) -> Work:
+        context = sequence.context
+        self.lives.check_growth(context, -(-sequence.worst_case_tokens // context.page_size))
         self.scheduler.submit(sequence)
-        self._writers[sequence.context] = sequence
+        self._writers[context] = sequence
+        self.lives.changed(context)
         return sequence
+
+    def _raise_if_too_long(self, context: Context, more: int) -> None:
+        if context.length + more > self._config.max_context_tokens:
+            raise OutOfRange(
+                f"{context.length} + {more} tokens; a context holds at most {self._config.max_context_tokens}",
+                reason="CONTEXT_TOO_LONG",
+            )
 
     def _raise_if_unknown(self, tokens: np.ndarray) -> None:
         """JAX does not check indices: an id beyond the vocabulary would silently be another token."""
@@ -147,7 +194,11 @@ class EngineCore:
     def fork(self, caller: Caller, context_id: str, ids: Iterable[str | None]) -> list[ContextInfo]:
         """One child per id, all or none; beside a writer, with what was settled."""
         parent = self.cache.get(caller.tenant, context_id)
-        return [self.contexts.describe(child) for child in self.contexts.fork(parent, list(ids))]
+        children = self.contexts.fork(parent, list(ids))
+        self.cache.touch(parent)
+        for child in children:
+            self.lives.changed(child, Change.FORKED)
+        return [self.contexts.describe(child) for child in children]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         """What a fill would find and need."""
@@ -160,10 +211,12 @@ class EngineCore:
         context_id: str,
         priority: int | None,
         pinned: bool | None,
+        pin_s: float | None,
+        ttl: Ttl | None,
         labels: Mapping[str, str] | None,
     ) -> ContextInfo:
         """Change what is given of a context. A new priority holds for its waiting request too."""
-        info = self.contexts.update(caller, context_id, priority, pinned, labels)
+        info = self.contexts.update(caller, context_id, priority, pinned, pin_s, ttl, labels)
         writer = self._writers.get(self.cache.get(caller.tenant, context_id))
         if writer is not None:
             self.scheduler.reprioritise(writer)
@@ -185,13 +238,14 @@ class EngineCore:
         writer = self._writers.get(context)
         if writer is not None:
             self.fail(writer, Cancelled("the context was closed"))
-        self.cache.close(context)
+        self.lives.close(context)
 
     def end(self, sequence: Work) -> None:
         """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
         if not sequence.ended:
             self.scheduler.end(sequence)
             self._writers.pop(sequence.context, None)
+            self.lives.changed(sequence.context)
 
     def fail(self, sequence: Work, error: JaxctxError) -> None:
         """End a sequence and tell its caller why."""
@@ -199,9 +253,10 @@ class EngineCore:
         sequence.reply.failed(error)
 
     def expire(self) -> float | None:
-        """Fail sequences whose deadline has passed; returns seconds until the next one."""
+        """End what is over and fail sequences whose deadline has passed; returns seconds until there is more."""
+        soon = self.lives.reap()
         now = self._world.clock()
-        upcoming: list[float] = []
+        upcoming = [] if soon is None else [soon]
         for sequence in [s for s in self._writers.values() if s.caller.deadline is not None]:
             deadline = sequence.caller.deadline
             assert deadline is not None
@@ -219,6 +274,7 @@ class EngineCore:
             except Exception:
                 log.exception("a sequence could not be ended")
             sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
+        self.lives.watchers.wake_all()
 
     @property
     def idle(self) -> bool:
@@ -230,14 +286,37 @@ class EngineCore:
     def dispatch(self) -> Flight | None:
         """Admit, plan and send the next step; None if nothing can run now."""
         batch = self.scheduler.next_batch()
+        self.carry_out()
+        self._finish_restored()
         if batch is None:
             return None
+        self._steps += 1
+        if batch.unusual:
+            return Flight(batch, self._run_pass(batch.parts[0]))
         shape = self._device.shape_for(batch.rows)
         packed, views = self._device.blank(shape)
         segments = [write_part(part, views, self._config.page_size) for part in batch.parts]
         plan_attention(segments, shape.plan, views.plan)
-        self._steps += 1
         return Flight(batch, self._device.run(shape, packed))
+
+    def _run_pass(self, part: Part) -> tuple[jax.Array | None, jax.Array]:
+        """Send a step of unusual rows; returns where its logits, if they are wanted, and its samples will be."""
+        raise NotImplementedError
+
+    def carry_out(self) -> None:
+        """Move the pages that are to be moved, ahead of every later step."""
+        self.transfers.carry_out(self.cache.moves())
+
+    def _arrived(self, slot: int) -> bool:
+        self.carry_out()  # so that a slot is not judged by what it held before
+        return self.transfers.ready(slot)
+
+    def _finish_restored(self) -> None:
+        """Answer those that had nothing left to compute."""
+        complete, self.scheduler.complete = self.scheduler.complete, []
+        for sequence in complete:
+            if not sequence.ended:
+                self._finish(sequence)
 
     def _load_slot(self, sequence: Work) -> None:
         """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""
@@ -262,11 +341,16 @@ class EngineCore:
 
     def _deliver(self, part: Part, step: StepOutput) -> None:
         sequence = part.sequence
+        self.lives.changed(sequence.context)
         if part.sample >= 0:
             self._take_sample(sequence, step, part.sample)
-        elif sequence.output is None and sequence.rows_ready == 0 and sequence.context.buffered_tokens == 0:
-            self.end(sequence)
-            sequence.reply.done(fill_result(sequence, self.contexts.describe(sequence.context)))
+        elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
+            self._finish(sequence)
+
+    def _finish(self, sequence: Work) -> None:
+        """A fill, pass or opening has all that it asked for."""
+        self.end(sequence)
+        sequence.reply.done(fill_result(sequence, self.contexts.describe(sequence.context)))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         assert sequence.output is not None
@@ -286,7 +370,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Load and memory now."""
-        pool, scheduler = self.cache.stats(), self.scheduler
+        pool, scheduler, tiers = self.cache.stats(), self.scheduler, self.cache.memory.tiers
         return EngineStats(
             pages_total=pool.total,
             pages_free=pool.free,
@@ -300,8 +384,14 @@ class EngineCore:
             tokens_computed=scheduler.tokens_computed,
             tokens_cached=scheduler.tokens_cached,
             tokens_generated=self._generated,
+            tokens_restored=scheduler.tokens_restored,
             preemptions=scheduler.preemptions,
             suspensions=scheduler.budget.suspensions,
             compilations_after_ready=self._device.compilations,
             draining=self.draining,
+            expired=self.lives.expired,
+            host_pages_total=tiers.host.total,
+            host_pages_used=tiers.host.used,
+            disk_pages_total=tiers.disk.total,
+            disk_pages_used=tiers.disk.used,
         )

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from jaxctx.engine.interface import ContextInfo, FillResult, GeneratePiece, TokenLogprob, Usage
+from jaxctx.engine.answers import ContextInfo, Expiry, FillResult, GeneratePiece, SnapshotInfo, TokenLogprob, Usage
 from jaxctx.engine.output import Emitted
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.step import StepOutput
+from jaxctx.lifetime import Lifetime
+from jaxctx.store import Version
 
 
 def fill_result(sequence: Sequence, info: ContextInfo) -> FillResult:
     """Of a fill that is done."""
     assert sequence.computed is not None
-    return FillResult(resident=sequence.resident, restored=0, computed=sequence.computed, context=info)
+    return FillResult(resident=sequence.resident, restored=sequence.restored, computed=sequence.computed, context=info)
+
+
+def expiry(lifetime: Lifetime) -> Expiry | None:
+    """When an object ends, as its owner is told."""
+    if lifetime.at is None or lifetime.seconds is None:
+        return None
+    return Expiry(lifetime.at, lifetime.seconds, lifetime.sliding)
+
+
+def snapshot_info(version: Version, *, latest: bool) -> SnapshotInfo:
+    """A version of a snapshot, as its owner is told."""
+    same = {each.name: getattr(version, each.name) for each in fields(SnapshotInfo) if hasattr(version, each.name)}
+    return SnapshotInfo(**same, latest=latest, expiry=expiry(version.lifetime))
 
 
 def token_piece(sequence: Sequence, emitted: Emitted, step: StepOutput, row: int) -> GeneratePiece:

@@ -38,6 +38,7 @@ Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
 COPY_CHUNK = 16  # pages that one call copies, saves or loads
+PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
 
 
 class Device:
@@ -51,10 +52,12 @@ class Device:
         self._pools = self._make_pools()
         self._state = self._make_state()
         self._neutral = row_words()
-        self._steps: dict[int, Executable] = {}
+        self._steps: dict[StepShape, Executable] = {}
         self._others: dict[str, Executable] = {}  # what is not a step
         self._compilations = CompilationCounter()
-        self.shapes = self._make_shapes()
+        self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
+        passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
+        self.pass_shapes = tuple(dict.fromkeys(passes))
         page = page_moves.page_struct(self._pools)
         self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_moves`
         self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -91,19 +94,16 @@ class Device:
         sharding = self._replicated()
         return state if sharding is None else jax.device_put(state, sharding)
 
-    def _make_shapes(self) -> tuple[StepShape, ...]:
+    def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         config = self._config
-        plan = [
-            plan_shape(rows, config.page_size, config.max_context_tokens, config.pages + 1)
-            for rows in config.row_buckets()
-        ]
-        return tuple(StepShape(p.rows, min(p.rows, config.max_batch), p) for p in plan)
+        plan = plan_shape(rows, config.page_size, config.max_context_tokens, config.pages + 1)
+        return StepShape(rows, min(rows, samples), plan, -(-config.max_context_tokens // 32) if masked else 0)
 
     def compile(self, progress: CompileProgress | None = None, threads: int = 2) -> None:
-        """Compile every step shape, page copies and slot loads, then run each once on scratch data."""
+        """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
         jobs: dict[str, Callable[[], None]] = {
-            f"step of {shape.rows} rows": lambda shape=shape: self._compile_step(shape)  # type: ignore[misc]
-            for shape in reversed(self.shapes)
+            f"{'pass' if shape.mask_words else 'step'} of {shape.rows} rows": partial(self._compile_step, shape)
+            for shape in reversed(self.shapes + self.pass_shapes)
         }
         jobs |= {
             "page copy": self._compile_copy,
@@ -127,9 +127,7 @@ class Device:
 
     def _compile_step(self, shape: StepShape) -> None:
         step = make_step(self._model, shape)
-        self._steps[shape.rows] = self._lower(
-            step, (1, 2), self._params, self._pools, self._state, self._ints(shape.size)
-        )
+        self._steps[shape] = self._lower(step, (1, 2), self._params, self._pools, self._state, self._ints(shape.size))
 
     def _compile_copy(self) -> None:
         self._others["copy"] = self._lower(page_moves.copy, (0,), self._pools, self._ints(2, COPY_CHUNK))
@@ -151,8 +149,8 @@ class Device:
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
-        for shape in self.shapes:
-            self.run(shape, self.blank(shape)[0]).block_until_ready()
+        for shape in self.shapes + self.pass_shapes:
+            jax.block_until_ready(self._run(shape, self.blank(shape)[0]))
         self.copy_pages([PageCopy(0, 0)])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
@@ -164,22 +162,44 @@ class Device:
         """The smallest compiled shape that holds `rows`."""
         return next(shape for shape in self.shapes if shape.rows >= rows)
 
+    def pass_shape_for(self, rows: int, outputs: int) -> StepShape:
+        """The smallest compiled pass that holds `rows`, of which `outputs` are asked about."""
+        return next(shape for shape in self.pass_shapes if shape.rows >= rows and shape.samples >= outputs)
+
+    @property
+    def pass_limits(self) -> tuple[int, int]:
+        """Rows and outputs of the largest pass."""
+        return self.pass_shapes[-1].rows, self.pass_shapes[-1].samples
+
     def blank(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
-        """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`."""
+        """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`.
+
+        A pass's masks let every row see all that its plan lets it see.
+        """
         packed = np.zeros(shape.size, np.int32)
         views = split(packed, shape)
         views.slots[:] = self._config.max_batch
         views.sampling[:] = self._neutral
+        views.mask[:] = -1
         return packed, views
 
     def run(self, shape: StepShape, packed: np.ndarray) -> jax.Array:
         """Dispatch one step; returns its output while it still runs. `packed` must not be written to afterwards."""
-        output: jax.Array
-        self._pools, self._state, output = self._steps[shape.rows](
+        return self._run(shape, packed)[0]
+
+    def run_pass(self, shape: StepShape, packed: np.ndarray, *, logits: bool = True) -> tuple[jax.Array, jax.Array]:
+        """As `run`, of a pass: returns its logits, which come to the host only if they are wanted, and its output."""
+        output, told = self._run(shape, packed)
+        if logits:
+            told.copy_to_host_async()
+        return told, output
+
+    def _run(self, shape: StepShape, packed: np.ndarray) -> tuple[jax.Array, Any]:
+        self._pools, self._state, output, told = self._steps[shape](
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        return output
+        return output, told
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from jaxctx.engine.interface import (
-    Caller,
+from jaxctx.engine.answers import (
+    Comparison,
+    ContextEvent,
     ContextInfo,
     ContextPages,
-    CreateRequest,
     EngineInfo,
     EngineStats,
     FillResult,
+    ForwardResult,
     GeneratePiece,
-    GenerateRequest,
     PlanResult,
+    SnapshotInfo,
 )
+from jaxctx.engine.forward import results
 from jaxctx.engine.loop import StepLoop
-from jaxctx.engine.mail import Promise, Stream
+from jaxctx.engine.mail import Stream
+from jaxctx.engine.requests import (
+    Caller,
+    CreateRequest,
+    ForwardRequest,
+    GenerateRequest,
+    OpenRequest,
+    SaveRequest,
+    Ttl,
+)
 from jaxctx.engine.sequence import Sequence as Running
+from jaxctx.engine.snapshots import Snapshots
+from jaxctx.engine.watch import Watch
 from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from jaxctx.store import SnapshotStore
 
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
 ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the caller
@@ -33,9 +48,10 @@ ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the cal
 class LocalEngine:
     """The Engine interface over a `StepLoop` of this process. `start` before use, `stop` at the end."""
 
-    def __init__(self, loop: StepLoop, info: EngineInfo, *, stream_buffer: int) -> None:
+    def __init__(self, loop: StepLoop, info: EngineInfo, store: SnapshotStore, *, stream_buffer: int) -> None:
         self.loop = loop
         self.core = loop.core
+        self._snapshots = Snapshots(loop, store)
         self._info = info
         self._stream_buffer = stream_buffer
 
@@ -47,9 +63,11 @@ class LocalEngine:
     def start(self) -> None:
         """Begin to take work."""
         self.loop.start()
+        self._snapshots.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
+        self._snapshots.stop()
         self.loop.stop()
 
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
@@ -94,22 +112,13 @@ class LocalEngine:
         return await self._fill(caller, context_id, as_ids(()), False)
 
     async def _fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool) -> FillResult:
-        promise = Promise(asyncio.get_running_loop(), self.loop.outbox)
-        sequence: list[Running | None] = [None]
+        result: FillResult = await self.loop.work(partial(self.core.fill, caller, context_id, tokens, defer))
+        return result
 
-        def command() -> None:
-            try:
-                self.loop.raise_if_unavailable()
-                sequence[0] = self.core.fill(caller, context_id, tokens, defer, promise)
-            except Exception as error:
-                promise.failed(error)
-
-        self.loop.post(command)
-        try:
-            return await promise.future  # type: ignore[no-any-return]
-        except asyncio.CancelledError:
-            self._post(lambda: self.core.end(sequence[0]) if sequence[0] else None)
-            raise
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        """See `Engine.forward`."""
+        done = await self.loop.work(partial(self.core.forward, caller, request))
+        return await asyncio.to_thread(results, done)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
         """See `Engine.generate`."""
@@ -193,10 +202,12 @@ class LocalEngine:
         *,
         priority: int | None = None,
         pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl: Ttl | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> ContextInfo:
         """See `Engine.update`."""
-        return await self.loop.call(self.core.update, caller, context_id, priority, pinned, labels)
+        return await self.loop.call(self.core.update, caller, context_id, priority, pinned, pin_s, ttl, labels)
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """See `Engine.close`."""
@@ -219,6 +230,60 @@ class LocalEngine:
     ) -> PlanResult:
         """See `Engine.plan`."""
         return await self.loop.call(self.core.plan, caller, as_ids(tokens), context_id, salt)
+
+    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        """See `Engine.compare`."""
+        return await self.loop.call(self.core.contexts.compare, caller, a, b)
+
+    async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+        """See `Engine.watch`."""
+        arrived, watchers = asyncio.Event(), self.core.lives.watchers
+        watch = Watch(caller.tenant, partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set))
+        try:
+            await self.loop.call(watchers.join, watch)
+            while True:
+                arrived.clear()
+                events = await self.loop.call(watchers.read, watch, self.core.contexts.describe)
+                for event in events:
+                    yield event
+                if not events:
+                    await arrived.wait()
+        finally:
+            self._post(partial(watchers.leave, watch))
+
+    # --- snapshots -----------------------------------------------------------------------------------------------
+
+    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+        """See `Engine.save`."""
+        return await self._snapshots.save(caller, request)
+
+    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """See `Engine.open`."""
+        return await self._snapshots.open(caller, request)
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+        """See `Engine.snapshot`."""
+        return self._snapshots.info(caller, name, version)
+
+    async def snapshots(
+        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> builtins.list[SnapshotInfo]:
+        """See `Engine.snapshots`."""
+        return self._snapshots.list(caller, prefix, after, limit)
+
+    async def history(self, caller: Caller, name: str) -> builtins.list[SnapshotInfo]:
+        """See `Engine.history`."""
+        return self._snapshots.history(caller, name)
+
+    async def update_snapshot(
+        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        """See `Engine.update_snapshot`."""
+        return await self._snapshots.update(caller, name, ttl, labels)
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        """See `Engine.delete_snapshot`."""
+        return await self._snapshots.delete(caller, name, version)
 
     async def stats(self) -> EngineStats:
         """See `Engine.stats`."""

@@ -17,14 +17,17 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from jaxctx.engine.core import EngineCore, Flight
 from jaxctx.engine.device import Device
 from jaxctx.engine.mail import Outbox, Promise
+from jaxctx.engine.sequence import Reply, Sequence
 from jaxctx.errors import Unavailable
 
 log = logging.getLogger("jaxctx.engine")
@@ -36,7 +39,7 @@ class Landed:
     """A step whose output is on the host, or the error it ended with."""
 
     flight: Flight
-    output: np.ndarray | None
+    output: Any  # as the flight's, in numpy
     error: Exception | None = None
 
 
@@ -45,10 +48,11 @@ class StepLoop:
 
     def __init__(self, core: EngineCore, device: Device, steps_in_flight: int) -> None:
         self.core = core
+        core.transfers.on_arrival = self._arrived
         self.outbox = Outbox()
         self._device = device
         self._steps_in_flight = steps_in_flight
-        self._inbox: queue.SimpleQueue[Callable[[], None] | Landed] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object] | Landed] = queue.SimpleQueue()
         self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
@@ -76,6 +80,7 @@ class StepLoop:
         self._inbox.put(self._stop)
         for thread in self._threads:
             thread.join()
+        self.core.transfers.close()
 
     def _stop(self) -> None:
         with self._posting:
@@ -99,6 +104,8 @@ class StepLoop:
         works = not self.failure.done()
         timeout = self.core.expire() if works else None
         sent = works and self._flying < self._steps_in_flight and self._dispatch()
+        if works:
+            self.core.carry_out()
         self.outbox.flush()
         try:
             message = self._inbox.get(block=not sent, timeout=timeout)
@@ -119,7 +126,7 @@ class StepLoop:
             self._flown.put(flight)
         return flight is not None
 
-    def _take(self, message: Callable[[], None] | Landed) -> None:
+    def _take(self, message: Callable[[], object] | Landed) -> None:
         if not isinstance(message, Landed):
             try:
                 message()
@@ -143,10 +150,14 @@ class StepLoop:
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
 
+    def _arrived(self) -> None:
+        with suppress(Unavailable):
+            self.post(lambda: None)
+
     def _fetch(self) -> None:
         while (flight := self._flown.get()) is not None:
             try:
-                self._inbox.put(Landed(flight, np.asarray(flight.output)))
+                self._inbox.put(Landed(flight, jax.tree.map(np.asarray, flight.output)))
             except Exception as error:
                 self._inbox.put(Landed(flight, None, error))
 
@@ -157,6 +168,7 @@ class StepLoop:
         def command() -> None:
             try:
                 self.raise_if_unavailable()
+                self.core.lives.reap()
                 promise.done(function(*args))
             except Exception as error:
                 promise.failed(error)
@@ -164,7 +176,31 @@ class StepLoop:
         self.post(command)
         return await promise.future  # type: ignore[no-any-return]
 
-    def post(self, command: Callable[[], None]) -> None:
+    async def work(self, submit: Callable[[Reply], Sequence | None]) -> Any:
+        """Run `submit` on the step thread and wait until the sequence that it submits is done; the reply's result.
+
+        Cancelling ends the sequence.
+        """
+        promise = Promise(asyncio.get_running_loop(), self.outbox)
+        submitted: list[Sequence | None] = [None]
+
+        def command() -> None:
+            try:
+                self.raise_if_unavailable()
+                self.core.lives.reap()
+                submitted[0] = submit(promise)
+            except Exception as error:
+                promise.failed(error)
+
+        self.post(command)
+        try:
+            return await promise.future
+        except asyncio.CancelledError:
+            with suppress(Unavailable):
+                self.post(lambda: self.core.end(submitted[0]) if submitted[0] else None)
+            raise
+
+    def post(self, command: Callable[[], object]) -> None:
         """Run `command` on the step thread, after all posted before it. It must not raise."""
         with self._posting:
             if self._stopping:

@@ -1,23 +1,29 @@
 """Operations: what a client does to contexts without computing anything.
 
-Bookkeeping in the cache, and page copies dispatched to the device in the order they were asked for, so that they come
-after every step dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error
+Bookkeeping in the cache; the page copies that this takes are among the cache's moves, which come after every step
+dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error
 changes nothing. Pages come from what the scheduler has not promised to running work (`claim`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
-from jaxctx.cache.contexts import Context, ContextCache, Identity, PageCopy
+from jaxctx.cache.compare import compare
+from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
+from jaxctx.engine.answers import Change, Comparison, ContextInfo, ContextPages, ContextState, PlanResult
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, ContextInfo, ContextPages, ContextState, CreateRequest, PlanResult
+from jaxctx.engine.delivery import expiry
+from jaxctx.engine.lives import Lives
+from jaxctx.engine.requests import Caller, CreateRequest, OpenRequest, Ttl
 from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
+from jaxctx.store import Version
 
 
 class ContextOperations:
@@ -28,40 +34,53 @@ class ContextOperations:
         config: EngineConfig,
         cache: ContextCache,
         budget: PageBudget,
-        copy_pages: Callable[[Sequence[PageCopy]], None],
         model: Identity,
         busy: Container[Context],
+        lives: Lives,
     ) -> None:
         self._config = config
         self._cache = cache
         self._budget = budget
-        self._copy_pages = copy_pages
         self._model = model
         self._busy = busy
+        self.lives = lives
 
     # --- birth ---------------------------------------------------------------------------------------------------
 
     def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
         """A new, empty context. AlreadyExists if the chosen id is taken."""
-        self._raise_if_too_many(1)
-        context = self._cache.create(
+        context = self.make(caller, request)
+        self.lives.begin(context, request, Change.CREATED)
+        return self.describe(context)
+
+    def make(self, caller: Caller, request: CreateRequest) -> Context:
+        """See `create`; settings are for `Lives.begin`."""
+        self._raise_if_too_many(1, caller.tenant)
+        return self._cache.create(
             self.identity(caller, request.salt),
             tenant=caller.tenant,
             context_id=request.context_id,
             priority=request.priority,
-            pinned=request.pinned,
             manual_commit=request.manual_commit,
             labels=request.labels,
         )
-        return self.describe(context)
+
+    def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
+        """A context made from a snapshot gets the settings that its opener asks for."""
+        context.parent_id = None
+        context.priority = request.priority
+        context.labels = {}
+        context.snapshot = f"{version.name}@{version.version}"
+        self.lives.begin(context, request, Change.OPENED)
+        return context
 
     def identity(self, caller: Caller, salt: str) -> Identity:
         """What pages of a context with this salt may be shared with: the same tenant, salt, model and KV type."""
         return replace(self._model, namespace=caller.tenant, salt=salt)
 
-    def fork(self, parent: Context, ids: Sequence[str | None]) -> list[Context]:
+    def fork(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> list[Context]:
         """One child per id (None: a new id), all or none. Works beside a writer: children have what was settled."""
-        self._raise_if_too_many(len(ids))
+        self._raise_if_too_many(len(ids), parent.tenant if tenant is None else tenant)
         children: list[Context] = []
         with self._not_a_victim(parent):
             partial = -(-parent.working_tokens // self._config.page_size)
@@ -69,16 +88,15 @@ class ContextOperations:
                 raise ResourceExhausted("no page for the partial pages of the forks", retry_after_s=1.0)
             try:
                 for chosen in ids:
-                    child, copies = self._cache.fork(parent, context_id=chosen)
-                    children.append(child)
-                    self._copy_pages(copies)
+                    children.append(self._cache.fork(parent, context_id=chosen, tenant=tenant))
             except BaseException:
                 for child in children:
                     self._cache.close(child)
                 raise
         return children
 
-    def _raise_if_too_many(self, more: int) -> None:
+    def _raise_if_too_many(self, more: int, tenant: str) -> None:
+        self.lives.quotas.check_contexts(self._cache.count(tenant) + more)
         if len(self._cache) + more > self._config.max_contexts:
             message = f"the engine holds at most {self._config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
@@ -106,7 +124,7 @@ class ContextOperations:
         """Drop trailing tokens of the buffered and working ones."""
         context = self.writable(caller, context_id)
         self._cache.truncate(context, tokens)
-        return self.describe(context)
+        return self._changed(context)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """Keep the first `to` tokens; a page that is cut in the middle is copied, nothing is computed."""
@@ -117,8 +135,8 @@ class ContextOperations:
             cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
             if cut and not context.working_pages and not self._budget.claim(1):
                 raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
-            self._copy_pages(self._cache.rewind(context, to))
-        return self.describe(context)
+            self._cache.rewind(context, to)
+        return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
         """None: not now, but perhaps when other work is done. Raises NEVER_FITS if the pool is too small."""
@@ -127,23 +145,25 @@ class ContextOperations:
             raise ResourceExhausted(f"{pages} pages of {self._config.pages} asked for", reason="NEVER_FITS")
         with self._not_a_victim(context):
             # A suspended context takes its cached pages back first: they count too.
-            unheld = self._cache.peek(context)[1] if context.suspended else 0
-            if not self._budget.claim(pages + unheld):
+            found = self._cache.peek(context) if context.suspended else Found(0, 0, 0, 0)
+            own = context.committed_pages + context.working_pages + found.device
+            self.lives.check_growth(context, own + pages)
+            if not self._budget.claim(pages + found.unheld):
                 return None
             self._cache.reserve(context, pages)
-        return self.describe(context)
+        return self._changed(context)
 
     def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Commit the first `pages` working pages: FailedPrecondition if one is partial, OutOfRange past the last."""
         context = self.writable(caller, context_id)
         self._cache.commit(context, pages)
-        return self.describe(context)
+        return self._changed(context)
 
     def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Give up `pages` working pages from the tail, with the tokens in them."""
         context = self.writable(caller, context_id)
         self._cache.release(context, pages)
-        return self.describe(context)
+        return self._changed(context)
 
     def update(
         self,
@@ -151,17 +171,21 @@ class ContextOperations:
         context_id: str,
         priority: int | None,
         pinned: bool | None,
+        pin_s: float | None,
+        ttl: Ttl | None,
         labels: Mapping[str, str] | None,
     ) -> ContextInfo:
-        """Change what is given; takes effect for work not yet admitted."""
+        """Change what is given; takes effect for work not yet admitted. With `pin_s` it is pinned for so long."""
         context = self._cache.get(caller.tenant, context_id)
+        if pinned is not None or pin_s is not None:  # the only one that may be refused
+            self.lives.pin(context, pinned is not False, pin_s)
         if priority is not None:
             context.priority = priority
-        if pinned is not None:
-            context.pinned = pinned
+        if ttl is not None:
+            self.lives.set_ttl(context, ttl)
         if labels is not None:
             context.labels = dict(labels)
-        return self.describe(context)
+        return self._changed(context)
 
     # --- look ----------------------------------------------------------------------------------------------------
 
@@ -192,19 +216,31 @@ class ContextOperations:
         with self._not_a_victim(context):
             return self._planned(new, context.seq_len, pages, self._cache.peek(context, tokens))
 
-    def _planned(self, new: int, before: int, pages_before: int, found: tuple[int, int]) -> PlanResult:
+    def _planned(self, new: int, before: int, pages_before: int, found: Found) -> PlanResult:
         """`new` tokens after `before` with KV in `pages_before` pages; `found` as `peek` says it."""
         size = self._config.page_size
-        pages, unheld = found
-        resident = min(pages * size, max(new - 1, 0))  # the last token is always computed
+        last = max(new - 1, 0)  # the last token is always computed
+        ends = [min(pages * size, last) for pages in accumulate((found.device, found.host, found.disk))]
         return PlanResult(
             tokens=new,
-            resident=resident,
-            restored=0,
-            computed=new - resident,
-            pages_needed=max(-(-(before + new) // size) - pages_before - pages, 0),
-            pages_available=self._budget.claimable() + self._cache.suspendable() - unheld,
+            resident=ends[0],
+            restored=ends[2] - ends[0],
+            host=ends[1] - ends[0],
+            disk=ends[2] - ends[1],
+            computed=new - ends[2],
+            pages_needed=max(-(-(before + new) // size) - pages_before - found.device, 0),
+            pages_available=self._budget.claimable() + self._cache.suspendable() - found.unheld,
         )
+
+    def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        """Where two contexts part."""
+        first, second = (self._cache.get(caller.tenant, context_id) for context_id in (a, b))
+        common, shared = compare(first, second)
+        return Comparison(common_tokens=common, shared_pages=shared, length_a=first.length, length_b=second.length)
+
+    def _changed(self, context: Context) -> ContextInfo:
+        self.lives.changed(context)
+        return self.describe(context)
 
     def describe(self, context: Context) -> ContextInfo:
         """A context's counters as plain data."""
@@ -221,8 +257,13 @@ class ContextOperations:
             page_size=self._config.page_size,
             priority=context.priority,
             pinned=context.pinned,
+            pinned_until=context.pinned_until,
             salt=context.identity.salt,
             created_at=context.created_at,
             used_at=context.used_at,
+            expiry=expiry(context.lifetime),
+            version=context.version,
+            forked_at=context.forked_at,
+            snapshot=context.snapshot,
             labels=context.labels,
         )

@@ -3,6 +3,9 @@
 Owns the waiting queue and the running set; asks the cache for cached prefixes before any compute and for pages before
 any row. It never touches the device: `load_slot` tells it what to prepare, `Batch` what to run. One thread.
 
+A sequence that was admitted first takes back what other tiers hold, some pages a step beside the rows of others; then
+its rows begin with what is left to compute.
+
 Admission reserves the worst case: a sequence that runs can always finish. When pages are short, contexts that do not
 run are suspended to their token lineage, least recently used first; then running sequences of lower priority than the
 head of the queue are preempted; then the head waits, and nobody overtakes it. A sequence that would compute a page
@@ -17,10 +20,12 @@ which a running one is computing already follows that one instead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
 from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.memory import Ready
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
@@ -32,7 +37,9 @@ from jaxctx.errors import JaxctxError, ResourceExhausted
 class Scheduler:
     """See the module docstring.
 
-    `load_slot` is called before the first step of a sequence that needs it, `refuse` for one that cannot be admitted.
+    `load_slot` is called before the first step of a sequence that needs it, `refuse` for one that cannot be admitted;
+    `ready` tells whether the data of a host slot has arrived; `unusual` is how many rows and outputs an unusual step
+    has at most.
     """
 
     def __init__(
@@ -41,11 +48,17 @@ class Scheduler:
         config: EngineConfig,
         load_slot: Callable[[Sequence], None],
         refuse: Callable[[Sequence, JaxctxError], None],
+        ready: Ready,
+        unusual: tuple[int, int],
     ) -> None:
         self._cache = cache
         self._config = config
         self._load_slot = load_slot
         self._refuse = refuse
+        self._ready = ready
+        self._unusual_rows, self._unusual_outputs = unusual
+        self._unusual_next = False  # whose turn it is, where there are both
+        self.complete: list[Sequence] = []  # had nothing left to compute when they had been restored
         self._free_slots = list(range(config.max_batch - 1, -1, -1))
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
@@ -56,6 +69,7 @@ class Scheduler:
         self.preemptions = 0
         self.tokens_computed = 0
         self.tokens_cached = 0
+        self.tokens_restored = 0
 
     # --- arrival and departure -----------------------------------------------------------------------------------
 
@@ -151,18 +165,20 @@ class Scheduler:
         """
         context = head.context
         worst = self._pages_for(head.worst_case_tokens)
+        self._cache.commit_full(context)
         while True:
-            found, unheld = self._cache.peek(context)
+            found = self._cache.peek(context, tokens=head.match_to)
             own = 0 if context.suspended else context.committed_pages + context.working_pages
-            new = max(worst - own - found, 0)
-            if self.budget.claimable() >= new + unheld:
+            new = max(worst - own - found.device, 0)  # for what is computed, and for what comes back from other tiers
+            if self.budget.claimable() >= new + found.unheld:
                 break
             # Suspending others may leave found pages unheld: look again.
-            if not self.budget.claim(new + unheld) and not self._preempt_for(head):
+            if not self.budget.claim(new + found.unheld) and not self._preempt_for(head):
                 return False
         if head.computed is None:
-            head.pending = context.length if context.suspended else context.buffered_tokens
-        self._cache.match(context)
+            wanted = context.length if head.compute_to is None else head.compute_to
+            head.pending = wanted - context.seq_len
+        self._cache.match(context, head.match_to)
         head.reserved = new
         self.budget.reserved += new
         return True
@@ -170,12 +186,15 @@ class Scheduler:
     def _leader_of(self, head: Sequence) -> Sequence | None:
         """A running sequence that is computing the very page this one needs next, so that waiting saves the work."""
         context, size = head.context, self._config.page_size
-        if context.working_tokens:
+        if context.working_tokens or context.marked:
             return None
         leaders = [s for s in self.running if s.prefilling and s.context.identity == context.identity]
         if not leaders:
             return None
-        end = context.seq_len + (self._cache.peek(context)[0] + 1) * size
+        found = self._cache.peek(context, tokens=head.match_to)
+        end = context.seq_len + (found.device + found.host + found.disk + 1) * size
+        if end > head.match_to:
+            return None
         for leader in leaders:
             other = leader.context
             computing = leader.prompt_end >= end > other.seq_len and not other.manual_commit
@@ -191,23 +210,59 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence, served=True)
-        context = sequence.context
         sequence.slot = self._free_slots.pop()
-        sequence.known = context.length
-        sequence.next = context.seq_len
-        sequence.prompt_end = context.length
         sequence.decoding = False
+        sequence.known = sequence.next = sequence.prompt_end = 0
+        self.running.append(sequence)
+        if not self._restorable(sequence):
+            self._begin(sequence)
+
+    def _restore(self) -> None:
+        """Bring pages back for those that wait for them; who has all that there is begins its rows."""
+        pages = self._config.restore_pages
+        for sequence in [s for s in self.running if s.restoring]:
+            context, before = sequence.context, sequence.context.seq_len
+            gained = self._cache.restore(context, pages, self._ready, sequence.match_to) if pages else 0
+            spent = min(gained, sequence.reserved)
+            sequence.reserved -= spent
+            self.budget.reserved -= spent
+            if sequence.computed is None:
+                sequence.restored += context.seq_len - before
+                self.tokens_restored += context.seq_len - before
+            if pages and gained == pages:
+                pages = 0  # and there may be more
+                continue
+            pages -= gained
+            if self._restorable(sequence):
+                pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
+            else:
+                self._begin(sequence)
+
+    def _restorable(self, sequence: Sequence) -> bool:
+        """Whether more of its pages are somewhere."""
+        found = self._cache.peek(sequence.context, tokens=sequence.match_to)
+        sequence.restoring = bool(found.device or found.host or found.disk)
+        return sequence.restoring
+
+    def _begin(self, sequence: Sequence) -> None:
+        """What is still without KV now is computed."""
+        context = sequence.context
+        sequence.known = context.length if sequence.compute_to is None else max(sequence.compute_to, context.seq_len)
+        sequence.next = context.seq_len
+        sequence.prompt_end = sequence.known
         sequence.remaining = sequence.tokens_left
         # The last token is always computed, for its logits; if its KV is already there, without writing it again.
-        sequence.read_only = sequence.next == sequence.known
+        sequence.read_only = sequence.next == sequence.known and sequence.compute_to is None
         if sequence.read_only:
             sequence.next -= 1
-        self.running.append(sequence)
+        sequence.unusual = _unusual(sequence)
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
         if sequence.sampler is not None and sequence.sampler.needs_history:
             self._load_slot(sequence)
+        if not sequence.rows_ready:
+            self.complete.append(sequence)
 
     def _preempt_for(self, head: Sequence) -> bool:
         """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
@@ -237,14 +292,34 @@ class Scheduler:
     # --- one step ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
-        """Admit what fits and make the next step: one row of every decoding sequence first, prompt chunks after."""
+        """Admit what fits and make the next step: one row of every decoding sequence first, prompt chunks after.
+
+        Unusual rows have steps of their own, which take turns with the others.
+        """
         self._admit()
+        self._restore()
+        self._unusual_next = not self._unusual_next
+        return (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
+
+    def _unusual_batch(self) -> Batch | None:
+        for sequence in self.running:
+            rows = min(sequence.unusual_rows(), self._unusual_rows)
+            if rows and not sequence.reply.lagging():
+                asked = sequence.passing.outputs if sequence.passing is not None else ()
+                outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
+                if len(outputs) > self._unusual_outputs:
+                    del outputs[self._unusual_outputs :]
+                    rows = outputs[-1] + 1 - sequence.next
+                return Batch([self._take_rows(sequence, 0, rows, 0, outputs)], rows, 1, unusual=True)
+        return None
+
+    def _usual_batch(self) -> Batch | None:
         budget = self._config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
-            rows = min(sequence.rows_ready, budget - row)
+            rows = min(sequence.usual_rows(), budget - row)
             if rows <= 0:
                 continue
             if sequence.reply.lagging():
@@ -256,7 +331,7 @@ class Scheduler:
             samples += part.sample >= 0
         return Batch(parts, row, samples) if parts else None
 
-    def _take_rows(self, sequence: Sequence, first_row: int, rows: int, sample: int) -> Part:
+    def _take_rows(self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = ()) -> Part:
         position, read_only = sequence.next, sequence.read_only
         if not read_only:
             before = sequence.context.working_pages
@@ -272,7 +347,7 @@ class Scheduler:
             sequence.remaining -= 1
             sequence.known += sequence.remaining > 0  # the next row's token exists, if only on the device
             sequence.decoding = True
-        return Part(sequence, sequence.epoch, first_row, rows, position, read_only, sample if samples else -1)
+        return Part(sequence, sequence.epoch, first_row, rows, position, read_only, sample if samples else -1, outputs)
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
@@ -280,8 +355,26 @@ class Scheduler:
         for part in live:
             sequence = part.sequence
             if not part.read_only:
-                self._cache.settle(sequence.context, part.rows)
+                hold = sequence.passing is not None and sequence.passing.keep_working
+                self._cache.settle(sequence.context, part.rows, hold=hold)
             self.tokens_computed += part.rows
             if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
                 self._dismiss_followers(sequence)
         return live
+
+
+def _unusual(sequence: Sequence) -> list[tuple[int, int]]:
+    """The ranges of a sequence's rows that go into steps of their own: marked tokens, and what a pass asks about."""
+    context, first = sequence.context, sequence.next
+    indices: set[int] = set()
+    if context.marked:
+        indices.update(context.all_marks(first // context.page_size))
+    if sequence.passing is not None:
+        indices.update(sequence.passing.outputs)
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(index for index in indices if index >= first):
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = ranges[-1][0], index + 1
+        else:
+            ranges.append((index, index + 1))
+    return ranges

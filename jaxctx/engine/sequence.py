@@ -1,8 +1,12 @@
-"""Sequence: one request's way through the engine, a fill or a generation, bound to one context.
+"""Sequence: one request's way through the engine, bound to one context: a fill, a generation, a pass or an opening.
 
-    waiting ──admit──▶ running ──last token settled──▶ done
-       ▲                  │
-       └────preempt───────┘
+    waiting ──admit──▶ restoring ──▶ running ──last token settled──▶ done
+       ▲                  │             │
+       └────preempt───────┴─────────────┘
+
+While it restores, pages that other tiers hold come back; then its rows begin with what no tier had. Most rows are
+*usual*: a token at the position of its index, seeing all before it. Others go into steps of their own (`unusual`):
+those whose tokens have marks, and those of a pass that are asked about.
 
 A sequence counts three things that run ahead of each other: tokens *settled* (the host has seen the step's result; this
 is the context's own `seq_len`), positions *dispatched* (`next`), and tokens *known* (dispatched samples included, whose
@@ -13,13 +17,15 @@ raises its epoch, so that late results are ignored.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, FillResult, GeneratePiece, GenerateRequest
+from jaxctx.engine.interface import Caller, GeneratePiece, GenerateRequest, PassOutput
 from jaxctx.engine.output import Output
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import row_words
@@ -35,8 +41,8 @@ class Reply(Protocol):
         """A part of an output (generations only)."""
         ...
 
-    def done(self, result: FillResult | None) -> None:
-        """The end: of a fill with its result, of a generation with None after its last piece."""
+    def done(self, result: Any) -> None:
+        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
         ...
 
     def failed(self, error: JaxctxError) -> None:
@@ -81,6 +87,16 @@ class Sampler:
         row[POSITION_WORD] = position
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs."""
+
+    start: int
+    outputs: Mapping[int, PassOutput]  # by index in the context
+    samplers: Mapping[int, Sampler]  # of those that want a sample
+    keep_working: bool
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request and its progress. Mutated by the scheduler only, on the step thread."""
@@ -88,11 +104,13 @@ class Sequence:
     context: Context
     caller: Caller
     reply: Reply
-    request: GenerateRequest | None = None  # None: a fill
+    request: GenerateRequest | None = None  # of a generation
     sampler: Sampler | None = None
     output: Output | None = None
     index: int = 0  # which of the n outputs
     max_tokens: int = 0
+    passing: Pass | None = None  # of a forward pass
+    compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     epoch: int = 0
@@ -103,7 +121,9 @@ class Sequence:
     known: int = 0  # positions below this may be dispatched
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
+    restoring: bool = False  # pages of other tiers come back before its rows begin
     decoding: bool = False  # has dispatched its first sample
+    unusual: Seq[tuple[int, int]] = ()  # ranges of indices that go into steps of their own, ascending
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
     reserved: int = 0  # pages promised and not yet taken
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
@@ -111,6 +131,7 @@ class Sequence:
     # Of the whole request.
     prompt_tokens: int = 0  # context length when the request came
     pending: int = 0  # of these, without KV when it was first admitted
+    restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     ended: bool = False
 
@@ -136,8 +157,29 @@ class Sequence:
 
     @property
     def resident(self) -> int:
-        """Pending tokens that were found instead of computed."""
-        return 0 if self.computed is None else max(self.pending - self.computed, 0)
+        """Pending tokens that were found on the device."""
+        return 0 if self.computed is None else max(self.pending - self.computed - self.restored, 0)
+
+    @property
+    def match_to(self) -> int:
+        """Tokens of its context that may be looked up: those of a pass are computed."""
+        if self.compute_to is not None:
+            return self.compute_to
+        return self.context.length if self.passing is None else self.passing.start
+
+    def usual_rows(self) -> int:
+        """Rows that could go into the next step beside those of others."""
+        for start, stop in self.unusual:
+            if self.next < stop:
+                return min(self.rows_ready, max(start - self.next, 0))
+        return self.rows_ready
+
+    def unusual_rows(self) -> int:
+        """Rows that could go into the next step by themselves."""
+        for start, stop in self.unusual:
+            if start <= self.next < stop:
+                return min(self.rows_ready, stop - self.next)
+        return 0
 
     @property
     def tokens_left(self) -> int:
@@ -147,4 +189,5 @@ class Sequence:
     @property
     def worst_case_tokens(self) -> int:
         """Tokens that will have KV when it ends: the last sampled one stays buffered."""
-        return self.context.length + max(self.tokens_left - 1, 0)
+        wanted = self.context.length if self.compute_to is None else self.compute_to
+        return wanted + max(self.tokens_left - 1, 0)

@@ -1,11 +1,13 @@
 """The step: one ragged batch through model and sampling, as one function of arrays.
 
-Everything a step needs to know travels in one packed int32 vector (one
-host-to-device copy takes 9 µs, eight take 290).
+Everything a step needs to know travels in one packed int32 vector (one host-to-device copy takes 9 µs, eight take 290).
 The KV arrays and the per-slot state are donated and updated in place. A row's token is either a number from the host
 or "what slot s sampled last", which is still on the device: step n+1 is dispatched before the host has seen step n.
 
-    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | attention plan
+A *pass* is a step whose rows have masks and whose logits are returned whole; a row's mask has a bit for every index of
+a context. Other steps carry neither.
+
+    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | mask[T, M] | plan
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int32
 
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
-from jaxctx_kernels import AttentionPlan, PlanShape, attend, unpack, visible_sum, write_rows
+from jaxctx_kernels import PlanShape, attend, unpack, visible_sum, write_rows
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 
@@ -46,11 +49,12 @@ class StepShape:
     rows: int
     samples: int
     plan: PlanShape
+    mask_words: int = 0  # of a row's mask; 0: no pass
 
     @property
     def size(self) -> int:
         """int32s of the packed vector."""
-        return 3 * self.rows + (2 + ROW_WORDS) * self.samples + self.plan.size()
+        return (3 + self.mask_words) * self.rows + (2 + ROW_WORDS) * self.samples + self.plan.size()
 
 
 class StepInputs(NamedTuple):
@@ -62,60 +66,68 @@ class StepInputs(NamedTuple):
     sample_rows: Any  # [samples]
     slots: Any  # [samples]
     sampling: Any  # [samples, ROW_WORDS], as `row_words` makes them
+    mask: Any  # [rows, mask_words]; bit i % 32 of word i / 32: whether the row sees index i, if its plan lets it
     plan: Any  # [plan.size()]
 
 
 def split(packed: Any, shape: StepShape) -> StepInputs:
     """Views into `packed`, in the order that the module docstring shows."""
-    sizes = (shape.rows,) * 3 + (shape.samples,) * 2 + (shape.samples * ROW_WORDS, shape.plan.size())
+    words = (shape.samples * ROW_WORDS, shape.rows * shape.mask_words, shape.plan.size())
+    sizes = (shape.rows,) * 3 + (shape.samples,) * 2 + words
     ends = np.cumsum(sizes)
     parts = [packed[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     parts[5] = parts[5].reshape(shape.samples, ROW_WORDS)
+    parts[6] = parts[6].reshape(shape.rows, shape.mask_words)
     return StepInputs(*parts)
 
 
 class PagedKV:
     """`KVAccess` over the page arrays for one trace; holds the arrays as they are updated layer by layer."""
 
-    def __init__(self, pools: Sequence[LayerPool], kv_slots: jax.Array, plan: AttentionPlan, shape: PlanShape) -> None:
+    def __init__(self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape) -> None:
         self.pools = list(pools)
-        self._kv_slots = kv_slots
-        self._plan = plan
-        self._shape = shape
+        self._kv_slots: jax.Array = inputs.kv_slots
+        self._plan = unpack(shape.plan, inputs.plan)
+        self._shape = shape.plan
+        self._mask = unpack_mask(inputs.mask) if shape.mask_words else None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """See `KVAccess.attend`."""
         pool = self.pools[layer]
         pool = LayerPool(write_rows(pool.k, k, self._kv_slots), write_rows(pool.v, v, self._kv_slots))
         self.pools[layer] = pool
-        return attend(q, pool.k, pool.v, self._plan, shape=self._shape)
+        return attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
         """See `KVAccess.visible_sum`."""
         pool = self.pools[layer]
         pool = pool._replace(k=write_rows(pool.k, values[:, None, None], self._kv_slots))
         self.pools[layer] = pool
-        return visible_sum(pool.k, self._plan, shape=self._shape)
+        return visible_sum(pool.k, self._plan, shape=self._shape, mask=self._mask)
 
 
-StepFunction = Callable[
-    [Params, tuple[LayerPool, ...], DeviceState, jax.Array], tuple[tuple[LayerPool, ...], DeviceState, jax.Array]
-]
+def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
+    """The bits of a mask, lowest first."""
+    bits = words[:, :, None] >> jnp.arange(32) & 1
+    return (bits != 0).reshape(words.shape[0], -1)
+
+
+StepResult = tuple[tuple[LayerPool, ...], DeviceState, jax.Array, jax.Array | None]
+StepFunction = Callable[[Params, tuple[LayerPool, ...], DeviceState, jax.Array], StepResult]
 
 
 def make_step(model: Model, shape: StepShape) -> StepFunction:
     """The step for one shape, to be jitted with arguments 1 and 2 donated.
 
-    Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits.
+    Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
+    of a pass also float32 logits `[samples, vocab]`.
     """
 
-    def step(
-        params: Params, pools: tuple[LayerPool, ...], state: DeviceState, packed: jax.Array
-    ) -> tuple[tuple[LayerPool, ...], DeviceState, jax.Array]:
+    def step(params: Params, pools: tuple[LayerPool, ...], state: DeviceState, packed: jax.Array) -> StepResult:
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-        kv = PagedKV(pools, inputs.kv_slots, unpack(shape.plan, inputs.plan), shape.plan)
+        kv = PagedKV(pools, inputs, shape)
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, slots = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state.slots)
@@ -126,7 +138,8 @@ def make_step(model: Model, shape: StepShape) -> StepFunction:
             drawn.top_ids,
             jax.lax.bitcast_convert_type(drawn.top_logprobs, jnp.int32),
         ]
-        return tuple(kv.pools), DeviceState(last_token, slots), jnp.concatenate(as_bits, axis=1)
+        told = logits if shape.mask_words else None
+        return tuple(kv.pools), DeviceState(last_token, slots), jnp.concatenate(as_bits, axis=1), told
 
     return step
 

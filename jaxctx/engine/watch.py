@@ -54,11 +54,8 @@ class Watch:
 class Watchers:
     """Of one engine. `clock` tells unix seconds."""
 
-    def __init__(
-        self, cache: ContextCache, describe: Callable[[Context], ContextInfo], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, cache: ContextCache, clock: Callable[[], float]) -> None:
         self._cache = cache
-        self._describe = describe
         self._clock = clock
         self._readers: dict[str, set[Watch]] = {}
 
@@ -86,7 +83,7 @@ class Watchers:
             for watch in readers:
                 watch.wake()
 
-    def read(self, watch: Watch) -> list[ContextEvent]:
+    def read(self, watch: Watch, describe: Callable[[Context], ContextInfo]) -> list[ContextEvent]:
         """What there is to tell, up to `EVENTS`; nothing: the reader is woken when there is."""
         events: list[ContextEvent] = []
         if watch.reset:
@@ -94,15 +91,16 @@ class Watchers:
             events.append(ContextEvent(change=Change.RESET, at=self._clock()))
         for context in list(watch.pending)[:EVENTS]:
             change, at = watch.pending.pop(context)
-            events.append(self._event(context, change, at))
+            events.append(_event(context, change, at, describe))
         if watch.listed is not None and len(events) < EVENTS:
             count = EVENTS - len(events)
             contexts = self._cache.list(watch.tenant, watch.listed, count)
-            events += [self._event(context, Change.EXISTS, self._clock()) for context in contexts]
+            events += [_event(context, Change.EXISTS, self._clock(), describe) for context in contexts]
             watch.listed = contexts[-1].id if len(contexts) == count else None
         watch.asleep = not events
         return events
 
-    def _event(self, context: Context, change: Change, at: float) -> ContextEvent:
-        info = None if context.closed else self._describe(context)
-        return ContextEvent(change=change, at=at, context_id=context.id, context=info)
+
+def _event(context: Context, change: Change, at: float, describe: Callable[[Context], ContextInfo]) -> ContextEvent:
+    info = None if context.closed else describe(context)
+    return ContextEvent(change=change, at=at, context_id=context.id, context=info)

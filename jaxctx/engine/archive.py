@@ -1,0 +1,141 @@
+"""Archive: the step thread's part of snapshots and publications.
+
+Frozen contexts, of which nobody but this room knows, stand for what was saved; contexts are made of what was read.
+Every method is called on the step thread and returns at once; `snapshots` does what takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+
+from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.engine.device import Device
+from jaxctx.engine.operations import ContextOperations
+from jaxctx.engine.requests import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
+from jaxctx.errors import FailedPrecondition, NotFound
+from jaxctx.lifetime import Lifetime
+from jaxctx.store import Lineage, Version
+
+HIDDEN = "\0"  # begins the tenant of contexts that no caller sees
+
+
+class Archive:
+    """Of one engine; `model` is the identity of its pages, tenant and salt apart."""
+
+    def __init__(
+        self,
+        cache: ContextCache,
+        contexts: ContextOperations,
+        device: Device,
+        model: Identity,
+        max_tokens: int,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._contexts = contexts
+        self._device = device
+        self._model = model
+        self._max_tokens = max_tokens
+        self._wall_clock = wall_clock
+
+    # --- save ----------------------------------------------------------------------------------------------------
+
+    def freeze(self, caller: Caller, context_id: str) -> Context:
+        """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
+        context = self._cache.get(caller.tenant, context_id)
+        frozen = self._contexts.fork(context, [None], tenant=HIDDEN + caller.tenant)[0]
+        frozen.pinned = True
+        return frozen
+
+    def lifetime(self, ttl: Ttl) -> Lifetime:
+        """Of a snapshot that is saved or changed now."""
+        return Lifetime.begin(ttl.seconds, ttl.sliding, self._wall_clock())
+
+    def version(self, caller: Caller, request: SaveRequest, frozen: Context) -> Version:
+        """What the catalogue will say of it."""
+        tokens = frozen.computed if frozen.suspended else frozen.seq_len
+        pages = -(-tokens // frozen.page_size)
+        return Version(
+            tenant=caller.tenant,
+            name=request.name,
+            tokens=frozen.length,
+            seq_len=tokens,
+            pages=pages,
+            size_bytes=pages * self._device.page_bytes,
+            model_revision=self._model.model_revision,
+            salt=frozen.identity.salt,
+            manual_commit=frozen.manual_commit,
+            context_id=request.context_id,
+            held=None if request.durable else frozen,
+            lifetime=self.lifetime(request.ttl),
+            labels=dict(request.labels),
+        )
+
+    def lineage(self, frozen: Context) -> Lineage:
+        """All of a frozen context that is on the device, page data apart."""
+        return Lineage(
+            identity=frozen.identity.encode(),
+            model_revision=self._model.model_revision,
+            salt=frozen.identity.salt,
+            kv_dtype=self._model.kv_dtype,
+            page_size=frozen.page_size,
+            page_bytes=self._device.page_bytes,
+            tokens=frozen.tokens(),
+            marks=frozen.all_marks() if frozen.marked else {},
+            seq_len=frozen.seq_len,
+            committed_pages=frozen.committed_pages,
+            working_tokens=frozen.working_tokens,
+            manual_commit=frozen.manual_commit,
+        )
+
+    def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
+        """The data of some of its pages, by their places in its sequence; ready when the device got there."""
+        return self._device.save_pages(frozen.page_table()[np.asarray(numbers)].tolist())
+
+    def drop(self, contexts: Iterable[Context]) -> None:
+        """Forget contexts, frozen ones or such as came to nothing."""
+        for context in contexts:
+            if not context.closed:
+                self._contexts.lives.close(context)
+
+    # --- open ----------------------------------------------------------------------------------------------------
+
+    def thaw(self, caller: Caller, request: OpenRequest, version: Version) -> Context:
+        """A child of what a snapshot in memory holds."""
+        frozen = version.held
+        assert isinstance(frozen, Context)
+        if frozen.closed:
+            raise NotFound(f"no snapshot {request.name!r}", reason="SNAPSHOT_NOT_FOUND")
+        context = self._contexts.fork(frozen, [request.context_id], tenant=caller.tenant)[0]
+        return self._contexts.opened(context, request, version)
+
+    def revive(
+        self, caller: Caller, request: OpenRequest, version: Version, lineage: Lineage
+    ) -> tuple[Context, list[tuple[int, int]]]:
+        """A context of a stored lineage, and the pages it needs from the store: (place in the sequence, host slot)."""
+        usable = self._usable(lineage)
+        if not usable and not request.recompute:
+            raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
+        if len(lineage.tokens) > self._max_tokens:
+            raise FailedPrecondition(
+                f"of {len(lineage.tokens)} tokens; here a context holds at most {self._max_tokens}"
+            )
+        create = CreateRequest(context_id=request.context_id, salt=lineage.salt, manual_commit=lineage.manual_commit)
+        context = self._contexts.opened(self._contexts.make(caller, create), request, version)
+        marks = [lineage.marks.get(index, b"") for index in range(len(lineage.tokens))] if lineage.marks else ()
+        self._cache.append(context, lineage.tokens, marks)
+        slots = self._cache.park(context, lineage.seq_len, lineage.committed_pages)
+        if not usable:
+            self._cache.memory.drop_stash(context)
+        return context, slots if usable else []
+
+    def _usable(self, lineage: Lineage) -> bool:
+        return (lineage.model_revision, lineage.kv_dtype, lineage.page_size, lineage.page_bytes) == (
+            self._model.model_revision,
+            self._model.kv_dtype,
+            self._cache.page_size,
+            self._device.page_bytes,
+        )
