@@ -81,7 +81,7 @@ async def test_worst_case_is_reserved_so_running_work_always_finishes(make_engin
 
 
 async def test_pinned_contexts_can_starve_the_rest_but_hang_nobody(make_engine) -> None:
-    engine = make_engine(replace(CONFIG, pages=8))
+    engine = make_engine(replace(CONFIG, pages=8, pinned_pages_per_tenant=8))
     await filled(engine, [1] * 100, pinned=True)
     other = await engine.create(ME, CreateRequest())
     with pytest.raises(ResourceExhausted):

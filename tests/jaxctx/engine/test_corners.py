@@ -139,7 +139,7 @@ async def test_no_defect_ends_the_step_thread_in_silence(make_engine, monkeypatc
 
 
 async def test_a_failing_reserve_changes_nobody(make_engine) -> None:
-    engine = make_engine(replace(CONFIG, pages=24))
+    engine = make_engine(replace(CONFIG, pages=24, pinned_pages_per_tenant=24))
     await filled(engine, [1] * 160, pinned=True)
     await engine.close(ME, await filled(engine, [5] * 64))
     idle = [await filled(engine, [k] * 20) for k in (2, 3)]

@@ -171,7 +171,7 @@ async def test_9_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
 
 
 async def test_10_reserve_and_release(make_engine, clock) -> None:
-    engine = make_engine(replace(CONFIG, pages=64, max_context_tokens=1024))
+    engine = make_engine(replace(CONFIG, pages=64, max_context_tokens=1024, pinned_pages_per_tenant=64))
     pinned = await filled(engine, THOUSAND[: 54 * 16], pinned=True)
     other = await engine.create(ME, CreateRequest())
     stats = await engine.stats()

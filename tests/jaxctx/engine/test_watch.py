@@ -23,7 +23,7 @@ class Room:
         self.cache = ContextCache(
             pages=8, page_size=4, clock=lambda: self.now, new_id=lambda: f"c{next(ids) * 7919 % 10_007:05}"
         )
-        self.watchers = Watchers(self.cache, self.describe, lambda: self.now)  # type: ignore[arg-type]
+        self.watchers = Watchers(self.cache, lambda: self.now)
 
     @staticmethod
     def describe(context: Context) -> int:
@@ -48,8 +48,11 @@ class Room:
         self.watchers.join(watch)
         return watch
 
+    def events(self, watch: Watch) -> list[ContextEvent]:
+        return self.watchers.read(watch, self.describe)  # type: ignore[arg-type]
+
     def read(self, watch: Watch) -> list[tuple[str, str, object]]:
-        return [(event.change.value, event.context_id, event.context) for event in self.watchers.read(watch)]
+        return [(event.change.value, event.context_id, event.context) for event in self.events(watch)]
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def test_first_everything_that_is_there_then_every_change(room: Room) -> None:
     assert watch.woken == [None]  # type: ignore[attr-defined]
     c = room.create()
     room.note(theirs, Change.CLOSED)
-    events = room.watchers.read(watch)
+    events = room.events(watch)
     assert [(e.change, e.context_id, e.context, e.at) for e in events] == [
         (Change.CHANGED, a.id, 2, 5.0),
         (Change.SUSPENDED, b.id, 2, 6.0),
@@ -154,9 +157,9 @@ def test_a_reader_s_picture_is_right_whenever_it_has_read_all(room: Room, seed: 
         elif action < 0.8 and contexts:
             room.note(source.choice(contexts))
         else:
-            apply(picture, room.watchers.read(watch))
+            apply(picture, room.events(watch))
             if source.random() < 0.5:
-                while events := room.watchers.read(watch):
+                while events := room.events(watch):
                     apply(picture, events)
                 assert picture == {context.id: context.version for context in contexts}
 

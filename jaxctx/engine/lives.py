@@ -1,0 +1,121 @@
+"""Lives: contexts from birth to end, beside their tokens: time to live, pins, and the word of every change.
+
+Whatever changes a context says so here (`changed`), once it has: its version grows, its readers learn of it, and if it
+is pinned its tenant is charged what it holds now. Whatever is over is ended here (`reap`), before anybody looks.
+
+A sliding time to live begins again with each use: whatever changes a context's tokens or pages, computes, forks or
+saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from jaxctx.cache.contexts import Context, ContextCache
+from jaxctx.cache.registry import expired
+from jaxctx.engine.answers import Change
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.quotas import Quotas
+from jaxctx.engine.requests import CreateRequest, OpenRequest, Ttl
+from jaxctx.engine.scheduler import Scheduler
+from jaxctx.engine.sequence import Sequence
+from jaxctx.engine.watch import Watchers
+from jaxctx.errors import JaxctxError
+from jaxctx.lifetime import Alarms, Lifetime
+
+PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
+
+
+class Lives:
+    """Of one engine. `clock` tells unix seconds; `fail` ends the writer of a context that is over."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: ContextCache,
+        scheduler: Scheduler,
+        writers: Mapping[Context, Sequence],
+        clock: Callable[[], float],
+        fail: Callable[[Sequence, JaxctxError], None],
+    ) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._writers = writers
+        self._clock = clock
+        self._fail = fail
+        self._pins: Alarms[Context] = Alarms()
+        self.quotas = Quotas(config)
+        self.watchers = Watchers(cache, clock)
+        self.expired = 0
+        scheduler.budget.on_suspend = partial(self.changed, change=Change.SUSPENDED)
+
+    def changed(self, context: Context, change: Change = Change.CHANGED) -> None:
+        """Its tokens, pages or settings are others now."""
+        context.version += 1
+        if context.pinned:
+            self.quotas.charge(context.tenant, context, self._pages(context))
+        self.watchers.note(context, change)
+
+    def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
+        """A new context lives and is pinned as was asked for. Raises PIN_BUDGET, and then it is gone."""
+        try:
+            if request.pinned:
+                self.pin(context, True, request.pin_s)
+        except JaxctxError:
+            self._cache.close(context)
+            raise
+        self.set_ttl(context, request.ttl)
+        self.changed(context, change)
+
+    def set_ttl(self, context: Context, ttl: Ttl) -> None:
+        """It ends so long from now."""
+        self._cache.set_lifetime(context, Lifetime.begin(ttl.seconds, ttl.sliding, self._clock()))
+
+    def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
+        """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""
+        if pinned:
+            pages = self._pages(context)
+            self.quotas.check_pin(context.tenant, context, pages)
+            self.quotas.charge(context.tenant, context, pages)
+        else:
+            self.quotas.unpin(context.tenant, context)
+        context.pinned = pinned
+        context.pinned_until = self._clock() + pin_s if pinned and pin_s is not None else None
+        self._pins.set(context, context.pinned_until)
+
+    def check_growth(self, context: Context, pages: int) -> None:
+        """Before it may grow to so many pages: raises PIN_BUDGET if it is pinned and its tenant may not pin them."""
+        if context.pinned:
+            self.quotas.check_pin(context.tenant, context, pages)
+
+    def _pages(self, context: Context) -> int:
+        """That it holds, or was promised."""
+        held, writer = context.committed_pages + context.working_pages, self._writers.get(context)
+        return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
+
+    def close(self, context: Context, change: Change = Change.CLOSED) -> None:
+        """Give up a context that nobody writes to."""
+        self.pin(context, False)
+        self._cache.close(context)
+        self.changed(context, change)
+
+    def reap(self) -> float | None:
+        """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
+        now = self._clock()
+        for context in self._cache.lifetimes.due(now):
+            writer = self._writers.get(context)
+            if writer is not None and context.lifetime.sliding:
+                self._cache.set_lifetime(context, context.lifetime.anew(now))
+                continue
+            if writer is not None:
+                self._fail(writer, expired(context.id))
+            self.close(context, Change.EXPIRED)
+            self.expired += 1
+            self._scheduler.reconsider()
+        for context in self._pins.due(now):
+            self.pin(context, False)
+            self.changed(context)
+            self._scheduler.reconsider()
+        ends = [at for at in (self._cache.lifetimes.next, self._pins.next) if at is not None]
+        return min(max(min(ends) - now, 0.0), PATIENCE_S) if ends else None
