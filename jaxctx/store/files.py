@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -17,16 +18,19 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import tensorstore as ts
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.store.objects import ABSENT, Buffer, KvObjects, Objects, Pending, Upload, typed_errors
+from jaxctx.store.objects import ABSENT, Buffer, KvObjects, Objects, Part, Pending, Upload, typed_errors
+
+_PARTS_AHEAD = 32  # that the system is told to read
 
 
 class FileObjects(KvObjects):
     """Objects under one directory, which is made if it is not there."""
 
+    part_bytes = 256 << 10  # still in the processor's cache when the checksum is computed
+
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
-        self._reads = ThreadPoolExecutor(2, thread_name_prefix="store-read")
-        self._syncs = ThreadPoolExecutor(2, thread_name_prefix="store-sync")  # apart: a sync may take seconds
+        self._syncs = ThreadPoolExecutor(2, thread_name_prefix="store-sync")
         with typed_errors():
             for folder in ("names", "manifests", "packs"):
                 _make_directory(os.path.join(self._root, folder))
@@ -41,14 +45,22 @@ class FileObjects(KvObjects):
                 if file.endswith(".__lock"):
                     self._kv.write(f"names/{tenant}/{file.removesuffix('.__lock')}", None, if_equal=ABSENT).result()
 
-    def fetch(self, key: str, start: int, stop: int) -> Pending[bytes | None]:
-        future = self._reads.submit(_read, os.path.join(self._root, key), start, stop)
-
-        def wait() -> bytes | None:
-            with typed_errors():
-                return future.result()
-
-        return wait
+    def fetch(self, parts: Sequence[Part]) -> Iterator[bytes | None]:
+        key, file, advised = "", None, 0
+        try:
+            for index, part in enumerate(parts):
+                if part.key != key:
+                    _close(file)
+                    key, file, advised = part.key, _open(os.path.join(self._root, part.key)), index
+                while (
+                    file is not None and advised < min(len(parts), index + _PARTS_AHEAD) and parts[advised].key == key
+                ):
+                    _, start, stop = parts[advised]
+                    os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_WILLNEED)
+                    advised += 1
+                yield None if file is None else _read(file, part)
+        finally:
+            _close(file)
 
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
         with typed_errors():
@@ -69,7 +81,6 @@ class FileObjects(KvObjects):
             _sync_directory(os.path.dirname(path))
 
     def close(self) -> None:
-        self._reads.shutdown()
         self._syncs.shutdown()
 
 
@@ -121,14 +132,27 @@ def open_objects(url: str) -> Objects:
         raise InvalidArgument.field("store", str(error)) from error
 
 
-def _read(path: str, start: int, stop: int) -> bytes | None:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), stop - start, start)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EIO):  # gone, or unreadable for good: those pages are lost
+def _open(path: str) -> int | None:
+    with typed_errors():
+        try:
+            return os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
             return None
-        raise
+
+
+def _read(file: int, part: Part) -> bytes | None:
+    with typed_errors():
+        try:
+            return os.pread(file, part.stop - part.start, part.start)
+        except OSError as error:
+            if error.errno == errno.EIO:  # unreadable for good: those pages are lost
+                return None
+            raise
+
+
+def _close(file: int | None) -> None:
+    if file is not None:
+        os.close(file)
 
 
 def _make_directory(path: str) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import tensorstore as ts
 
@@ -22,7 +23,16 @@ Pending: TypeAlias = Callable[[], T]  # work that has begun; calling it, once, w
 
 ABSENT = b"\x02"  # the generation of an object that is not there, in TensorStore's words
 
+_READS_AHEAD = 4
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Part(NamedTuple):
+    """Bytes `[start, stop)` of an object."""
+
+    key: str
+    start: int
+    stop: int
 
 
 class Upload(Protocol):
@@ -44,6 +54,8 @@ class Upload(Protocol):
 class Objects(Protocol):
     """Where snapshots are kept. Thread-safe."""
 
+    part_bytes: int  # how long a part should be at least, so that little time goes into asking
+
     def list(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix`, which ends in "/", without it."""
         ...
@@ -52,8 +64,11 @@ class Objects(Protocol):
         """The whole value (None: not there) and its generation."""
         ...
 
-    def fetch(self, key: str, start: int, stop: int) -> Pending[bytes | None]:
-        """A part of an immutable object; None if that part is not there."""
+    def fetch(self, parts: Sequence[Part]) -> Iterator[bytes | None]:
+        """These parts of immutable objects, in this order; None, or less than was asked, for what is not there.
+
+        Reads some MiB ahead.
+        """
         ...
 
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
@@ -98,6 +113,8 @@ def typed_errors() -> Iterator[None]:
 class KvObjects:
     """Objects of a TensorStore key-value store."""
 
+    part_bytes = 2 << 20
+
     def __init__(self, store: ts.KvStore) -> None:
         self._kv = store
         # S3 cannot delete on a condition: there the record of a deleted name stays, empty.
@@ -120,21 +137,15 @@ class KvObjects:
 
         return wait
 
-    def fetch(self, key: str, start: int, stop: int) -> Pending[bytes | None]:
+    def fetch(self, parts: Sequence[Part]) -> Iterator[bytes | None]:
+        asked: deque[ts.Future[ts.KvStore.ReadResult]] = deque()
         with typed_errors():
-            future = self._kv.read(key, byte_range=slice(start, stop))
-
-        def wait() -> bytes | None:
-            with typed_errors():
-                try:
-                    found = future.result()
-                except ValueError as error:
-                    if str(error).startswith("OUT_OF_RANGE"):
-                        return None
-                    raise
-                return found.value if found.state == "value" else None
-
-        return wait
+            for part in parts:
+                asked.append(self._kv.read(part.key, byte_range=slice(part.start, part.stop)))
+                if len(asked) > _READS_AHEAD:
+                    yield _value(asked.popleft())
+            while asked:
+                yield _value(asked.popleft())
 
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
         if value is None and not self._deletes_on_condition:
@@ -151,6 +162,16 @@ class KvObjects:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _value(future: ts.Future[ts.KvStore.ReadResult]) -> bytes | None:
+    try:
+        found = future.result()
+    except ValueError as error:
+        if str(error).startswith("OUT_OF_RANGE"):
+            return None
+        raise
+    return found.value if found.state == "value" else None
 
 
 class _KvUpload:

@@ -9,14 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.errors import JaxctxError
-from jaxctx.store.objects import Buffer, Objects, Pending, Upload
+from jaxctx.store.objects import Buffer, Objects, Part, Pending, Upload
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import Manifest, Place, checksum, encode_manifest
 from jaxctx.store.snapshot import Lineage, Version
 
 PACK_BYTES = 32 << 20
-READ_BYTES = 2 << 20  # asked for at once; at least a page
-READS_AHEAD = 4
 _UPLOADS = 2  # packs that become durable while the next one is written
 
 Commit = Callable[[Version, int | None], Version]
@@ -165,13 +163,9 @@ class SnapshotReader:
 
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
         """The data of pages, in the order asked for; None for one that is lost. Reads ahead a few MiB."""
-        ahead: deque[tuple[list[int], Pending[bytes | None]]] = deque()
-        for run in self._runs(numbers):
-            ahead.append((run, self._fetch(run)))
-            if len(ahead) > READS_AHEAD:
-                yield from self._checked(*ahead.popleft())
-        while ahead:
-            yield from self._checked(*ahead.popleft())
+        runs = list(self._runs(numbers))
+        for run, data in zip(runs, self._objects.fetch([self._part(run) for run in runs]), strict=True):
+            yield from self._checked(run, data)
 
     def close(self) -> None:
         """Its pages may be collected from now on."""
@@ -186,23 +180,21 @@ class SnapshotReader:
             if run:
                 last, place = places[run[-1]], places[number]
                 adjacent = (last.pack, last.offset + size) == (place.pack, place.offset)
-                if not adjacent or (len(run) + 1) * size > READ_BYTES:
+                if not adjacent or len(run) * size >= self._objects.part_bytes:
                     yield run
                     run = []
             run.append(number)
         if run:
             yield run
 
-    def _fetch(self, run: list[int]) -> Pending[bytes | None]:
+    def _part(self, run: list[int]) -> Part:
         place = self._manifest.places[run[0]]
-        stop = place.offset + len(run) * self.lineage.page_bytes
-        return self._objects.fetch(f"packs/{place.pack}", place.offset, stop)
+        return Part(f"packs/{place.pack}", place.offset, place.offset + len(run) * self.lineage.page_bytes)
 
-    def _checked(self, run: list[int], wait: Pending[bytes | None]) -> Iterator[tuple[int, memoryview | None]]:
-        data = wait()
+    def _checked(self, run: list[int], data: bytes | None) -> Iterator[tuple[int, memoryview | None]]:
         if data is None and len(run) > 1:  # a part is lost: which?
             for number in run:
-                yield from self._checked([number], self._fetch([number]))
+                yield from self._checked([number], next(self._objects.fetch([self._part([number])])))
             return
         view, size = memoryview(data or b""), self.lineage.page_bytes
         for index, number in enumerate(run):

@@ -104,6 +104,8 @@ def check(store, tokens, name="a", *, tenant="t", version=None) -> None:
 class MemoryObjects:
     """Objects in a dictionary, that outlive the stores opened on them. Counts calls; `before` may raise or kill."""
 
+    part_bytes = 2 * PAGE_BYTES
+
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.generations = itertools.count(1)
@@ -119,10 +121,10 @@ class MemoryObjects:
         found = self.values.get(key), self.stamps.get(key, ABSENT)
         return lambda: found
 
-    def fetch(self, key, start, stop):
-        self.calls.append(("fetch", key))
-        found = self.values[key][start:stop] if key in self.values else None
-        return lambda: found
+    def fetch(self, parts):
+        for key, start, stop in parts:
+            self.calls.append(("fetch", key))
+            yield self.values[key][start:stop] if key in self.values else None
 
     def replace(self, key, value, expected):
         self.calls.append(("replace", key))

@@ -66,7 +66,7 @@ def test_a_snapshot_without_pages(objects):
 
 def test_many_packs(objects, monkeypatch):
     monkeypatch.setattr("jaxctx.store.transfer.PACK_BYTES", 3 * PAGE_BYTES)
-    monkeypatch.setattr("jaxctx.store.transfer.READ_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(type(objects), "part_bytes", 2 * PAGE_BYTES)
     store = open_store(objects)
     save(store, range(200))
     assert len(objects.list("packs/")) == 17
