@@ -59,7 +59,8 @@ class Registry:
         """A new context of an unused id; it counts as used now."""
         self._contexts[context.tenant, context.id] = context
         insort(self._ids.setdefault(context.tenant, []), context.id)
-        self._expired.get(context.tenant, {}).pop(context.id, None)
+        if context.tenant in self._expired:
+            self._expired[context.tenant].pop(context.id, None)
         self.lifetimes.set(context, context.lifetime.at)
         self.use(context)
 

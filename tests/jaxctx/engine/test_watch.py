@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.engine.answers import Change, ContextEvent
+from jaxctx.engine.answers import Change, Comparison, ContextEvent
+from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.requests import Caller, CreateRequest, GenerateRequest, Ttl
 from jaxctx.engine.watch import EVENTS, Watch, Watchers
+from jaxctx.errors import JaxctxError, NotFound, Unavailable
+from tests.engines import SMALL
 
 IDENTITY = Identity("t", "model")
 
@@ -190,3 +197,119 @@ def test_a_thousand_readers_come_and_go(room: Room) -> None:
         room.watchers.leave(watch)
         room.watchers.leave(watch)
     assert not room.watchers._readers
+
+
+# --- in an engine -----------------------------------------------------------------------------------------------------
+
+ME, OTHER = Caller("me"), Caller("other")
+
+
+async def told(events: AsyncIterator[ContextEvent], until: Change, context_id: str) -> list[ContextEvent]:
+    """What comes up to and with this."""
+    seen: list[ContextEvent] = []
+    async with asyncio.timeout(10):
+        async for event in events:
+            seen.append(event)
+            if (event.change, event.context_id) == (until, context_id):
+                return seen
+    raise AssertionError("the watch ended")
+
+
+async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock) -> None:
+    engine = make_engine(replace(SMALL, pages=16))
+    first = await engine.create(ME, CreateRequest())
+    theirs = await engine.create(OTHER, CreateRequest())
+    events = engine.watch(ME)
+    (exists,) = await told(events, Change.EXISTS, first.context_id)
+    assert exists.context == first
+    a = (await engine.create(ME, CreateRequest(ttl=Ttl(1000)))).context_id
+    (created,) = await told(events, Change.CREATED, a)
+    version = created.context.version
+    calls = [
+        engine.fill(ME, a, [1] * 40),
+        engine.fill(ME, a, [1] * 3, defer=True),
+        engine.flush(ME, a),
+        engine.truncate(ME, a, 2),
+        engine.reserve_pages(ME, a, 2),
+        engine.release_pages(ME, a, 1),
+        engine.rewind(ME, a, 20),
+        engine.update(ME, a, labels={"k": "v"}),
+        engine.update(ME, a, ttl=Ttl(500)),
+        engine.update(ME, a, pinned=True),
+        engine.update(ME, a, pinned=False),
+    ]
+    for call in calls:
+        await call
+        now = await engine.get(ME, a)
+        assert now.version > version
+        version = now.version
+        last = (await told(events, Change.CHANGED, a))[-1].context
+        while last != now:  # of several changes that one call made, an earlier one may have been told alone
+            assert last.version < now.version
+            last = (await told(events, Change.CHANGED, a))[-1].context
+    (b,) = await engine.fork(ME, a, [None])
+    assert (await told(events, Change.FORKED, b.context_id))[-1].context == b
+    await engine.fill(OTHER, theirs.context_id, [7] * 15 * 16)  # needs their pages
+    seen = [event.context_id for event in await told(events, Change.SUSPENDED, b.context_id)]
+    assert theirs.context_id not in seen
+    await engine.close(ME, b.context_id)
+    assert (await told(events, Change.CLOSED, b.context_id))[-1].context is None
+    clock.offset += 500
+    await told(events, Change.EXPIRED, a)
+    await events.aclose()
+    await engine.stats()
+    assert not engine.core.lives.watchers._readers
+
+
+async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> None:
+    a = (await engine.create(ME, CreateRequest())).context_id
+    version = (await engine.fill(ME, a, [1] * 20)).context.version
+    for wrong in (engine.truncate(ME, a, 9), engine.rewind(ME, a, 99), engine.commit_pages(ME, a, 1)):
+        with pytest.raises(JaxctxError):
+            await wrong
+    await engine.plan(ME, [1, 2], context_id=a)
+    await engine.compare(ME, a, a)
+    await engine.pages(ME, a)
+    await engine.fork(ME, a, [None])
+    assert (await engine.get(ME, a)).version == version
+
+
+async def test_a_generation_is_watched_and_its_last_event_tells_the_end(engine: LocalEngine) -> None:
+    a = (await engine.create(ME, CreateRequest())).context_id
+    await engine.fill(ME, a, [1] * 20)
+    events = engine.watch(ME)
+    await told(events, Change.EXISTS, a)
+    request = GenerateRequest(context_id=a, max_tokens=50, ignore_eos=True)
+    last = [piece async for piece in engine.generate(ME, request)][-1].context
+    seen: list[Any] = []
+    while not seen or seen[-1] != last:
+        seen += [event.context for event in await told(events, Change.CHANGED, a)]
+    assert [info.version for info in seen] == sorted({info.version for info in seen})
+    assert seen[-1].version >= 50
+
+
+async def test_readers_that_leave_are_forgotten_and_those_that_stay_end_with_the_engine(make_engine) -> None:
+    engine = make_engine(SMALL)
+    await engine.create(ME, CreateRequest())
+    watches = [engine.watch(ME) for _ in range(1000)]
+    await asyncio.gather(*(anext(events) for events in watches))
+    waiting = [asyncio.ensure_future(anext(events)) for events in watches]
+    await engine.stats()
+    for task in waiting[:999]:
+        task.cancel()
+    await asyncio.gather(*waiting[:999], return_exceptions=True)
+    await engine.stats()
+    assert [len(readers) for readers in engine.core.lives.watchers._readers.values()] == [1]
+    engine.stop()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting[999], 5)
+
+
+async def test_compare_in_an_engine(engine: LocalEngine) -> None:
+    a = (await engine.create(ME, CreateRequest())).context_id
+    await engine.fill(ME, a, [1] * 40)
+    b = (await engine.fork(ME, a, [None]))[0].context_id
+    await engine.fill(ME, b, [2, 3])
+    assert await engine.compare(ME, a, b) == Comparison(common_tokens=40, shared_pages=2, length_a=40, length_b=42)
+    with pytest.raises(NotFound):
+        await engine.compare(OTHER, a, b)
