@@ -1,12 +1,15 @@
 """Quotas of a tenant and the budget of its pins: what is charged, what is refused, what is given back."""
 
+import asyncio
 import random
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl
+from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.quotas import Quotas
 from jaxctx.errors import InvalidArgument, ResourceExhausted
 
@@ -65,3 +68,140 @@ def test_a_negative_quota_is_refused(name: str) -> None:
 def test_half_of_the_pages_may_be_pinned_by_default() -> None:
     assert EngineConfig(pages=9).pin_budget == 4
     assert EngineConfig(pages=9, pinned_pages_per_tenant=0).pin_budget == 0
+
+
+# --- in an engine -----------------------------------------------------------------------------------------------------
+
+
+async def filled(engine: LocalEngine, pages: int, caller: Caller = ME, token: int = 1, **options: object) -> str:
+    info = await engine.create(caller, CreateRequest(**options))  # type: ignore[arg-type]
+    await engine.fill(caller, info.context_id, [token] * pages * 16)
+    return info.context_id
+
+
+async def refused(call: Awaitable[object], remaining: int) -> None:
+    with pytest.raises(ResourceExhausted, match=f" {remaining} remain") as error:
+        await call
+    assert error.value.reason == "PIN_BUDGET"
+
+
+async def generate(engine: LocalEngine, context_id: str, tokens: int) -> None:
+    async for _ in engine.generate(ME, GenerateRequest(context_id=context_id, max_tokens=tokens, ignore_eos=True)):
+        pass
+
+
+async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    charged = engine.core.lives.quotas.pinned
+    a, b = await filled(engine, 8), await filled(engine, 8)  # the same pages
+    assert (await engine.update(ME, a, pinned=True)).pinned
+    assert (await engine.update(ME, b, pinned=True)).pinned_until is None
+    assert charged("me") == 16
+    c = await filled(engine, 5, token=3)
+    before = await engine.get(ME, c)
+    await refused(engine.update(ME, c, pinned=True, priority=7), remaining=4)
+    assert await engine.get(ME, c) == before
+    await engine.update(OTHER, await filled(engine, 5, OTHER), pinned=True)  # another tenant's is its own
+    await engine.rewind(ME, b, 4 * 16)
+    assert charged("me") == 12
+    await engine.update(ME, c, pinned=True)
+    await engine.update(ME, a, pinned=False)
+    await engine.close(ME, c)
+    assert (charged("me"), charged("other")) == (4, 5)
+
+
+async def test_growth_of_a_pinned_context_is_charged_when_it_is_admitted(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    charged = engine.core.lives.quotas.pinned
+    a = await filled(engine, 10, pinned=True)
+    before = await engine.get(ME, a)
+    await refused(engine.fill(ME, a, [2] * 11 * 16), remaining=10)
+    await refused(engine.reserve_pages(ME, a, 11), remaining=10)
+    await refused(generate(engine, a, 10 * 16 + 2), remaining=10)
+    after = await engine.get(ME, a)
+    assert after == replace(before, used_at=after.used_at)
+    task = asyncio.create_task(generate(engine, a, 10 * 16 + 1))  # the last token is not computed
+    while charged("me") == 10:
+        await asyncio.sleep(0.001)
+    assert charged("me") == 20  # at once, though it does not hold them yet
+    assert (await engine.create(ME, CreateRequest(pinned=True))).pinned  # an empty one costs nothing
+    await task
+    assert charged("me") == 20
+    await engine.rewind(ME, a, 16)
+    await engine.reserve_pages(ME, a, 5)
+    assert charged("me") == 6
+    await engine.release_pages(ME, a, 5)
+    assert charged("me") == 1
+
+
+async def test_a_cancelled_writer_gives_back_what_it_was_promised(make_engine) -> None:
+    engine = make_engine(CONFIG)
+    a = await filled(engine, 1, pinned=True)
+    stream = engine.generate(ME, GenerateRequest(context_id=a, max_tokens=300, ignore_eos=True))
+    await anext(stream)
+    assert engine.core.lives.quotas.pinned("me") == 20
+    await refused(engine.update(ME, await filled(engine, 1, token=2), pinned=True), remaining=0)
+    await stream.aclose()
+    info = await engine.get(ME, a)
+    assert engine.core.lives.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
+
+
+async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock) -> None:
+    engine = make_engine(CONFIG)
+    pinned = await filled(engine, 10, pinned=True, pin_s=100)
+    idle = await filled(engine, 10, token=2)
+    info = await engine.get(ME, pinned)
+    assert info.pinned_until == pytest.approx(clock.wall() + 100, abs=2)
+
+    async def flood() -> tuple[str, str]:
+        await engine.close(OTHER, await filled(engine, 30, OTHER, token=4))
+        await engine.close(OTHER, await filled(engine, 31, OTHER, token=5))
+        await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest(context_id="x"))).context_id, 54)
+        await engine.close(OTHER, "x")
+        return (await engine.get(ME, pinned)).state.value, (await engine.get(ME, idle)).state.value
+
+    assert await flood() == ("idle", "suspended")
+    clock.offset += 100
+    info = await engine.get(ME, pinned)
+    assert (info.pinned, info.pinned_until, info.committed_pages) == (False, None, 10)  # evictable, not closed
+    assert engine.core.lives.quotas.pinned("me") == 0
+    await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest())).context_id, 64)
+    assert (await engine.get(ME, pinned)).state.value == "suspended"
+
+
+async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
+    engine = make_engine(CONFIG)
+    a = await filled(engine, 2, pinned=True, pin_s=10, ttl=Ttl(1000))
+    assert (await engine.update(ME, a, pin_s=50)).pinned_until == pytest.approx(clock.wall() + 50, abs=2)
+    clock.offset += 20
+    assert (await engine.update(ME, a, pinned=True)).pinned_until is None
+    clock.offset += 100
+    assert (await engine.get(ME, a)).pinned
+    clock.offset += 1000
+    assert await engine.list(ME) == []
+    assert engine.core.lives.quotas.pinned("me") == 0
+
+
+async def test_contexts_of_a_tenant_are_counted_and_forks_too(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, max_contexts_per_tenant=3))
+    a = await filled(engine, 1)
+    await engine.fork(ME, a, [None])
+    for call in (
+        engine.fork(ME, a, [None, None]),
+        generate_many(engine, a),
+    ):
+        with pytest.raises(ResourceExhausted, match="max_contexts_per_tenant is 3") as error:
+            await call
+        assert error.value.reason == "QUOTA"
+    await engine.create(ME, CreateRequest())
+    with pytest.raises(ResourceExhausted):
+        await engine.create(ME, CreateRequest())
+    await engine.create(OTHER, CreateRequest())
+    await engine.close(ME, a)
+    await engine.create(ME, CreateRequest())
+    assert len(await engine.list(ME)) == 3
+
+
+async def generate_many(engine: LocalEngine, context_id: str) -> None:
+    async for _ in engine.generate(ME, GenerateRequest(context_id=context_id, max_tokens=2, n=2)):
+        pass
