@@ -98,7 +98,7 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
         device._compile_copy()
         device._compile_load()
         device._compile_save()
-        changing = [device._steps[device.shapes[0].rows], device._others["copy"], device._others["load"]]
+        changing = [device._steps[device.shapes[0]], device._others["copy"], device._others["load"]]
         analyses = [executable.memory_analysis() for executable in (*changing, device._others["save"])]
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
         pool_bytes = sum(pool.k.nbytes + pool.v.nbytes for pool in device._pools)

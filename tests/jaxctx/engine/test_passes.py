@@ -1,0 +1,315 @@
+"""Passes: positions, masks and outputs in the compiled step, against the same model with dense float64 attention."""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx.cache.marks import encode_mark
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.device import Device
+from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
+from jaxctx.engine.passes import pass_result, write_marks, write_outputs
+from jaxctx.engine.sequence import Sampler
+from jaxctx.engine.step import StepShape, read_output
+from jaxctx.model.bind import init_random
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.echo import EchoModel, echo_next
+from jaxctx.model.sharding import make_mesh, shard
+from jaxctx_kernels import Segment, plan_attention
+
+TINY = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=96,
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=48,
+    max_positions=4096,
+    qk_norm=True,
+)
+CONFIG = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
+LENGTH = 61
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass
+class DenseMasked:
+    """A `KVAccess` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64."""
+
+    mask: np.ndarray
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+        out = np.zeros(q.shape)
+        for row, head in np.ndindex(*q.shape[:2]):
+            kv_head, seen = head * k.shape[1] // q.shape[1], self.mask[row]
+            if seen.any():
+                score = k[seen, kv_head] @ q[row, head] / math.sqrt(q.shape[2])
+                weight = np.exp(score - score.max())
+                out[row, head] = weight @ v[seen, kv_head] / weight.sum()
+        return jnp.asarray(out, jnp.float32)
+
+    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
+        return jnp.asarray(np.where(self.mask, np.asarray(values), 0).sum(1, dtype=np.uint32))
+
+
+@dataclass
+class Subject:
+    """A model on a device, and a page table for one context."""
+
+    model: object
+    params: object
+    device: Device
+    config: EngineConfig
+    tokens: np.ndarray
+
+    def write(self, views, first: int, rows: int, table: np.ndarray) -> Segment:
+        index, size = np.arange(first, first + rows), self.config.page_size
+        views.tokens[:rows] = self.tokens[index]
+        views.positions[:rows] = index
+        views.kv_slots[:rows] = table[index // size] * size + index % size
+        return Segment(0, rows, first, table)
+
+    def run(
+        self,
+        marks: Mapping[int, bytes] = {},
+        chunks: Sequence[int] = (LENGTH,),
+        outputs: Sequence[int] = (LENGTH - 1,),
+        samplers: Mapping[int, Sampler] = {},
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and samples at `outputs`, of a new context computed in passes of `chunks` rows, again and again."""
+        table = np.random.default_rng(5).permutation(np.arange(1, self.config.pages + 1)).astype(np.int32)
+        logits, samples, first = [], [], 0
+        with self.device.count_compilations():
+            while first < LENGTH:
+                rows = min(chunks[len(logits) % len(chunks)], LENGTH - first)
+                asked = [index for index in outputs if first <= index < first + rows]
+                shape = self.device.pass_shape_for(rows, len(asked))
+                packed, views = self.device.blank(shape)
+                segment = self.write(views, first, rows, table)
+                write_marks(views, first, rows, marks)
+                write_outputs(views, first, asked, samplers)
+                plan_attention([segment], shape.plan, views.plan)
+                told, output = self.device.run_pass(shape, packed)
+                logits.append(np.asarray(told)[: len(asked)])
+                samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
+                first += rows
+        assert self.device.compilations == 0
+        return np.concatenate(logits), np.concatenate(samples)
+
+    def step(self, sampler: Sampler) -> int:
+        """What an ordinary step over all tokens samples after the last one."""
+        shape = self.device.shape_for(LENGTH)
+        packed, views = self.device.blank(shape)
+        segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
+        views.sample_rows[0] = LENGTH - 1
+        sampler.write(views.sampling[0], position=LENGTH, suppress=False)
+        plan_attention([segment], shape.plan, views.plan)
+        return int(read_output(np.asarray(self.device.run(shape, packed))).tokens[0])
+
+    def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
+        """Logits of all tokens."""
+        mask = np.tri(LENGTH, dtype=np.bool_)
+        for index, ranges in masks.items():
+            mask[index] = False
+            for start, stop in ranges:
+                mask[index, start:stop] = True
+        positions = np.arange(LENGTH) if positions is None else positions
+        at = jnp.asarray(positions, jnp.int32)
+        hidden = self.model.hidden(self.params, jnp.asarray(self.tokens), at, DenseMasked(mask))
+        return np.asarray(self.model.logits(self.params, hidden))
+
+
+@cache
+def make_subject(kind: str) -> Subject:
+    mesh = make_mesh(tensor=2) if kind == "two devices" else None
+    model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
+    device = Device(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
+    for shape in (*device.pass_shapes, *((device.shape_for(1),) if kind == "echo" else ()), device.shape_for(LENGTH)):
+        device._compile_step(shape)
+    tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
+    return Subject(model, params, device, CONFIG, tokens)
+
+
+@pytest.fixture(params=["echo", "decoder", "two devices"])
+def subject(request) -> Subject:
+    return make_subject(request.param)
+
+
+@pytest.fixture
+def echo() -> Subject:
+    return make_subject("echo")
+
+
+SOME = (0, 1, 20, 33, 34, 57, LENGTH - 1)
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+def window(index: int) -> Ranges:
+    """Two sinks and the last nine tokens."""
+    return [(0, 2), (max(index - 8, 2), index + 1)] if index >= 2 else [(0, index + 1)]
+
+
+def test_a_pass_without_marks_equals_dense_attention(subject: Subject) -> None:
+    logits, _ = subject.run(outputs=SOME)
+    np.testing.assert_allclose(logits, subject.dense()[list(SOME)], **CLOSE)
+
+
+def test_an_explicit_causal_mask_is_none_to_the_bit(subject: Subject) -> None:
+    explicit = {index: array("i", [index, 0, index + 1]).tobytes() for index in range(LENGTH)}
+    masked, plain = subject.run(explicit, outputs=SOME), subject.run(outputs=SOME)
+    np.testing.assert_array_equal(masked[0], plain[0])
+
+
+@pytest.mark.parametrize("chunks", [(1,), (3,), (4,), (17,), (1, 30, 4)])
+def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None:
+    marks = {index: encode_mark(index, index + 11, window(index)) for index in range(LENGTH)}
+    got, whole = subject.run(marks, chunks, SOME)[0], subject.run(marks, outputs=SOME)[0]
+    np.testing.assert_allclose(got, whole, **CLOSE)
+
+
+def test_a_sliding_window_with_sinks_equals_dense_attention(subject: Subject) -> None:
+    masks = {index: window(index) for index in range(LENGTH)}
+    marks = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    logits, _ = subject.run(marks, (7, 40), SOME)
+    want = subject.dense(masks=masks)[list(SOME)]
+    np.testing.assert_allclose(logits, want, **CLOSE)
+    assert np.abs(want - subject.dense()[list(SOME)]).max() > 0.1  # the mask makes a difference
+
+
+def test_random_masks_that_hide_even_the_token_itself(subject: Subject) -> None:
+    rng = np.random.default_rng(1)
+    masks = {}
+    for index in rng.choice(LENGTH, 40, replace=False).tolist():
+        edges = sorted(rng.choice(index + 2, min(index + 2, 6), replace=False).tolist())
+        masks[index] = list(zip(edges[::2], edges[1::2], strict=False)) or [(0, 1)]
+    marks = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    everything = range(LENGTH)
+    logits, _ = subject.run(marks, (16,), everything)
+    np.testing.assert_allclose(logits, subject.dense(masks=masks), **CLOSE)
+
+
+def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
+    """A gap of 1000 after a third of the tokens, and two tokens in one place; masks count indices all the same."""
+    positions = np.arange(LENGTH)
+    positions[20:] += 1000
+    positions[40] = positions[39]
+    masks = {index: window(index) for index in range(30, 50)}
+    marks = {i: encode_mark(i, int(positions[i]), masks.get(i, ())) for i in range(LENGTH)}
+    logits, _ = subject.run(marks, (LENGTH,), SOME)
+    want = subject.dense(positions, masks)[list(SOME)]
+    np.testing.assert_allclose(logits, want, rtol=1e-3, atol=1e-3)
+    assert np.abs(want[2:] - subject.dense(masks=masks)[list(SOME)][2:]).max() > 0.05
+
+
+def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
+    options = [
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0),
+        Sampling(temperature=3.0, top_k=9),
+        Sampling(temperature=2.0, top_p=0.8, min_p=0.01),
+    ]
+    drawn = set()
+    for seed in range(24):
+        request = GenerateRequest(context_id="", sampling=options[seed % len(options)])
+        sampler = Sampler(request, seed)
+        samples = subject.run(chunks=(30,), samplers={LENGTH - 1: sampler})[1]
+        assert samples.tolist() == [subject.step(sampler)]
+        drawn.add(int(samples[0]))
+    assert len(drawn) > 5
+
+
+def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: Subject) -> None:
+    """As an ordinary step's is: a sequence may go on from a pass before the host has seen its token."""
+    device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
+    shape = device.pass_shape_for(9, 1)
+    packed, views = device.blank(shape)
+    plan_attention([echo.write(views, 0, 9, table)], shape.plan, views.plan)
+    views.sample_rows[0], views.slots[0] = 8, 2
+    _, by_pass = device.run_pass(shape, packed)
+
+    shape = device.shape_for(1)
+    packed, views = device.blank(shape)
+    plan_attention([echo.write(views, 9, 1, table)], shape.plan, views.plan)
+    views.tokens[0] = -1 - 2  # the sample of slot 2
+    by_step = device.run(shape, packed)
+
+    first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_pass, by_step))
+    told = echo.tokens[:9].tolist()
+    assert [first, second] == [echo_next(told), echo_next([*told, echo_next(told)])]
+
+
+@pytest.mark.parametrize(
+    ("limit", "shapes"), [(4, [(4, 4)]), (8, [(4, 4), (8, 8)]), (48, [(4, 4), (48, 16)]), (512, [(4, 4), (64, 16)])]
+)
+def test_pass_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, int]]) -> None:
+    device = Device(EchoModel(), (), replace(CONFIG, max_batch_tokens=limit))
+
+    def size(shape: StepShape) -> tuple[int, int]:
+        return shape.rows, shape.samples
+
+    assert [size(shape) for shape in device.pass_shapes] == shapes
+    assert device.pass_limits == shapes[-1]
+    assert size(device.pass_shape_for(4, 4)) == (4, 4)
+    assert size(device.pass_shape_for(limit, 0)) == shapes[-1] if limit <= 64 else True
+    assert all(shape.mask_words == 3 for shape in device.pass_shapes)
+    assert not any(shape.mask_words for shape in device.shapes)
+
+
+def test_answers_equal_the_softmax_of_the_logits() -> None:
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=5000).astype(np.float32) * 8
+    want = [float(x) for x in logits]
+    total = math.fsum(math.exp(x - max(want)) for x in want)
+    logprobs = [x - max(want) - math.log(total) for x in want]
+    asked = PassOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
+    got = pass_result(asked, logits, 5, 99)
+    assert (got.index, got.token_id, got.seed) == (3, 5, 99)
+    assert got.logprobs == pytest.approx([logprobs[i] for i in (7, 0, 4999, 7)], abs=1e-12)
+    best = sorted(range(5000), key=lambda i: -want[i])[:64]
+    assert [i for i, _ in got.top] == best
+    assert [p for _, p in got.top] == pytest.approx([logprobs[i] for i in best], abs=1e-12)
+    assert got.entropy == pytest.approx(-math.fsum(math.exp(p) * p for p in logprobs), abs=1e-12)
+    assert got.logits == logits.astype("<f4").tobytes()
+
+
+def test_answers_hold_what_was_asked_for_and_no_more() -> None:
+    nothing = pass_result(PassOutput(index=1), None, None, None)
+    assert (nothing.logprobs, nothing.top, nothing.logits, nothing.entropy) == ((), (), b"", None)
+    only = pass_result(PassOutput(index=1, entropy=True), np.zeros(8, np.float32), None, None)
+    assert (list(only.logprobs), list(only.top), only.logits) == ([], [], b"")
+    assert only.entropy == pytest.approx(math.log(8))
+
+
+def test_ties_go_to_the_lower_id_and_the_top_ends_with_the_vocabulary() -> None:
+    logits = np.array([1, 2, 2, 0, 2, 1, 2, -3], np.float32)
+    assert [i for i, _ in pass_result(PassOutput(index=0, top=3), logits, None, None).top] == [1, 2, 4]
+    assert [i for i, _ in pass_result(PassOutput(index=0, top=64), logits, None, None).top] == [1, 2, 4, 6, 0, 5, 3, 7]
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_about_logits_that_are_no_numbers() -> None:
+    """What is no number counts as impossible, and raw logits are told as they are."""
+    inf = math.inf
+    logits = np.array([0, math.nan, -inf, 0], np.float32)
+    asked = PassOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
+    got = pass_result(asked, logits, None, None)
+    assert got.logprobs == pytest.approx([-math.log(2), -inf, -inf])
+    assert [i for i, _ in got.top] == [0, 3, 1, 2]
+    assert got.entropy == pytest.approx(math.log(2))
+    assert np.isnan(np.frombuffer(got.logits, "<f4")[1])
+    certain = pass_result(asked, np.array([-1e30, 3, inf, 1e30], np.float32), None, None)
+    assert list(certain.logprobs)[2] == pytest.approx(0)
+    assert certain.entropy == 0
+    void = pass_result(asked, np.full(4, math.nan, np.float32), None, None)
+    assert list(void.logprobs) == [-inf] * 3
+    assert void.entropy == 0
