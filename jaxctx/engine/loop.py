@@ -103,12 +103,13 @@ class StepLoop:
         """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
         works = not self.failure.done()
         timeout = self.core.expire() if works else None
-        sent = works and self._flying < self._steps_in_flight and self._dispatch()
+        room = works and self._flying < self._steps_in_flight
+        more = room and (self._dispatch() or self.core.scheduler.restored)
         if works:
             self.core.carry_out()
         self.outbox.flush()
         try:
-            message = self._inbox.get(block=not sent, timeout=timeout)
+            message = self._inbox.get(block=not more, timeout=timeout)
             while True:
                 self._take(message)
                 message = self._inbox.get_nowait()

@@ -58,6 +58,7 @@ class Scheduler:
         self._ready = ready
         self._unusual_rows, self._unusual_outputs = unusual
         self._unusual_next = False  # whose turn it is, where there are both
+        self.restored = False  # pages came back just now: there may be more at once
         self.complete: list[Sequence] = []  # had nothing left to compute when they had been restored
         self._free_slots = list(range(config.max_batch - 1, -1, -1))
         self.queue = WaitingQueue()
@@ -220,9 +221,11 @@ class Scheduler:
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
         pages = self._config.restore_pages
+        self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before = sequence.context, sequence.context.seq_len
             gained = self._cache.restore(context, pages, self._ready, sequence.match_to) if pages else 0
+            self.restored |= gained > 0
             spent = min(gained, sequence.reserved)
             sequence.reserved -= spent
             self.budget.reserved -= spent
