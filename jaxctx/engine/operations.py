@@ -175,10 +175,10 @@ class ContextOperations:
         ttl: Ttl | None,
         labels: Mapping[str, str] | None,
     ) -> ContextInfo:
-        """Change what is given; takes effect for work not yet admitted. With `pin_s` it is pinned for so long."""
+        """Change what is given; takes effect for work not yet admitted. `pin_s` goes with `pinned`."""
         context = self._cache.get(caller.tenant, context_id)
-        if pinned is not None or pin_s is not None:  # the only one that may be refused
-            self.lives.pin(context, pinned is not False, pin_s)
+        if pinned is not None:  # the only one that may be refused
+            self.lives.pin(context, pinned, pin_s)
         if priority is not None:
             context.priority = priority
         if ttl is not None:

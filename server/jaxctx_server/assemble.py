@@ -126,4 +126,8 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
         max_context_tokens=min(longest, capacity),
         queue_limit=config.queue_limit,
         default_max_tokens=config.default_max_tokens,
+        max_contexts_per_tenant=config.max_contexts_per_tenant,
+        max_snapshots_per_tenant=config.max_snapshots_per_tenant,
+        max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
+        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
     )

@@ -92,6 +92,15 @@ class ServeConfig:
     default_max_tokens: Annotated[int, Range(1, MANY)] = 256
     """Longest output of a request that does not say."""
 
+    max_contexts_per_tenant: Annotated[int | None, tyro.conf.arg(metavar="INT"), Range(1, MANY)] = None
+    """Contexts that a tenant may have at once. None: as many as there may be at all."""
+    pinned_tokens: Annotated[int | None, Tokens, Range(0, 2**40)] = None
+    """Tokens of KV that a tenant may pin, in whole pages. None: half of what there is."""
+    max_snapshots_per_tenant: Annotated[int | None, tyro.conf.arg(metavar="INT"), Range(1, MANY)] = 10_000
+    """Versions of snapshots that a tenant may have. None: no limit."""
+    max_snapshot_bytes_per_tenant: Annotated[int | None, tyro.conf.arg(metavar="BYTES"), Range(1, 2**50)] = None
+    """Size of them all, pages that they share counted in each. None: no limit."""
+
     compile_cache: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_compile_cache)
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
     drain_timeout_s: Annotated[float, Range(0, 86400)] = 60.0

@@ -62,6 +62,10 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes() == (32 * 8192 // 16, 8192)
     assert sizes(max_batch=2, max_context_tokens=100) == (13, 100)
     assert sizes(kv_tokens=1000, page_size=64) == (16, 1024)  # a context cannot be longer than the room there is
+    assert configs[-1].pin_budget == 8
+    sizes(kv_tokens=1000, page_size=64, pinned_tokens=200, max_contexts_per_tenant=5, max_snapshot_bytes_per_tenant=6)
+    config = configs[-1]
+    assert (config.pin_budget, config.max_contexts_per_tenant, config.max_snapshot_bytes_per_tenant) == (3, 5, 6)
     pages, longest = sizes(memory_fraction=0.01)
     assert pages > 1000
     assert longest == 8192

@@ -172,7 +172,7 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
 async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
     engine = make_engine(CONFIG)
     a = await filled(engine, 2, pinned=True, pin_s=10, ttl=Ttl(1000))
-    assert (await engine.update(ME, a, pin_s=50)).pinned_until == pytest.approx(clock.wall() + 50, abs=2)
+    assert (await engine.update(ME, a, pinned=True, pin_s=50)).pinned_until == pytest.approx(clock.wall() + 50, abs=2)
     clock.offset += 20
     assert (await engine.update(ME, a, pinned=True)).pinned_until is None
     clock.offset += 100
