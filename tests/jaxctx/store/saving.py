@@ -102,15 +102,22 @@ def check(store, tokens, name="a", *, tenant="t", version=None) -> None:
 
 
 class MemoryObjects:
-    """Objects in a dictionary, that outlive the stores opened on them. Counts calls; `before` may raise or kill."""
+    """Objects in a dictionary, that outlive the stores opened on them, and remember the calls."""
 
     part_bytes = 2 * PAGE_BYTES
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.generations = itertools.count(1)
+        self.writes = 0
         self.stamps: dict[str, bytes] = {}
         self.calls: list[tuple[str, str]] = []
+        self.volatile: set[str] = set()  # finished, but nobody waited for that yet: lost with the power
+
+    def lose_power(self, left: int) -> None:
+        """Of what was not waited for, only the first bytes remain."""
+        for key in self.volatile:
+            self.values[key] = self.values[key][:left]
+        self.volatile.clear()
 
     def list(self, prefix):
         self.calls.append(("list", prefix))
@@ -138,7 +145,8 @@ class MemoryObjects:
         return self.stamps[key]
 
     def _set(self, key, value):
-        self.values[key], self.stamps[key] = bytes(value), b"%d" % next(self.generations)
+        self.writes += 1
+        self.values[key], self.stamps[key] = bytes(value), b"generation %d" % self.writes
 
     def create(self, key):
         self.calls.append(("create", key))
@@ -169,7 +177,8 @@ class MemoryUpload:
     def finish(self):
         self.objects.calls.append(("finish", self.key))
         self.objects._set(self.key, self.parts)
-        return lambda: None
+        self.objects.volatile.add(self.key)
+        return lambda: self.objects.volatile.discard(self.key)
 
     def abandon(self):
         pass

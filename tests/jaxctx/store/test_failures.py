@@ -1,0 +1,213 @@
+"""I/O errors at every call below the store, and below TensorStore: typed, and nothing half-visible."""
+
+import copy
+import errno
+import os
+
+import pytest
+
+from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.store import transfer
+from jaxctx.store.files import open_objects
+from jaxctx.store.objects import failed
+
+from .interrupted import SCENARIOS, Interrupted, check_no_garbage, prepare, state
+from .saving import Clock, MemoryObjects, check, lineage, open_store, page, save
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_error_at_every_call(scenario):
+    """One call fails: the caller is told and nothing has changed, or does not need to know."""
+    start = MemoryObjects()
+    prepare(start)
+    old, whole = state(start), copy.deepcopy(start)
+    SCENARIOS[scenario](open_store(whole, seed="now"))
+    new, errors = state(whole), 0
+    for count in range(100):
+        objects = copy.deepcopy(start)
+        calls = [0]
+
+        def point(calls=calls, count=count):
+            calls[0] += 1
+            if calls[0] == count + 1:
+                raise Unavailable("broken", reason="STORE_FAILED")
+
+        try:
+            store = open_store(Interrupted(objects, point), clock := Clock(), seed="now")
+        except Unavailable:
+            continue  # it does not start
+        try:
+            SCENARIOS[scenario](store)
+            found = state(objects)
+            assert found == new
+        except Unavailable:
+            errors += 1
+            found = state(objects)
+            # Deleting is done once the name is gone, even if the space was not given back yet.
+            assert found == old or (scenario in ("delete", "take") and found == new)
+        reached, calls[0] = calls[0] > count, 1000
+        assert state(objects, "again") == {
+            latest.name: {one.version: found[latest.name][one.version] for one in store.history("t", latest.name)}
+            for latest in store.list("t")
+        }
+        check_no_garbage(objects, store, clock)
+        if not reached:
+            assert errors
+            return
+    raise AssertionError("there are more calls")
+
+
+@pytest.mark.parametrize("scenario", ["save", "overwrite", "delete", "take", "update"])
+def test_it_stays_unknown_whether_the_record_was_replaced(scenario):
+    """The commit fails, and so does looking what came of it: the next collection looks again, and loses nothing."""
+    for happened in (False, True):
+        objects = MemoryObjects()
+        prepare(objects)
+        old, broken = state(objects), []
+
+        class Breaking(Interrupted):
+            def replace(self, key, value, expected):
+                if happened:  # noqa: B023
+                    super().replace(key, value, expected)
+                broken.append(True)  # noqa: B023
+                self.point()
+
+        def point(broken=broken):
+            if broken:
+                raise Unavailable("broken", reason="STORE_FAILED")
+
+        store = open_store(Breaking(objects, point), clock := Clock(), seed="now")
+        with pytest.raises(Unavailable):
+            SCENARIOS[scenario](store)
+        with pytest.raises(Unavailable):
+            store.collect()
+        store.expire()  # tries, and says nothing
+        found = state(objects)
+        assert (found == old) != happened
+        broken.clear()
+        store.collect()
+        assert state(objects, "again") == found
+        check_no_garbage(objects, store, clock)
+        assert {one.name for one in store.list("t")} == set(found)
+
+
+def test_expiry_is_tried_again():
+    objects, clock, broken = MemoryObjects(), Clock(), []
+
+    def point():
+        if broken:
+            raise Unavailable("broken", reason="STORE_FAILED")
+
+    store = open_store(Interrupted(objects, point), clock)
+    save(store, range(8), seconds=5, clock=clock)
+    store.expire()
+    clock.now += 5
+    broken.append(True)
+    assert store.expire() == []
+    assert store.list("t") == []
+    assert clock.now < store.next_expiry() <= clock.now + 10
+    broken.clear()
+    clock.now += 10
+    assert [one.name for one in store.expire()] == ["a"]
+    assert not objects.values
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "reason"),
+    [
+        (OSError(errno.ENOSPC, "x"), ResourceExhausted, "STORE_FULL"),
+        (OSError(errno.EDQUOT, "x"), ResourceExhausted, "STORE_FULL"),
+        (OSError(errno.EIO, "/secret/path"), Unavailable, "STORE_FAILED"),
+        (ValueError("RESOURCE_EXHAUSTED: Failed writing [os_error_code='28']"), ResourceExhausted, "STORE_FULL"),
+        (ValueError("UNKNOWN: Failed to fsync /secret/path [os_error_code='5']"), Unavailable, "STORE_FAILED"),
+        (ValueError("ABORTED: All 2 retry attempts failed: /secret/path"), Unavailable, "STORE_FAILED"),
+    ],
+)
+def test_errors_have_types_and_tell_no_paths(error, expected, reason):
+    typed = failed(error)
+    assert isinstance(typed, expected)
+    assert typed.reason == reason
+    assert "secret" not in typed.message
+
+
+class _Failing:
+    """Stands for functions of `os`: the named one fails once, from its n-th call on."""
+
+    def __init__(self, monkeypatch, name: str, code: int, skip: int) -> None:
+        self.real, self.code, self.skip = getattr(os, name), code, skip
+        monkeypatch.setattr(os, name, self)
+
+    def __call__(self, *arguments, **options):
+        self.skip -= 1
+        if self.skip == -1:
+            raise OSError(self.code, os.strerror(self.code))
+        return self.real(*arguments, **options)
+
+
+@pytest.mark.parametrize("skip", range(5))
+@pytest.mark.parametrize(("name", "code"), [("fsync", errno.EIO), ("fsync", errno.ENOSPC)])
+def test_a_failed_sync(tmp_path, monkeypatch, name, code, skip):
+    objects = open_objects(str(tmp_path))
+    prepare(objects)
+    old, store = state(objects), open_store(objects, clock := Clock(), seed="now")
+    with monkeypatch.context() as patch:
+        _Failing(patch, name, code, skip)
+        if skip < 4:  # two files, and their folders
+            with pytest.raises((Unavailable, ResourceExhausted)) as error:
+                save(store, range(30), "new")
+            assert error.value.reason == ("STORE_FULL" if code == errno.ENOSPC else "STORE_FAILED")
+            assert state(objects) == old
+        else:
+            save(store, range(30), "new")
+    check_no_garbage(objects, store, clock)
+    save(store, range(30), "newer")
+    check(open_store(objects, seed="again"), range(30), "newer")
+    objects.close()
+
+
+def test_a_full_disk_while_pages_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "PACK_BYTES", 64)
+    objects = open_objects(str(tmp_path))
+    store = open_store(objects)
+    writer = store.begin(held := lineage(range(40)))
+    created = objects.create
+
+    def create(key):
+        upload = created(key)
+        upload._file.close()
+        upload._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        return upload
+
+    writer.add(0, page(held.page_keys()[0]))
+    monkeypatch.setattr(objects, "create", create)
+    writer.add(1, page(held.page_keys()[1]))
+    with pytest.raises(ResourceExhausted) as error:
+        writer.add(2, page(held.page_keys()[2]))
+    assert error.value.reason == "STORE_FULL"
+    writer.abort()
+    assert objects.list("packs/") == []
+    objects.close()
+
+
+def test_an_unreadable_page_is_lost_alone(tmp_path, monkeypatch):
+    objects = open_objects(str(tmp_path))
+    monkeypatch.setattr(type(objects), "part_bytes", 1)
+    store = open_store(objects)
+    save(store, range(40))
+    reader = store.open(store.get("t", "a"))
+    with monkeypatch.context() as patch:
+        _Failing(patch, "pread", errno.EIO, 3)
+        assert [number for number, data in reader.read(range(10)) if data is None] == [3]
+    reader.close()
+    save(store, range(40), overwrite=1)  # what was lost is stored anew
+    check(open_store(objects, seed="b"), range(40))
+    objects.close()
+
+
+@pytest.mark.parametrize("place", ["file", "readonly"])
+def test_a_place_that_cannot_be_used(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    root = tmp_path / "file" if place == "file" else "/proc/nothing"
+    with pytest.raises((JaxctxError, InvalidArgument)) as error:
+        open_objects(str(root))
+    assert error.value.reason == "STORE_FAILED"
