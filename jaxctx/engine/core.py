@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,9 +24,11 @@ from jaxctx.engine.batch import Batch, Part, write_part
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.delivery import fill_result, last_piece, token_piece
 from jaxctx.engine.device import MAX_BIAS, MAX_STOPS, Device, SlotHistory
+from jaxctx.engine.forward import PassRows
 from jaxctx.engine.lives import Lives
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
+from jaxctx.engine.passes import write_marks, write_outputs
 from jaxctx.engine.requests import Caller, ForwardRequest, GenerateRequest, Ttl
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Reply, Sampler
@@ -63,7 +66,7 @@ class Flight:
     """A step on the device: what it computes and where its output will be."""
 
     batch: Batch
-    output: jax.Array
+    output: Any  # int32 [samples, OUTPUT_WIDTH]; of unusual rows (logits or None, the same)
 
 
 class EngineCore:
@@ -301,7 +304,19 @@ class EngineCore:
 
     def _run_pass(self, part: Part) -> tuple[jax.Array | None, jax.Array]:
         """Send a step of unusual rows; returns where its logits, if they are wanted, and its samples will be."""
-        raise NotImplementedError
+        context, passing = part.sequence.context, part.sequence.passing
+        shape = self._device.pass_shape_for(part.rows, max(len(part.outputs), 1))
+        packed, views = self._device.blank(shape)
+        segment = write_part(part, views, self._config.page_size)
+        if context.marked:
+            write_marks(views, part.position, part.rows, context.all_marks(part.position // self._config.page_size))
+        wanted = False
+        if passing is not None:
+            write_outputs(views, part.position, part.outputs, passing.samplers)
+            wanted = any(forward.needs_logits(passing.outputs[index]) for index in part.outputs)
+        plan_attention([segment], shape.plan, views.plan)
+        logits, output = self._device.run_pass(shape, packed, logits=wanted)
+        return logits if wanted else None, output
 
     def carry_out(self) -> None:
         """Move the pages that are to be moved, ahead of every later step."""
@@ -329,11 +344,13 @@ class EngineCore:
         )
         self._device.load_slot(sequence.slot, history)
 
-    def settle(self, flight: Flight, packed: np.ndarray) -> None:
-        """Book a step's results: contexts grow, readers get their pieces, finished sequences leave."""
+    def settle(self, flight: Flight, landed: Any) -> None:
+        """Book a step's results, `flight.output` in numpy: contexts grow, readers get pieces, who is done leaves."""
+        logits, packed = landed if flight.batch.unusual else (None, landed)
         output = read_output(packed)
         for part in self.scheduler.settle(flight.batch):
             try:
+                part.sequence.rows += forward.rows(part, logits, output.tokens)
                 self._deliver(part, output)
             except Exception:  # of one sequence's text or reply; its neighbours must not notice
                 log.exception("a sequence failed")
@@ -350,7 +367,9 @@ class EngineCore:
     def _finish(self, sequence: Work) -> None:
         """A fill, pass or opening has all that it asked for."""
         self.end(sequence)
-        sequence.reply.done(fill_result(sequence, self.contexts.describe(sequence.context)))
+        info = self.contexts.describe(sequence.context)
+        passed = sequence.passing is not None
+        sequence.reply.done(PassRows(sequence.rows, info) if passed else fill_result(sequence, info))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         assert sequence.output is not None

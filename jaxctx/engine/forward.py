@@ -13,19 +13,11 @@ import numpy as np
 
 from jaxctx.cache.marks import encode_mark
 from jaxctx.engine.answers import ContextInfo, ForwardResult
+from jaxctx.engine.batch import Part
+from jaxctx.engine.passes import pass_result
 from jaxctx.engine.requests import ForwardRequest, GenerateRequest, PassOutput
-from jaxctx.engine.sequence import Pass, Sampler
+from jaxctx.engine.sequence import Pass, PassRow, Sampler
 from jaxctx.errors import InvalidArgument
-
-
-@dataclass(frozen=True, slots=True)
-class PassRow:
-    """What the step says of one token that was asked about. `logits` `[vocab]` only if the answer needs them."""
-
-    asked: PassOutput
-    logits: np.ndarray | None
-    token_id: int | None
-    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +57,31 @@ def marks(request: ForwardRequest, first: int, positions: int) -> list[bytes]:
     return encoded if any(encoded) else []
 
 
+def needs_logits(asked: PassOutput) -> bool:
+    """Whether more than a sample is asked for."""
+    return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
+
+
+def rows(part: Part, logits: np.ndarray | None, tokens: np.ndarray) -> list[PassRow]:
+    """What a step says of the tokens of `part` that were asked about: row by row in `logits` and `tokens`."""
+    passing = part.sequence.passing
+    told: list[PassRow] = []
+    for place, index in enumerate(part.outputs):
+        assert passing is not None
+        asked, sampler = passing.outputs[index], passing.samplers.get(index)
+        told.append(
+            PassRow(
+                asked,
+                logits[place] if logits is not None and needs_logits(asked) else None,
+                int(tokens[place]) if sampler else None,
+                sampler.seed if sampler else None,
+            )
+        )
+    return told
+
+
 def results(done: PassRows) -> ForwardResult:
     """The answer, in the order of the tokens."""
-    from jaxctx.engine.passes import pass_result
-
     return ForwardResult(
         outputs=[pass_result(row.asked, row.logits, row.token_id, row.seed) for row in done.rows], context=done.context
     )

@@ -166,7 +166,8 @@ class Scheduler:
         """
         context = head.context
         worst = self._pages_for(head.worst_case_tokens)
-        self._cache.commit_full(context)
+        if head.computed is None:
+            self._cache.commit_full(context)
         while True:
             found = self._cache.peek(context, tokens=head.match_to)
             own = 0 if context.suspended else context.committed_pages + context.working_pages

@@ -97,6 +97,16 @@ class Pass:
     keep_working: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PassRow:
+    """What the step says of one token that was asked about. `logits` `[vocab]` only if the answer needs them."""
+
+    asked: PassOutput
+    logits: np.ndarray | None
+    token_id: int | None
+    seed: int | None
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request and its progress. Mutated by the scheduler only, on the step thread."""
@@ -133,6 +143,7 @@ class Sequence:
     pending: int = 0  # of these, without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
+    rows: list[PassRow] = field(default_factory=list)  # of a pass, those that have been answered
     ended: bool = False
 
     @property
