@@ -20,6 +20,8 @@ import tensorstore as ts
 from jaxctx.errors import InvalidArgument
 from jaxctx.store.objects import ABSENT, Buffer, KvObjects, Objects, Part, Pending, Upload, typed_errors
 
+# Of a request to an object store: some ten seconds. TensorStore's own setting takes a quarter of an hour to give up.
+_RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 _PARTS_AHEAD = 32  # that the system is told to read
 
 
@@ -127,7 +129,8 @@ def open_objects(url: str) -> Objects:
     query: dict[str, Any] = dict(parse_qsl(parts.query))
     try:
         spec = ts.KvStore.Spec(parts._replace(query="").geturl().rstrip("/") + "/").to_json()
-        return KvObjects(ts.KvStore.open({**spec, **query}).result())
+        context = ts.Context({"s3_request_retries": _RETRIES, "gcs_request_retries": _RETRIES})
+        return KvObjects(ts.KvStore.open({**spec, **query}, context=context).result())
     except ValueError as error:
         raise InvalidArgument.field("store", str(error)) from error
 

@@ -1,0 +1,109 @@
+"""Snapshots in S3: against a server on this machine, if moto is installed. Marked `s3`."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+
+import pytest
+
+from jaxctx.errors import NotFound, Unavailable
+from jaxctx.store import files
+from jaxctx.store.files import open_objects
+
+from .interrupted import check_no_garbage, prepare, state
+from .saving import Clock, check, lineage, lost_pages, open_store, save
+
+pytestmark = [
+    pytest.mark.s3,
+    pytest.mark.skipif(find_spec("moto") is None, reason="moto[server] is not installed (extra `dev`)"),
+]
+KEY = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """A server's address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    before = {key: os.environ.get(key) for key in keys}
+    os.environ.update(keys)
+    try:
+        _answer(f"http://127.0.0.1:{port}/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+def _answer(url: str, method: str = "GET", patience_s: float = 30) -> None:
+    """Wait until the server answers this."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, b"", {"Authorization": KEY}, method=method)).close()
+            return
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def url(endpoint):
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    _answer(f"{endpoint}/{bucket}", "PUT")
+    return f"s3://{bucket}/kept/here?endpoint={endpoint}&aws_region=us-east-1"
+
+
+def test_snapshots_in_s3(url, monkeypatch):
+    monkeypatch.setattr("jaxctx.store.transfer.PACK_BYTES", 100)
+    objects = open_objects(url)
+    prepare(objects)
+    old = state(objects)
+    assert {name: list(versions) for name, versions in old.items()} == {"a": [1], "b": [1]}
+    store = open_store(objects, clock := Clock(), seed="now")
+    with pytest.raises(NotFound):
+        store.get("t", "c")  # its record stays, empty
+    assert save(store, range(40), "a", 1)[1] == 7
+    assert save(store, range(90), "c")[0].version == 1
+    other = open_store(open_objects(url), seed="other")
+    check(other, range(40))
+    check(other, range(14), version=1)
+    store.remove("t", "a")
+    with pytest.raises(NotFound):
+        other.take("t", "a")  # it looks before it takes
+    check_no_garbage(objects, store, clock)
+    assert set(state(objects, "again")) == {"b", "c"}
+
+
+def test_a_lost_object_is_a_loss(url):
+    objects = open_objects(url)
+    store = open_store(objects)
+    version, _ = save(store, lineage(range(40)))
+    (pack,) = objects.list("packs/")
+    reader = store.open(version)
+    assert lost_pages(reader) == 0
+    objects.delete(f"packs/{pack}")
+    assert lost_pages(reader) == 10
+
+
+def test_no_server(endpoint, monkeypatch):
+    monkeypatch.setitem(files._RETRIES, "max_retries", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        objects = open_objects(f"s3://bucket/x?endpoint=http://127.0.0.1:{free.getsockname()[1]}&aws_region=us-east-1")
+        with pytest.raises(Unavailable) as error:
+            open_store(objects)
+    assert error.value.reason == "STORE_FAILED"
