@@ -101,8 +101,8 @@ def traced_once(
         seen, odd = planned, None
         if allowed is not None:
             seen &= jnp.repeat(allowed_in(allowed, at, shape), group, axis=0, total_repeat_length=mine.shape[1])
-            odd = ~jnp.isfinite(v)  # a row that does not see it must not get 0 * NaN
-            v = jnp.where(odd, 0, v)
+            odd = ~jnp.isfinite(v).all(-1)  # a row that does not see the slot must not get 0 * NaN
+            v = jnp.where(jnp.isfinite(v), v, 0)
         score = jnp.where(seen, scores(mine.astype(k.dtype), k) * dim**-0.5, FAR)
         new_peak = jnp.maximum(peak, score.max(-1))
         weight = jnp.where(seen, jnp.exp(score - new_peak[..., None]), 0)
@@ -110,8 +110,8 @@ def traced_once(
         new_total = total * shrink + weight.sum(-1)
         new_out = out * shrink[..., None] + matmul("hms,hsd->hmd", weight.astype(v.dtype), v)
         if odd is not None:
-            met = jnp.einsum("ms,hsd->hmd", seen.astype(v.dtype), odd.astype(v.dtype)) > 0
-            new_out = jnp.where(met, jnp.nan, new_out)
+            met = (seen & odd[:, None]).any(-1)
+            new_out = jnp.where(met[..., None], jnp.nan, new_out)
         inside = planned[:, 0]
         new = (
             jnp.where(inside, new_peak, peak),
