@@ -10,22 +10,29 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from jaxctx import aio, errors
-from jaxctx.client.blocking import Client, Context, Stream
+from jaxctx.client.blocking import Client, Context, Stream, loops
+from jaxctx.client.kept import Publication, Snapshot
+from jaxctx.client.options import GenerateOptions, SamplingOptions
+from jaxctx.client.passes import ForwardResult, Output, PassResult
 from jaxctx.client.types import (
+    Change,
+    Comparison,
     Completion,
+    ContextEvent,
     ContextInfo,
     ContextPages,
     ContextState,
     Engine,
     EngineInfo,
     EngineStats,
+    Expiry,
     FillResult,
     FinishReason,
-    GenerateOptions,
     Model,
     Piece,
     PlanResult,
     RenderedChat,
+    Tier,
     TokenLogprob,
     Usage,
 )
@@ -37,27 +44,39 @@ except PackageNotFoundError:  # run from a source tree that was not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "Change",
     "Client",
+    "Comparison",
     "Completion",
     "Context",
+    "ContextEvent",
     "ContextInfo",
     "ContextPages",
     "ContextState",
     "Engine",
     "EngineInfo",
     "EngineStats",
+    "Expiry",
     "FillResult",
     "FinishReason",
+    "ForwardResult",
     "GenerateOptions",
     "JaxctxError",
     "Model",
+    "Output",
+    "PassResult",
     "Piece",
     "PlanResult",
+    "Publication",
     "RenderedChat",
+    "SamplingOptions",
+    "Snapshot",
     "Stream",
+    "Tier",
     "TokenLogprob",
     "Usage",
     "__version__",
     "aio",
     "errors",
+    "loops",
 ]

@@ -1,5 +1,5 @@
 """The asyncio client: `jaxctx.aio.Client` is `jaxctx.Client` with `await`."""
 
-from jaxctx.client.aio import Client, Context, Stream
+from jaxctx.client.aio import Client, Context, Stream, loops
 
-__all__ = ["Client", "Context", "Stream"]
+__all__ = ["Client", "Context", "Stream", "loops"]

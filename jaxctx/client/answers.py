@@ -6,20 +6,40 @@ import dataclasses
 from datetime import UTC
 
 from jaxctx.client.types import (
+    Change,
+    Comparison,
+    ContextEvent,
     ContextInfo,
     ContextPages,
     ContextState,
     Engine,
     EngineInfo,
     EngineStats,
+    Expiry,
     FillResult,
     FinishReason,
     Model,
     PlanResult,
+    Tier,
     TokenLogprob,
     Usage,
 )
-from jaxctx.v1 import admin_service_pb2, context_pb2, context_service_pb2, generation_pb2, model_service_pb2
+from jaxctx.v1 import (
+    admin_service_pb2,
+    context_pb2,
+    context_service_pb2,
+    generation_pb2,
+    model_service_pb2,
+    snapshot_pb2,
+    snapshot_service_pb2,
+)
+
+Filled = (
+    context_service_pb2.FillResponse
+    | context_service_pb2.FlushResponse
+    | snapshot_service_pb2.OpenResponse
+    | snapshot_service_pb2.TakeResponse
+)
 
 _STATES = {
     context_pb2.CONTEXT_STATE_IDLE: ContextState.IDLE,
@@ -30,6 +50,12 @@ _FINISHES = {
     generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
+_TIERS = {
+    context_pb2.TIER_DEVICE: Tier.DEVICE,
+    context_pb2.TIER_HOST: Tier.HOST,
+    context_pb2.TIER_DISK: Tier.DISK,
+}
+_CHANGES = {context_service_pb2.ContextChange.Value(f"CONTEXT_CHANGE_{change.name}"): change for change in Change}
 
 
 def context_info(context: context_pb2.Context) -> ContextInfo:
@@ -51,16 +77,30 @@ def context_info(context: context_pb2.Context) -> ContextInfo:
         created_at=context.created_at.ToDatetime(UTC),
         used_at=context.used_at.ToDatetime(UTC),
         labels=dict(context.labels),
+        pinned_until=context.pinned_until.ToDatetime(UTC) if context.HasField("pinned_until") else None,
+        expiry=expiry(context),
+        version=context.version,
+        forked_at=context.forked_at,
+        snapshot=context.snapshot,
     )
 
 
+def expiry(owner: context_pb2.Context | snapshot_pb2.Snapshot | snapshot_pb2.Publication) -> Expiry | None:
+    """When it ends; None: never."""
+    if not owner.HasField("expiry"):
+        return None
+    seconds = owner.expiry.duration.ToNanoseconds() / 1e9
+    return Expiry(at=owner.expiry.at.ToDatetime(UTC), seconds=seconds, sliding=owner.expiry.sliding)
+
+
 def context_pages(pages: context_pb2.ContextPages) -> ContextPages:
-    """Of GetContext."""
-    return ContextPages(page_ids=tuple(pages.page_ids), refcounts=tuple(pages.refcounts))
+    """Of GetContext. A tier that this client does not know yet reads as LINEAGE: none of its guesses is better."""
+    tiers = tuple(_TIERS.get(tier, Tier.LINEAGE) for tier in pages.tiers)
+    return ContextPages(page_ids=tuple(pages.page_ids), refcounts=tuple(pages.refcounts), tiers=tiers)
 
 
-def fill_result(response: context_service_pb2.FillResponse | context_service_pb2.FlushResponse) -> FillResult:
-    """Of Fill and Flush."""
+def fill_result(response: Filled) -> FillResult:
+    """Of Fill, Flush, Open and Take."""
     return FillResult(
         resident=response.resident,
         restored=response.restored,
@@ -71,13 +111,21 @@ def fill_result(response: context_service_pb2.FillResponse | context_service_pb2
 
 def plan_result(response: context_service_pb2.PlanResponse) -> PlanResult:
     """Of Plan."""
-    return PlanResult(
-        tokens=response.tokens,
-        resident=response.resident,
-        restored=response.restored,
-        computed=response.computed,
-        pages_needed=response.pages_needed,
-        pages_available=response.pages_available,
+    return PlanResult(**{each.name: getattr(response, each.name) for each in dataclasses.fields(PlanResult)})
+
+
+def comparison(response: context_service_pb2.CompareResponse) -> Comparison:
+    """Of Compare."""
+    return Comparison(**{each.name: getattr(response, each.name) for each in dataclasses.fields(Comparison)})
+
+
+def event(response: context_service_pb2.WatchContextsResponse) -> ContextEvent:
+    """Of WatchContexts. A change that this client does not know yet reads as CHANGED."""
+    return ContextEvent(
+        change=_CHANGES.get(response.change, Change.CHANGED),
+        at=response.at.ToDatetime(UTC),
+        context_id=response.context_id,
+        context=context_info(response.context) if response.HasField("context") else None,
     )
 
 

@@ -15,9 +15,27 @@ DEFAULT_TIMEOUT_S = 600.0
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 # Methods that may be repeated: those that change nothing, those that set rather than add, and those that carry an id
-# chosen here, which a second execution would find taken. A fill or a rewind is not among them: it may have happened.
+# chosen here, which a second execution would find taken. A fill or a rewind is not among them: it may have happened;
+# nor are Save, whose second version would be one too many, and Take, which would not find the name again.
 _REPEATABLE = {
-    "jaxctx.v1.ContextService": ("CreateContext", "Fork", "GetContext", "ListContexts", "UpdateContext", "Plan"),
+    "jaxctx.v1.ContextService": (
+        "CreateContext",
+        "Fork",
+        "GetContext",
+        "ListContexts",
+        "UpdateContext",
+        "Plan",
+        "Compare",
+        "WatchContexts",
+    ),
+    "jaxctx.v1.SnapshotService": (
+        "Open",
+        "GetSnapshot",
+        "ListSnapshots",
+        "ListSnapshotVersions",
+        "UpdateSnapshot",
+        "ListPublications",
+    ),
     "jaxctx.v1.ModelService": ("ListModels", "GetModel", "Tokenize", "Detokenize", "ApplyChatTemplate"),
     "jaxctx.v1.AdminService": ("GetStats",),
 }
@@ -43,7 +61,7 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context
+    ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.enable_retries", 1),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),

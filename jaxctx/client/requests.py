@@ -5,16 +5,18 @@ What no message can hold (another type, a number of too many bits, a lone surrog
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtobufMessage
 
-from jaxctx.client.types import GenerateOptions
+from jaxctx.client.options import CreateOptions, GenerateOptions, SamplingOptions, Settings, UpdateOptions
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1 import content_pb2, context_service_pb2, generation_pb2, model_service_pb2
+from jaxctx.v1 import content_pb2, context_service_pb2, generation_pb2, lifetime_pb2, model_service_pb2
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
 M = TypeVar("M", bound=ProtobufMessage)
@@ -86,25 +88,61 @@ def _chat_message(path: str, message: object) -> content_pb2.ChatMessage:
     return make(content_pb2.ChatMessage, within=f"{path}.", **message)
 
 
-def create(
-    context_id: str,
-    model_id: str,
-    salt: str,
-    priority: int,
-    manual_commit: bool,
-    pinned: bool,
-    labels: Mapping[str, str] | None,
-) -> context_service_pb2.CreateContextRequest:
+def settings(options: Settings, kind: type[Settings]) -> dict[str, Any]:
+    """Fields of the settings that every context has, and its id. TypeError for an option that `kind` does not have."""
+    known(options, kind)
+    given: Mapping[str, Any] = options
+    return {
+        "context_id": given.get("context_id"),
+        "priority": options.get("priority"),
+        "pinned": options.get("pinned"),
+        "pin_for": duration("pin_for", options.get("pin_s")),
+        "ttl": ttl(options.get("ttl_s"), options.get("sliding", False)),
+    }
+
+
+def known(options: Mapping[str, object], kind: type) -> None:
+    """Raise TypeError for an option that `kind` does not have."""
+    if unknown := options.keys() - kind.__annotations__.keys():
+        raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
+
+
+def ttl(ttl_s: float | None, sliding: bool) -> lifetime_pb2.Ttl | None:
+    """The field `ttl`; None where none is given, and a Ttl without duration where it is infinite."""
+    if ttl_s is None:
+        if sliding:
+            raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
+        return None
+    return make(
+        lifetime_pb2.Ttl,
+        within="ttl.",
+        duration=None if ttl_s == math.inf else duration("ttl.duration", ttl_s),
+        sliding=sliding,
+    )
+
+
+def duration(path: str, seconds: float | None) -> Duration | None:
+    """Raises InvalidArgument for what is no number of seconds."""
+    if seconds is None:
+        return None
+    message = Duration()
+    try:
+        message.FromNanoseconds(round(seconds * 1e9))
+    except REFUSALS as error:
+        raise InvalidArgument.field(path, "must be a number of seconds") from error
+    return message
+
+
+def create(context_id: str, options: CreateOptions) -> context_service_pb2.CreateContextRequest:
     """Of ContextService.CreateContext."""
+    fields = settings(options, CreateOptions)
     return make(
         context_service_pb2.CreateContextRequest,
-        context_id=context_id,
-        model_id=model_id,
-        salt=salt,
-        priority=priority,
-        manual_commit=manual_commit,
-        pinned=pinned,
-        labels=labels or {},
+        model_id=options.get("model_id", ""),
+        salt=options.get("salt", ""),
+        manual_commit=options.get("manual_commit", False),
+        labels=options.get("labels") or {},
+        **{**fields, "context_id": context_id},
     )
 
 
@@ -139,8 +177,7 @@ def plan(
 
 def generate(context_id: str, n: int, options: GenerateOptions) -> context_service_pb2.GenerateRequest:
     """Of ContextService.Generate. A single stop string may stand for itself."""
-    if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-        raise TypeError(f"unknown options of generate: {', '.join(sorted(unknown))}")
+    known(options, GenerateOptions)
     stop = options.get("stop", ())
     return make(
         context_service_pb2.GenerateRequest,
@@ -148,19 +185,7 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> context_servi
         n=n,
         max_tokens=options.get("max_tokens"),
         min_tokens=options.get("min_tokens", 0),
-        sampling=make(
-            generation_pb2.Sampling,
-            within="sampling.",
-            temperature=options.get("temperature"),
-            top_k=options.get("top_k", 0),
-            top_p=options.get("top_p"),
-            min_p=options.get("min_p", 0.0),
-            repetition_penalty=options.get("repetition_penalty"),
-            presence_penalty=options.get("presence_penalty", 0.0),
-            frequency_penalty=options.get("frequency_penalty", 0.0),
-            logit_bias=options.get("logit_bias", {}),
-            seed=options.get("seed"),
-        ),
+        sampling=sampling({k: v for k, v in options.items() if k in SamplingOptions.__annotations__}, "sampling."),
         logprobs=options.get("logprobs", False),
         top_logprobs=options.get("top_logprobs", 0),
         stop=[stop] if isinstance(stop, str) else stop,
@@ -170,6 +195,12 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> context_servi
     )
 
 
+def sampling(options: Mapping[str, Any], within: str) -> generation_pb2.Sampling:
+    """Of GenerateRequest and PassOutput."""
+    known(options, SamplingOptions)
+    return make(generation_pb2.Sampling, within=within, **options)
+
+
 def fork(context_id: str, n: int | None, ids: Sequence[str] | None) -> context_service_pb2.ForkRequest:
     """Of ContextService.Fork. Children get ids here, so that a retry cannot fork twice; n is checked by the server."""
     if ids is None:
@@ -177,18 +208,12 @@ def fork(context_id: str, n: int | None, ids: Sequence[str] | None) -> context_s
     return make(context_service_pb2.ForkRequest, context_id=context_id, n=n, child_ids=ids)
 
 
-def update(
-    context_id: str, priority: int | None, pinned: bool | None, labels: Mapping[str, str] | None
-) -> context_service_pb2.UpdateContextRequest:
+def update(context_id: str, options: UpdateOptions) -> context_service_pb2.UpdateContextRequest:
     """Of ContextService.UpdateContext; None leaves a setting as it is."""
-    request = context_service_pb2.UpdateContextRequest
-    return make(
-        request,
-        context_id=context_id,
-        priority=priority,
-        pinned=pinned,
-        labels=None if labels is None else make(request.Labels, labels=labels),
-    )
+    request, labels = context_service_pb2.UpdateContextRequest, options.get("labels")
+    fields = settings(options, UpdateOptions)
+    new = None if labels is None else make(request.Labels, labels=labels)
+    return make(request, labels=new, **{**fields, "context_id": context_id})
 
 
 def apply_chat_template(

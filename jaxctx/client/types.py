@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypeVar
 
 C = TypeVar("C", covariant=True)
 
@@ -24,6 +24,38 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # an end-of-sequence or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the longest sequence of the model
+
+
+class Tier(enum.Enum):
+    """Where a page of a context is, best first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    LINEAGE = "lineage"  # nowhere: only its tokens are known, and it is computed when needed
+
+
+class Change(enum.Enum):
+    """What happened to a context."""
+
+    EXISTS = "exists"  # it was there when the watch began, or is told again after RESET
+    CREATED = "created"
+    FORKED = "forked"
+    OPENED = "opened"  # from a snapshot
+    CHANGED = "changed"  # tokens, pages or settings
+    SUSPENDED = "suspended"
+    CLOSED = "closed"
+    EXPIRED = "expired"
+    RESET = "reset"  # changes were lost, because the reader was slow: forget everything; EXISTS follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """When an object ends. It can be read until then and never after."""
+
+    at: datetime
+    seconds: float  # the time to live that was asked for
+    sliding: bool  # whether a use starts it again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +78,20 @@ class ContextInfo:
     created_at: datetime
     used_at: datetime
     labels: Mapping[str, str]
+    pinned_until: datetime | None = None  # None: not pinned, or for good
+    expiry: Expiry | None = None  # None: never ends
+    version: int = 0  # grows with every change of its tokens, pages or settings
+    forked_at: int = 0  # tokens that its parent had then
+    snapshot: str = ""  # "name@version" that it was opened from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPages:
-    """Physical pages of a context, committed ones first, and how many contexts hold each."""
+    """Physical pages of a context, committed ones first, and how many contexts hold each; none if suspended."""
 
     page_ids: Sequence[int]
     refcounts: Sequence[int]
+    tiers: Sequence[Tier] = ()  # of every page of its tokens, suspended or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +119,33 @@ class PlanResult:
     computed: int
     pages_needed: int
     pages_available: int
+    host: int = 0  # of `restored`
+    disk: int = 0  # of `restored`
 
     @property
     def cached(self) -> int:
         """Tokens that need not be computed."""
         return self.resident + self.restored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Where two contexts part."""
+
+    common_tokens: int  # equal ones at the front
+    shared_pages: int  # physical pages that both hold
+    length_a: int  # tokens of each, buffered ones included
+    length_b: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextEvent:
+    """One change of a context. Several that wait to be read may come as one."""
+
+    change: Change
+    at: datetime
+    context_id: str  # "" with RESET
+    context: ContextInfo | None  # None once it is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,28 +204,6 @@ class Completion(Generic[C]):
 
     def __str__(self) -> str:
         return self.text
-
-
-class GenerateOptions(TypedDict, total=False):
-    """How to continue a context. Defaults, ranges and meaning: GenerateRequest and Sampling in protos/jaxctx/v1."""
-
-    max_tokens: int
-    min_tokens: int
-    temperature: float  # 0: greedy; default 1
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int
-    logprobs: bool
-    top_logprobs: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    include_stop: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +270,14 @@ class EngineStats:
     preemptions: int
     suspensions: int
     compilations_after_ready: int
+    tokens_restored: int
+    host_pages_total: int
+    host_pages_used: int
+    disk_pages_total: int
+    disk_pages_used: int
+    snapshots: int
+    publications: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

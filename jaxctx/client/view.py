@@ -8,7 +8,6 @@ from jaxctx.client import answers
 from jaxctx.client.types import ContextInfo, FillResult
 from jaxctx.errors import Cancelled, DeadlineExceeded, Unavailable
 from jaxctx.v1 import context_pb2
-from jaxctx.v1 import context_service_pb2 as pb
 
 # After these the server may still be at work on the call, for at most one step of the engine.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
@@ -29,6 +28,7 @@ class ContextView:
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
+        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from, if the answer arrived
 
     @property
     def info(self) -> ContextInfo:
@@ -60,7 +60,7 @@ class ContextView:
     def _changed(self, response: WithContext) -> ContextInfo:
         return self.learn(answers.context_info(response.context))
 
-    def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:
+    def _filled(self, response: answers.Filled) -> FillResult:
         result = answers.fill_result(response)
         self.learn(result.context)
         return result

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor
 
-from jaxctx.client import types
+from jaxctx.client import kept, options, passes, types
 from jaxctx.engine import interface
 from jaxctx.v1 import (
     admin_service_pb2,
@@ -23,6 +23,7 @@ from jaxctx.v1 import (
     model_service_pb2,
     snapshot_pb2,
     snapshot_service_pb2,
+    stored_pb2,
 )
 
 FILES = [
@@ -37,6 +38,7 @@ FILES = [
     model_service_pb2,
     snapshot_pb2,
     snapshot_service_pb2,
+    stored_pb2,
 ]
 PAIRS: list[tuple[type, Any]] = [
     (interface.CreateRequest, context_service_pb2.CreateContextRequest),
@@ -68,6 +70,14 @@ PAIRS: list[tuple[type, Any]] = [
     (types.PlanResult, context_service_pb2.PlanResponse),
     (types.TokenLogprob, generation_pb2.TokenLogprob),
     (types.Usage, generation_pb2.Usage),
+    (types.Expiry, lifetime_pb2.Expiry),
+    (types.Comparison, context_service_pb2.CompareResponse),
+    (types.ContextEvent, context_service_pb2.WatchContextsResponse),
+    (passes.Output, forward_pb2.PassOutput),
+    (passes.PassResult, forward_pb2.PassResult),
+    (passes.ForwardResult, context_service_pb2.ForwardResponse),
+    (kept.Snapshot, snapshot_pb2.Snapshot),
+    (kept.Publication, snapshot_pb2.Publication),
     (types.Piece, context_service_pb2.GenerateResponse),
     (types.Model, model_service_pb2.Model),
     (types.RenderedChat, model_service_pb2.ApplyChatTemplateResponse),
@@ -89,7 +99,7 @@ def test_every_field_has_its_place_in_the_message(owner: type, message: Any) -> 
 def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
     places = {field.name for field in generation_pb2.Sampling.DESCRIPTOR.fields}
     places |= {field.name for field in context_service_pb2.GenerateRequest.DESCRIPTOR.fields}
-    assert places - {"context_id", "n", "sampling"} == types.GenerateOptions.__annotations__.keys()
+    assert places - {"context_id", "n", "sampling"} == options.GenerateOptions.__annotations__.keys()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,8 @@ def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
         (types.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
         (interface.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
         (types.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (types.Tier, context_pb2.Tier, "TIER_"),
+        (types.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
         (interface.Tier, context_pb2.Tier, "TIER_"),
         (interface.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
     ],

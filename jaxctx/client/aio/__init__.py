@@ -3,7 +3,9 @@
 `jaxctx.client.blocking` is the same without `await`; what the two share has no I/O and lies one folder up.
 """
 
+from jaxctx.client.aio import loops
 from jaxctx.client.aio.client import Client
-from jaxctx.client.aio.context import Context, Stream
+from jaxctx.client.aio.context import Context
+from jaxctx.client.aio.stream import Stream
 
-__all__ = ["Client", "Context", "Stream"]
+__all__ = ["Client", "Context", "Stream", "loops"]

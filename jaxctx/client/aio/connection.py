@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -11,15 +12,27 @@ from jaxctx.client.link import CHANNEL_OPTIONS, CallDefaults
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
+from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
 from jaxctx.wire import from_rpc_error
 
 if TYPE_CHECKING:  # names of the type stubs only
     from jaxctx.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from jaxctx.v1.context_service_pb2_grpc import ContextServiceAsyncStub
     from jaxctx.v1.model_service_pb2_grpc import ModelServiceAsyncStub
+    from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceAsyncStub
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+
+class Listed(Protocol):
+    """A part of a list."""
+
+    @property
+    def next_page_token(self) -> str: ...
+
+
+L = TypeVar("L", bound=Listed)
 
 
 class Connection:
@@ -32,6 +45,7 @@ class Connection:
         else:
             self.channel = grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
         self.contexts: ContextServiceAsyncStub = ContextServiceStub(self.channel)
+        self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(self.channel)
         self.models: ModelServiceAsyncStub = ModelServiceStub(self.channel)
         self.admin: AdminServiceAsyncStub = AdminServiceStub(self.channel)
 
@@ -51,3 +65,27 @@ class Connection:
     ) -> grpc.aio.UnaryStreamCall[Q, A]:
         """Begin a streaming call."""
         return method(request, timeout=self.defaults.timeout(timeout_s), metadata=self.defaults.metadata)
+
+    async def pages(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Q, L], request: Q, timeout_s: float | None
+    ) -> AsyncIterator[L]:
+        """The parts of a list, one after the other."""
+        while True:
+            response = await self.call(method, request, timeout_s)
+            yield response
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token  # type: ignore[attr-defined]
+
+    async def events(
+        self, method: grpc.aio.UnaryStreamMultiCallable[Q, A], request: Q, timeout_s: float | None
+    ) -> AsyncIterator[A]:
+        """What a call tells until whoever iterates leaves. Without a deadline, unless one is given."""
+        call = method(request, timeout=timeout_s, metadata=self.defaults.metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()

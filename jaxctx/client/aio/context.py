@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
-from jaxctx.client import answers, requests
+from jaxctx.client import answers, kept, passes, requests
 from jaxctx.client.aio.connection import Connection
+from jaxctx.client.aio.stream import Stream
+from jaxctx.client.kept import Publication, Snapshot
 from jaxctx.client.link import SETTLE_PAUSES_S
-from jaxctx.client.outputs import Collector, Outputs
+from jaxctx.client.options import GenerateOptions, UpdateOptions
+from jaxctx.client.outputs import Collector
+from jaxctx.client.passes import ForwardResult, Output, Ranges
 from jaxctx.client.requests import Content, Message
 from jaxctx.client.types import (
+    Comparison,
     Completion,
     ContextInfo,
     ContextPages,
     ContextState,
     FillResult,
-    GenerateOptions,
-    Piece,
     PlanResult,
 )
 from jaxctx.client.view import CUT_SHORT, ContextView, WithContext
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.wire import from_rpc_error
 
-GenerateCall = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 Q = TypeVar("Q")
 A = TypeVar("A")
 W = TypeVar("W", bound=WithContext)
@@ -40,8 +40,9 @@ W = TypeVar("W", bound=WithContext)
 class Context(ContextView):
     """A context on the server: its id, its counters as of the last answer, and what can be done with it.
 
-    Made by `Client.create`, `Client.context` and `fork`. Leaving its `async with` block closes it; otherwise it lives
-    on until `close`. One task at a time; other clients may use the same context: of two writers one gets Aborted.
+    Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `async with` block closes it;
+    otherwise it lives on until `close`. One task at a time; other clients may use the same context: of two writers one
+    gets Aborted.
     """
 
     def __init__(self, connection: Connection, context_id: str, info: ContextInfo | None = None) -> None:
@@ -99,6 +100,25 @@ class Context(ContextView):
         async for piece in self.generate(n, timeout_s=timeout_s, **options):
             collector.add(piece)
         return collector.completions()
+
+    async def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Ranges] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
+
+        `positions` and `masks` are of all tokens or of none: ForwardRequest. All of it or, on an error, nothing.
+        """
+        request = passes.forward(self.id, tokens, positions, masks, keep_working, outputs)
+        result = passes.forward_result(await self._write(self._connection.contexts.Forward, request, timeout_s))
+        self.learn(result.context)
+        return result
 
     # --- shape -------------------------------------------------------------------------------------------------------
 
@@ -177,19 +197,48 @@ class Context(ContextView):
         request = requests.plan(content, context_id=self.id)
         return answers.plan_result(await self._connection.call(self._connection.contexts.Plan, request, timeout_s))
 
+    async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
+        """Where this context (a) and another one (b), or one of that id, part."""
+        request = requests.make(pb.CompareRequest, a=self.id, b=other.id if isinstance(other, Context) else other)
+        return answers.comparison(await self._connection.call(self._connection.contexts.Compare, request, timeout_s))
+
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def update(
+    async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
+        """Change settings; what is not given stays as it is, `labels` replaces all labels."""
+        return await self._change(self._connection.contexts.UpdateContext, requests.update(self.id, options), timeout_s)
+
+    async def save(
         self,
+        name: str,
         *,
-        priority: int | None = None,
-        pinned: bool | None = None,
+        durable: bool = False,
+        overwrite_version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool = False,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> ContextInfo:
-        """Change settings; None leaves one as it is, `labels` replaces all labels."""
-        request = requests.update(self.id, priority, pinned, labels)
-        return await self._change(self._connection.contexts.UpdateContext, request, timeout_s)
+    ) -> Snapshot:
+        """Keep the present state under a name; with `durable` it survives the server. This context goes on.
+
+        AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
+        """
+        request = kept.save(self.id, name, durable, overwrite_version, ttl_s, sliding, labels)
+        response = await self._write(self._connection.snapshots.Save, request, timeout_s)
+        return kept.snapshot(response.snapshot)
+
+    async def publish(
+        self,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Publication:
+        """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
+        request = kept.publish(self.id, ttl_s, sliding, labels)
+        response = await self._write(self._connection.snapshots.Publish, request, timeout_s)
+        return kept.publication(response.publication)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
@@ -241,57 +290,3 @@ class Context(ContextView):
                 if (await self.refresh()).state is not ContextState.BUSY:
                     return
                 await asyncio.sleep(pause_s)
-
-
-class Stream(AsyncIterator[Piece[Context]]):
-    """The pieces of a Generate call as they come. Closing it, or dropping it, cancels what has not come yet.
-
-    After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
-    """
-
-    def __init__(self, source: Context, begin: Callable[[], GenerateCall]) -> None:
-        self._source = source
-        self._begin = begin
-        self._ended = False
-        self._outputs = Outputs(source, lambda context_id: Context(source._connection, context_id))
-        # Begun here unless something must be awaited first, so that streams made one after the other run together.
-        self._call = None if source.cut_short else begin()
-
-    async def __anext__(self) -> Piece[Context]:
-        if self._ended:
-            raise StopAsyncIteration
-        if self._call is None:
-            await self._source._settle()
-            self._call = self._begin()
-        try:
-            return self._outputs.piece(await anext(aiter(self._call)))
-        except StopAsyncIteration:
-            self._ended = True
-            raise
-        except grpc.RpcError as rpc_error:
-            error = from_rpc_error(rpc_error)
-            self._ended = True
-            if isinstance(error, CUT_SHORT):
-                self._outputs.cut_short()
-            raise error from rpc_error
-        except asyncio.CancelledError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Cancel the rest. Idempotent; nothing happens after the last piece."""
-        if not self._ended:
-            self._ended = True
-            if self._call is not None:
-                self._outputs.cut_short()
-                self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the event loop may be gone before us
-            self.close()

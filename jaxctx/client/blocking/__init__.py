@@ -3,7 +3,9 @@
 `jaxctx.client.aio` is the same with `await`; what the two share has no I/O and lies one folder up.
 """
 
+from jaxctx.client.blocking import loops
 from jaxctx.client.blocking.client import Client
-from jaxctx.client.blocking.context import Context, Stream
+from jaxctx.client.blocking.context import Context
+from jaxctx.client.blocking.stream import Stream
 
-__all__ = ["Client", "Context", "Stream"]
+__all__ = ["Client", "Context", "Stream", "loops"]

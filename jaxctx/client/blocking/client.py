@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import Self, Unpack
 
 import grpc
 
-from jaxctx.client import answers, requests
+from jaxctx.client import answers, kept, requests
 from jaxctx.client.blocking.connection import Connection
 from jaxctx.client.blocking.context import Context
+from jaxctx.client.kept import Publication, Snapshot
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, CallDefaults
+from jaxctx.client.options import CreateOptions, OpenOptions
 from jaxctx.client.requests import Content, Message
-from jaxctx.client.types import Engine, EngineStats, Model, PlanResult, RenderedChat
+from jaxctx.client.types import ContextEvent, Engine, EngineStats, Model, PlanResult, RenderedChat
 from jaxctx.errors import AlreadyExists, JaxctxError
-from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
+from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, snapshot_service_pb2
 
 
 class Client:
@@ -57,21 +59,16 @@ class Client:
         messages: Sequence[Message] | None = None,
         add_special_tokens: bool | None = None,
         add_generation_prompt: bool | None = None,
-        context_id: str | None = None,
-        model_id: str = "",
-        salt: str = "",
-        priority: int = 0,
-        manual_commit: bool = False,
-        pinned: bool = False,
-        labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[CreateOptions],
     ) -> Context:
         """A new context, filled at once if text, tokens or messages are given; if that fails, none is left behind.
 
-        `context_id`, if given, must be new (AlreadyExists). Other arguments: CreateContextRequest.
+        `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
         """
+        context_id = options.get("context_id")
         chosen_id = requests.new_id() if context_id is None else context_id
-        request = requests.create(chosen_id, model_id, salt, priority, manual_commit, pinned, labels)
+        request = requests.create(chosen_id, options)
         try:
             response = self._connection.call(self._connection.contexts.CreateContext, request, timeout_s)
         except AlreadyExists:
@@ -105,13 +102,15 @@ class Client:
     def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
         request = requests.make(context_service_pb2.ListContextsRequest, limit=page)
-        while True:
-            response = self._connection.call(self._connection.contexts.ListContexts, request, timeout_s)
-            for context in response.contexts:
+        for part in self._connection.pages(self._connection.contexts.ListContexts, request, timeout_s):
+            for context in part.contexts:
                 yield Context(self._connection, context.context_id, answers.context_info(context))
-            if not response.next_page_token:
-                return
-            request.page_token = response.next_page_token
+
+    def watch(self, *, timeout_s: float | None = None) -> Iterator[ContextEvent]:
+        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
+        request = context_service_pb2.WatchContextsRequest()
+        for change in self._connection.events(self._connection.contexts.WatchContexts, request, timeout_s):
+            yield answers.event(change)
 
     def plan(
         self,
@@ -130,18 +129,97 @@ class Client:
         request = requests.plan(content, model_id=model_id, salt=salt)
         return answers.plan_result(self._connection.call(self._connection.contexts.Plan, request, timeout_s))
 
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Context:
+        """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
+        context_id = options.get("context_id")
+        chosen_id = requests.new_id() if context_id is None else context_id
+        request = kept.open_(name, version, chosen_id, options)
+        try:
+            response = self._connection.call(self._connection.snapshots.Open, request, timeout_s)
+        except AlreadyExists:
+            if context_id is not None:
+                raise
+            return self.context(chosen_id, timeout_s=timeout_s)  # the answer to our first attempt was lost
+        return self._opened(response)
+
+    def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
+        """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
+        request = kept.take(name, options)
+        response = self._connection.call(self._connection.snapshots.Take, request, timeout_s)
+        return self._opened(response)
+
+    def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
+        """One version of a snapshot; by default the latest."""
+        request = requests.make(snapshot_service_pb2.GetSnapshotRequest, name=name, version=version)
+        response = self._connection.call(self._connection.snapshots.GetSnapshot, request, timeout_s)
+        return kept.snapshot(response.snapshot)
+
+    def snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Iterator[Snapshot]:
+        """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
+        request = requests.make(snapshot_service_pb2.ListSnapshotsRequest, prefix=prefix, limit=page)
+        for part in self._connection.pages(self._connection.snapshots.ListSnapshots, request, timeout_s):
+            for snapshot in part.snapshots:
+                yield kept.snapshot(snapshot)
+
+    def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
+        """All versions of a snapshot that are kept, latest first."""
+        request = requests.make(snapshot_service_pb2.ListSnapshotVersionsRequest, name=name)
+        parts = self._connection.pages(self._connection.snapshots.ListSnapshotVersions, request, timeout_s)
+        return [kept.snapshot(snapshot) for part in parts for snapshot in part.snapshots]
+
+    def update_snapshot(
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Snapshot:
+        """Change the latest version; None leaves a setting as it is, a `ttl_s` of `math.inf` is for ever."""
+        request = kept.update(name, ttl_s, sliding, labels)
+        response = self._connection.call(self._connection.snapshots.UpdateSnapshot, request, timeout_s)
+        return kept.snapshot(response.snapshot)
+
+    def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
+        """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
+        request = requests.make(snapshot_service_pb2.DeleteSnapshotRequest, name=name, version=version)
+        response = self._connection.call(self._connection.snapshots.DeleteSnapshot, request, timeout_s)
+        return response.versions_deleted
+
+    def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
+        """The caller's publications in the order of their ids."""
+        request = snapshot_service_pb2.ListPublicationsRequest()
+        parts = self._connection.pages(self._connection.snapshots.ListPublications, request, timeout_s)
+        return [kept.publication(each) for part in parts for each in part.publications]
+
+    def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
+        """End a publication; contexts that share its pages keep them."""
+        request = requests.make(snapshot_service_pb2.UnpublishRequest, publication_id=publication_id)
+        self._connection.call(self._connection.snapshots.Unpublish, request, timeout_s)
+
+    def _opened(self, response: snapshot_service_pb2.OpenResponse | snapshot_service_pb2.TakeResponse) -> Context:
+        opened = answers.fill_result(response)
+        context = Context(self._connection, opened.context.context_id, opened.context)
+        context.opened = opened
+        return context
+
     # --- models ------------------------------------------------------------------------------------------------------
 
     def models(self, *, timeout_s: float | None = None) -> list[Model]:
         """The models that the server serves."""
         request = model_service_pb2.ListModelsRequest()
-        models: list[Model] = []
-        while True:
-            response = self._connection.call(self._connection.models.ListModels, request, timeout_s)
-            models.extend(map(answers.model, response.models))
-            if not response.next_page_token:
-                return models
-            request.page_token = response.next_page_token
+        parts = self._connection.pages(self._connection.models.ListModels, request, timeout_s)
+        return [answers.model(model) for part in parts for model in part.models]
 
     def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
         """One model; by default the server's only, or default, one."""

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.client import answers, requests
-from jaxctx.client.blocking.connection import Connection, Responses
+from jaxctx.client import answers, kept, passes, requests
+from jaxctx.client.blocking.connection import Connection
+from jaxctx.client.blocking.stream import Stream
+from jaxctx.client.kept import Publication, Snapshot
 from jaxctx.client.link import SETTLE_PAUSES_S
-from jaxctx.client.outputs import Collector, Outputs
+from jaxctx.client.options import GenerateOptions, UpdateOptions
+from jaxctx.client.outputs import Collector
+from jaxctx.client.passes import ForwardResult, Output, Ranges
 from jaxctx.client.requests import Content, Message
 from jaxctx.client.types import (
+    Comparison,
     Completion,
     ContextInfo,
     ContextPages,
     ContextState,
     FillResult,
-    GenerateOptions,
-    Piece,
     PlanResult,
 )
 from jaxctx.client.view import CUT_SHORT, ContextView, WithContext
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.wire import from_rpc_error
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -38,8 +39,9 @@ W = TypeVar("W", bound=WithContext)
 class Context(ContextView):
     """A context on the server: its id, its counters as of the last answer, and what can be done with it.
 
-    Made by `Client.create`, `Client.context` and `fork`. Leaving its `with` block closes it; otherwise it lives on
-    until `close`. One thread at a time; other clients may use the same context: of two writers one gets Aborted.
+    Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `with` block closes it; otherwise
+    it lives on until `close`. One thread at a time; other clients may use the same context: of two writers one gets
+    Aborted.
     """
 
     def __init__(self, connection: Connection, context_id: str, info: ContextInfo | None = None) -> None:
@@ -96,6 +98,25 @@ class Context(ContextView):
         for piece in self.generate(n, timeout_s=timeout_s, **options):
             collector.add(piece)
         return collector.completions()
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Ranges] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
+
+        `positions` and `masks` are of all tokens or of none: ForwardRequest. All of it or, on an error, nothing.
+        """
+        request = passes.forward(self.id, tokens, positions, masks, keep_working, outputs)
+        result = passes.forward_result(self._write(self._connection.contexts.Forward, request, timeout_s))
+        self.learn(result.context)
+        return result
 
     # --- shape -------------------------------------------------------------------------------------------------------
 
@@ -174,19 +195,48 @@ class Context(ContextView):
         request = requests.plan(content, context_id=self.id)
         return answers.plan_result(self._connection.call(self._connection.contexts.Plan, request, timeout_s))
 
+    def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
+        """Where this context (a) and another one (b), or one of that id, part."""
+        request = requests.make(pb.CompareRequest, a=self.id, b=other.id if isinstance(other, Context) else other)
+        return answers.comparison(self._connection.call(self._connection.contexts.Compare, request, timeout_s))
+
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def update(
+    def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
+        """Change settings; what is not given stays as it is, `labels` replaces all labels."""
+        return self._change(self._connection.contexts.UpdateContext, requests.update(self.id, options), timeout_s)
+
+    def save(
         self,
+        name: str,
         *,
-        priority: int | None = None,
-        pinned: bool | None = None,
+        durable: bool = False,
+        overwrite_version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool = False,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> ContextInfo:
-        """Change settings; None leaves one as it is, `labels` replaces all labels."""
-        request = requests.update(self.id, priority, pinned, labels)
-        return self._change(self._connection.contexts.UpdateContext, request, timeout_s)
+    ) -> Snapshot:
+        """Keep the present state under a name; with `durable` it survives the server. This context goes on.
+
+        AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
+        """
+        request = kept.save(self.id, name, durable, overwrite_version, ttl_s, sliding, labels)
+        response = self._write(self._connection.snapshots.Save, request, timeout_s)
+        return kept.snapshot(response.snapshot)
+
+    def publish(
+        self,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Publication:
+        """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
+        request = kept.publish(self.id, ttl_s, sliding, labels)
+        response = self._write(self._connection.snapshots.Publish, request, timeout_s)
+        return kept.publication(response.publication)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
@@ -236,48 +286,3 @@ class Context(ContextView):
                 if self.refresh().state is not ContextState.BUSY:
                     return
                 time.sleep(pause_s)
-
-
-class Stream(Iterator[Piece[Context]]):
-    """The pieces of a Generate call as they come. Closing it, or dropping it, cancels what has not come yet.
-
-    After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
-    """
-
-    def __init__(self, source: Context, call: Responses[pb.GenerateResponse]) -> None:
-        self._source = source
-        self._call = call
-        self._ended = False
-        self._outputs = Outputs(source, lambda context_id: Context(source._connection, context_id))
-
-    def __next__(self) -> Piece[Context]:
-        if self._ended:
-            raise StopIteration
-        try:
-            return self._outputs.piece(next(self._call))
-        except StopIteration:
-            self._ended = True
-            raise
-        except grpc.RpcError as rpc_error:
-            error = from_rpc_error(rpc_error)
-            self._ended = True
-            if isinstance(error, CUT_SHORT):
-                self._outputs.cut_short()
-            raise error from rpc_error
-
-    def close(self) -> None:
-        """Cancel the rest. Idempotent; nothing happens after the last piece."""
-        if not self._ended:
-            self._ended = True
-            self._outputs.cut_short()
-            self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the interpreter's end, gRPC may be gone before us
-            self.close()

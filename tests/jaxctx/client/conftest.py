@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import random
+import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -26,10 +29,29 @@ from jaxctx.v1 import (
     generation_pb2,
     model_service_pb2,
     model_service_pb2_grpc,
+    snapshot_pb2,
+    snapshot_service_pb2,
+    snapshot_service_pb2_grpc,
 )
 
 PAGE_SIZE = 4
+VOCABULARY = 8  # of the passes' model
 pb = context_service_pb2
+
+
+def distribution(seen: Sequence[int]) -> list[float]:
+    """The passes' model: log probabilities of what follows the tokens that are seen. Any other tokens, any others."""
+    logits = [random.Random(f"{list(seen)}{token}").uniform(0, 3) for token in range(VOCABULARY)]
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+def greedy(tokens: Sequence[int], count: int) -> list[int]:
+    """The `count` tokens that are likeliest one after the other."""
+    held = list(tokens)
+    for _ in range(count):
+        held.append(max(range(VOCABULARY), key=distribution(held).__getitem__))
+    return held[len(tokens) :]
 
 
 def method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,6 +89,7 @@ def method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 class Fake(
     context_service_pb2_grpc.ContextServiceServicer,
+    snapshot_service_pb2_grpc.SnapshotServiceServicer,
     model_service_pb2_grpc.ModelServiceServicer,
     admin_service_pb2_grpc.AdminServiceServicer,
 ):
@@ -75,6 +98,9 @@ class Fake(
     def __init__(self) -> None:
         self.contexts: dict[str, list[int]] = {}
         self.busy: set[str] = set()
+        self.committed: dict[str, int] = {}  # tokens in committed pages, where a pass kept pages working
+        self.commits: list[list[int]] = []  # tokens of committed pages, at each operation that computes
+        self.snapshots: dict[str, list[list[int]]] = {}
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.metadata: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.fail_before: dict[str, list[errors.JaxctxError]] = defaultdict(list)
@@ -98,12 +124,23 @@ class Fake(
             model_id="fake",
             state=context_pb2.CONTEXT_STATE_BUSY if busy else context_pb2.CONTEXT_STATE_IDLE,
             seq_len=length,
-            committed_pages=length // PAGE_SIZE,
-            working_pages=1 if length % PAGE_SIZE else 0,
-            working_tokens=length % PAGE_SIZE,
+            committed_pages=self.committed_tokens(context_id) // PAGE_SIZE,
+            working_pages=-(-(length - self.committed_tokens(context_id)) // PAGE_SIZE),
+            working_tokens=length - self.committed_tokens(context_id),
             page_size=PAGE_SIZE,
             labels={"of": "fake"},
         )
+
+    def committed_tokens(self, context_id: str) -> int:
+        length = len(self.contexts[context_id])
+        return min(self.committed.get(context_id, length), length) // PAGE_SIZE * PAGE_SIZE
+
+    def compute(self, context_id: str, tokens: Sequence[int], keep_working: bool = False) -> None:
+        self.committed.pop(context_id, None)
+        if keep_working:
+            self.committed[context_id] = len(self.contexts[context_id])
+        self.contexts[context_id] += tokens
+        self.commits.append(self.contexts[context_id][: self.committed_tokens(context_id)])
 
     def add(self, context_id: str, tokens: list[int]) -> context_pb2.Context:
         if context_id in self.contexts:
@@ -126,7 +163,7 @@ class Fake(
     def Fill(self, request: Any, context: Any) -> Any:
         held = self.write(request.context_id)
         before = len(held)
-        held += self.tokens(request)
+        self.compute(request.context_id, self.tokens(request))
         if before == 0:
             return pb.FillResponse(
                 resident=1, restored=2, computed=len(held) - 3, context=self.info(request.context_id)
@@ -203,7 +240,7 @@ class Fake(
     @method
     def Truncate(self, request: Any, context: Any) -> Any:
         held = self.write(request.context_id)
-        if request.tokens > len(held) % PAGE_SIZE:
+        if request.tokens > len(held) - self.committed_tokens(request.context_id):
             raise errors.OutOfRange("that many are not in working pages")
         del held[len(held) - request.tokens :]
         return pb.TruncateResponse(context=self.info(request.context_id))
@@ -211,6 +248,7 @@ class Fake(
     @method
     def Rewind(self, request: Any, context: Any) -> Any:
         del self.write(request.context_id)[request.to :]
+        self.committed.pop(request.context_id, None)
         return pb.RewindResponse(context=self.info(request.context_id))
 
     @method
@@ -219,6 +257,7 @@ class Fake(
         if request.include_pages:
             response.pages.page_ids.extend([7, 9])
             response.pages.refcounts.extend([2, 1])
+            response.pages.tiers.extend([context_pb2.TIER_DEVICE, context_pb2.TIER_DISK, 77])
         if request.include_tokens:
             response.tokens.ids.extend(self.contexts[request.context_id])
         return response
@@ -238,7 +277,9 @@ class Fake(
     @method
     def Plan(self, request: Any, context: Any) -> Any:
         n = len(self.tokens(request))
-        return pb.PlanResponse(tokens=n, resident=1, restored=1, computed=n - 2, pages_needed=3, pages_available=9)
+        return pb.PlanResponse(
+            tokens=n, resident=1, restored=1, computed=n - 2, pages_needed=3, pages_available=9, host=1
+        )
 
     @method
     def ReservePages(self, request: Any, context: Any) -> Any:
@@ -257,6 +298,143 @@ class Fake(
         self.info(request.context_id)
         del self.contexts[request.context_id]
         return pb.CloseContextResponse()
+
+    @method
+    def Forward(self, request: Any, context: Any) -> Any:
+        before = len(self.write(request.context_id))
+        self.compute(request.context_id, request.tokens, request.keep_working)
+        held = self.contexts[request.context_id]
+        response = pb.ForwardResponse(context=self.info(request.context_id))
+        for output in request.outputs:
+            end = before + output.index + 1
+            bounds = request.masks[output.index].bounds if request.masks else (0, end)
+            seen = [token for i in range(0, len(bounds), 2) for token in held[bounds[i] : bounds[i + 1]]]
+            logprobs = distribution(seen)
+            best = sorted(range(VOCABULARY), key=lambda token, of=logprobs: -of[token])
+            result = response.outputs.add(index=output.index, logprobs=[logprobs[i] for i in output.logprob_ids])
+            for token in best[: output.top]:
+                result.top.add(token_id=token, logprob=logprobs[token])
+            if output.logits:
+                result.logits = struct.pack(f"<{VOCABULARY}f", *logprobs)
+            if output.entropy:
+                result.entropy = -sum(math.exp(each) * each for each in logprobs)
+            if output.HasField("sample"):
+                result.seed = output.sample.seed
+                drawn = random.Random(output.sample.seed).choices(range(VOCABULARY), list(map(math.exp, logprobs)))[0]
+                result.token_id = drawn if output.sample.temperature else best[0]
+        return response
+
+    @method
+    def Compare(self, request: Any, context: Any) -> Any:
+        a, b = self.contexts[request.a], self.contexts[request.b]
+        common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        return pb.CompareResponse(common_tokens=common, shared_pages=1, length_a=len(a), length_b=len(b))
+
+    @method
+    def WatchContexts(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        context.add_callback(self.cancelled.set)
+        for context_id in sorted(self.contexts):
+            yield pb.WatchContextsResponse(
+                change=pb.CONTEXT_CHANGE_EXISTS,
+                at={"seconds": 60},
+                context_id=context_id,
+                context=self.info(context_id),
+            )
+        yield pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_EXPIRED, context_id="gone")
+        yield pb.WatchContextsResponse(change=99)  # type: ignore[arg-type]  # of a later server
+        self.abort(context, self.fail_after["WatchContexts"])
+        while context.is_active():
+            time.sleep(0.002)
+
+    # --- SnapshotService: versions are token lists
+
+    def version(self, name: str, number: int = 0) -> snapshot_pb2.Snapshot:
+        versions = self.snapshots.get(name, [])
+        number = number or len(versions)
+        if not 0 < number <= len(versions):
+            raise errors.NotFound("no such snapshot", reason="SNAPSHOT_NOT_FOUND")
+        return snapshot_pb2.Snapshot(
+            name=name,
+            version=number,
+            latest=number == len(versions),
+            tokens=len(versions[number - 1]),
+            size_bytes=2**40,
+            created_at={"seconds": 60},
+            expiry={"at": {"seconds": 90}, "duration": {"seconds": 30, "nanos": 500_000_000}, "sliding": True},
+            labels={"of": "fake"},
+        )
+
+    @method
+    def Save(self, request: Any, context: Any) -> Any:
+        versions = self.snapshots.setdefault(request.name, [])
+        if versions and not request.HasField("overwrite_version"):
+            raise errors.AlreadyExists("the name is taken")
+        if request.overwrite_version != len(versions):
+            raise errors.Aborted("not the latest version", reason="VERSION_MISMATCH")
+        versions.append(list(self.write(request.context_id)))
+        return snapshot_service_pb2.SaveResponse(snapshot=self.version(request.name))
+
+    def opened(self, request: Any, version: int) -> dict[str, Any]:
+        snapshot = self.version(request.name, version)
+        context = self.add(request.context_id or "taken", self.snapshots[request.name][snapshot.version - 1])
+        context.snapshot = f"{snapshot.name}@{snapshot.version}"
+        context.expiry.CopyFrom(snapshot.expiry)
+        return {"resident": 2, "restored": 1, "computed": snapshot.tokens - 3, "context": context}
+
+    @method
+    def Open(self, request: Any, context: Any) -> Any:
+        return snapshot_service_pb2.OpenResponse(**self.opened(request, request.version))
+
+    @method
+    def Take(self, request: Any, context: Any) -> Any:
+        response = snapshot_service_pb2.TakeResponse(**self.opened(request, 0))
+        del self.snapshots[request.name]
+        return response
+
+    @method
+    def GetSnapshot(self, request: Any, context: Any) -> Any:
+        return snapshot_service_pb2.GetSnapshotResponse(snapshot=self.version(request.name, request.version))
+
+    @method
+    def ListSnapshots(self, request: Any, context: Any) -> Any:
+        names = sorted(n for n in self.snapshots if n.startswith(request.prefix) and n > request.page_token)
+        shown = names[: request.limit]
+        return snapshot_service_pb2.ListSnapshotsResponse(
+            snapshots=map(self.version, shown), next_page_token=shown[-1] if len(names) > len(shown) else ""
+        )
+
+    @method
+    def ListSnapshotVersions(self, request: Any, context: Any) -> Any:
+        number = int(request.page_token or len(self.snapshots[request.name]))  # one at a time
+        return snapshot_service_pb2.ListSnapshotVersionsResponse(
+            snapshots=[self.version(request.name, number)], next_page_token=str(number - 1) if number > 1 else ""
+        )
+
+    @method
+    def UpdateSnapshot(self, request: Any, context: Any) -> Any:
+        return snapshot_service_pb2.UpdateSnapshotResponse(snapshot=self.version(request.name))
+
+    @method
+    def DeleteSnapshot(self, request: Any, context: Any) -> Any:
+        self.version(request.name, request.version)
+        versions = len(self.snapshots.pop(request.name))
+        return snapshot_service_pb2.DeleteSnapshotResponse(versions_deleted=versions)
+
+    @method
+    def Publish(self, request: Any, context: Any) -> Any:
+        return snapshot_service_pb2.PublishResponse(
+            publication={"publication_id": "p", "tokens": 4, "created_at": {"seconds": 60}}
+        )
+
+    @method
+    def Unpublish(self, request: Any, context: Any) -> Any:
+        if request.publication_id != "p":
+            raise errors.NotFound("no such publication", reason="PUBLICATION_NOT_FOUND")
+        return snapshot_service_pb2.UnpublishResponse()
+
+    @method
+    def ListPublications(self, request: Any, context: Any) -> Any:
+        return snapshot_service_pb2.ListPublicationsResponse(publications=[{"publication_id": "p"}])
 
     # --- ModelService and AdminService
 
@@ -314,6 +492,7 @@ class Serving:
         self.fake = Fake()
         self.server = grpc.server(futures.ThreadPoolExecutor(16))
         context_service_pb2_grpc.add_ContextServiceServicer_to_server(self.fake, self.server)
+        snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(self.fake, self.server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.fake, self.server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self.fake, self.server)
         if credentials is None:
@@ -363,6 +542,10 @@ class Either:
         else:
             async for item in stream:
                 yield item
+
+    @property
+    def loops(self) -> Any:
+        return jaxctx.loops if self.kind == "blocking" else jaxctx.aio.loops
 
     async def list(self, stream: Any) -> list[Any]:
         return [item async for item in self.each(stream)]

@@ -92,6 +92,7 @@ async def test_shape_and_pages(either: Any, client: Any, fake: Any) -> None:
     assert await either(context.tokens()) == [0, 1, 2]
     pages = await either(context.pages())
     assert (pages.page_ids, pages.refcounts) == ((7, 9), (2, 1))
+    assert pages.tiers == (jaxctx.Tier.DEVICE, jaxctx.Tier.DISK, jaxctx.Tier.LINEAGE)
     assert (await either(context.flush())).computed == 1
     for name, rpc in (("reserve", "ReservePages"), ("commit", "CommitPages"), ("release", "ReleasePages")):
         assert (await either(getattr(context, name)(2))).context_id == context.id
@@ -102,7 +103,7 @@ async def test_plan(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create("ab"))
     extended = await either(context.plan("hello"))
     assert extended == jaxctx.PlanResult(
-        tokens=5, resident=1, restored=1, computed=3, pages_needed=3, pages_available=9
+        tokens=5, resident=1, restored=1, computed=3, pages_needed=3, pages_available=9, host=1
     )
     assert extended.cached == 2
     await either(client.plan(tokens=[1, 2], salt="s"))

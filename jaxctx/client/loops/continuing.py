@@ -1,0 +1,35 @@
+"""How every loop begins and ends: the last token is taken out, for a pass to compute, and in the end is buffered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxctx.client.loops.drive import Loop
+from jaxctx.errors import FailedPrecondition
+
+
+def begin(context: Any) -> Loop[list[int]]:
+    """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
+
+    Raises FailedPrecondition for a context without tokens.
+    """
+    tokens: list[int] = yield context.tokens()
+    if not tokens:
+        raise FailedPrecondition("the context has no token to continue from", reason="CONTEXT_EMPTY")
+    yield context.rewind(len(tokens) - 1)
+    return tokens
+
+
+def end(context: Any, tokens: Sequence[int]) -> Loop[None]:
+    """Leave the context with these tokens, whatever became of the last pass."""
+    yield context.rewind(len(tokens) - 1)
+    yield context.fill(tokens=tokens[-1:], defer=True)
+
+
+def until_stop(tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> tuple[list[int], bool]:
+    """At most `most` tokens, up to and with the first stop token; and whether they end the output."""
+    for place, token in enumerate(tokens[:most]):
+        if token in stop_token_ids:
+            return list(tokens[: place + 1]), True
+    return list(tokens[:most]), len(tokens) >= most

@@ -1,0 +1,69 @@
+"""What a caller may choose, by keyword. Defaults, ranges and meaning: the fields of these names in protos/jaxctx/v1.
+
+Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anything not given, leaves it to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How a token is drawn."""
+
+    temperature: float  # 0: greedy; default 1
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """How to continue a context: GenerateRequest."""
+
+    max_tokens: int
+    min_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop: bool
+
+
+class Settings(TypedDict, total=False):
+    """Of every context."""
+
+    priority: int | None
+    pinned: bool | None
+    pin_s: float | None  # how long it is pinned; needs `pinned`
+    ttl_s: float | None  # how long it lives from now on
+    sliding: bool  # every use starts `ttl_s` again
+
+
+class CreateOptions(Settings, total=False):
+    """A new context: CreateContextRequest."""
+
+    context_id: str | None
+    model_id: str
+    salt: str
+    manual_commit: bool
+    labels: Mapping[str, str] | None
+
+
+class OpenOptions(Settings, total=False):
+    """A context from a snapshot: OpenRequest."""
+
+    context_id: str | None
+    recompute: bool
+
+
+class UpdateOptions(Settings, total=False):
+    """New settings: UpdateContextRequest."""
+
+    labels: Mapping[str, str] | None  # all labels from now on
