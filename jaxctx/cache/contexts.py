@@ -182,12 +182,6 @@ class ContextCache:
         index.publish(root)
         return publication
 
-    def unpublish(self, publication: Context) -> None:
-        """Nobody finds it any more; who shares its pages keeps them."""
-        self._must_live(publication)
-        self.memory.index.unpublish(publication.root)
-        self.close(publication)
-
     def get(self, tenant: str, context_id: str) -> Context:
         """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if its time was over."""
         return self._registry.get(tenant, context_id)
@@ -202,8 +196,13 @@ class ContextCache:
         self._registry.set_lifetime(context, lifetime)
 
     def close(self, context: Context) -> None:
-        """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free."""
+        """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free.
+
+        Nobody finds a publication any more; who shares its pages keeps them.
+        """
         self._must_live(context)
+        if context.identity.namespace.startswith(PUBLISHED):
+            self.memory.index.unpublish(context.root)
         if not context.suspended:
             self.memory.let_go(context)
         self.memory.drop_stash(context)
@@ -282,8 +281,7 @@ class ContextCache:
         tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
         path = self.memory.path(context, tokens, added)
         reached = (0 if context.suspended else context.seq_len) + len(path) * self.page_size
-        parked = self.memory.parked(context, reached) if reached < tokens else ()
-        return _found([*path, *parked])
+        return _found([*path, *self.memory.parked(context, reached, tokens)])
 
     def grow(self, context: Context, tokens: int) -> None:
         """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.

@@ -217,12 +217,16 @@ class Memory:
             self.adopt(context, [node])
         return len(path)
 
-    def parked(self, context: Context, tokens: int) -> list[Parked]:
-        """The data that `restore` would load behind what the index holds; `tokens` have KV, or would by then."""
-        number, aligned = divmod(tokens, self.page_size)
+    def parked(self, context: Context, start: int, stop: int) -> list[Parked]:
+        """The data that `restore` would load behind what the index holds: of the tokens from `start` to `stop`."""
+        number, aligned = divmod(start, self.page_size)
         found: list[Parked] = []
-        while not aligned and (parked := context.stash.get(number + len(found))) is not None and not parked.lost:
+        while not aligned and number * self.page_size < stop:
+            parked = context.stash.get(number)
+            if parked is None or parked.lost:
+                break
             found.append(parked)
+            number += 1
         return found
 
     def drop_stash(self, context: Context, before: int | None = None) -> None:
@@ -232,11 +236,11 @@ class Memory:
 
     def _unpark(self, context: Context, tokens: int, gained: int, ready: Ready) -> bool:
         """Load the parked data of a context's next page into a working page of its own."""
-        found = self.parked(context, context.seq_len)
-        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
-        count = min(found[0].tokens, tokens - context.seq_len) if found else 0
-        if count <= 0 or not self._arrived(found[0], ready):
+        found = self.parked(context, context.seq_len, tokens)
+        if not found or not self._arrived(found[0], ready):
             return False
+        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
+        count = min(found[0].tokens, tokens - context.seq_len)
         if used == len(context.working):
             if not self._room(gained):
                 return False

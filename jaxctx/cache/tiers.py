@@ -105,7 +105,7 @@ class Tiers:
     def save(self, item: Item, page: int) -> None:
         """Its data leaves `page`: keep a copy if there is a place for one."""
         if item.host == NOWHERE:
-            slot = self._host_slot()
+            slot = self._host_slot(item)
             if slot is None:
                 self._gone(item)
                 return
@@ -127,18 +127,13 @@ class Tiers:
         if item.disk != NOWHERE:
             self.disk.order.move_to_end(item, last=False)
 
-    def fetch(self, item: Item) -> bool:
-        """Begin to bring it from disk to a host slot. False if there is none for it."""
-        disk = item.disk
-        self.disk.order.pop(item)  # not dropped for the one that makes room
-        slot = self._host_slot()
-        self.disk.order[item] = None
-        if slot is None:
-            return False
-        item.host = slot
-        self.host.order[item] = None
-        self.moves.append(PageFetch(disk, slot))
-        return True
+    def fetch(self, item: Item) -> None:
+        """Begin to bring it from disk to a host slot, if there is one for it."""
+        slot = self._host_slot(item)
+        if slot is not None:
+            item.host = slot
+            self.host.order[item] = None
+            self.moves.append(PageFetch(item.disk, slot))
 
     def stage(self, item: Parked) -> None:
         """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
@@ -168,43 +163,50 @@ class Tiers:
             self.drop(item)
             self._gone(item)
 
-    def _host_slot(self) -> int | None:
+    def _host_slot(self, item: Item) -> int | None:
+        """A slot for `item`, whose own copy on disk does not give way for it."""
         if self.host.free:
             return self.host.free.pop()
         if not self.host.order:
             return None
-        item, _ = self.host.order.popitem(last=False)
-        slot, item.host = item.host, NOWHERE
-        if item.page == NOWHERE:
-            self._keep_on_disk(item, slot)
-        self._gone(item)
+        self.disk.order.pop(item, None)
+        victim, _ = self.host.order.popitem(last=False)
+        slot, victim.host = victim.host, NOWHERE
+        if victim.page == NOWHERE:
+            self._keep_on_disk(victim, slot)
+        self._gone(victim)
+        if item.disk != NOWHERE:
+            self.disk.order[item] = None
         return slot
 
     def _keep_on_disk(self, item: Item, slot: int) -> None:
-        if item.disk == NOWHERE and self.disk.total:
+        if item.disk != NOWHERE:
+            self.disk.order.move_to_end(item)
+        elif self.disk.free or self.disk.order:
+            victim = None
             if self.disk.free:
                 item.disk = self.disk.free.pop()
-            elif self.disk.order:
+            else:
                 victim, _ = self.disk.order.popitem(last=False)
                 item.disk, victim.disk = victim.disk, NOWHERE
-                self._gone(victim)
-            else:
-                return
             self.moves.append(PageSpill(slot, item.disk))
-        if item.disk != NOWHERE:
             self.disk.order[item] = None
-            self.disk.order.move_to_end(item)
+            if victim is not None:
+                self._gone(victim)  # perhaps the parent of `item`
 
     def _gone(self, item: Item) -> None:
         """Forget a node that is nowhere, with all that stand behind it."""
         if isinstance(item, Parked) or not item.lost or not item.indexed:
             return
         self._forget(item)
-        if item.children:
-            for other in [*self.host.order, *self.disk.order]:
-                if isinstance(other, PageNode) and other.parent is item:
-                    self.drop(other)
-                    self._gone(other)
+        if not item.children:
+            return
+        gone, nodes = {item}, [other for other in [*self.host.order, *self.disk.order] if isinstance(other, PageNode)]
+        for other in sorted(nodes, key=lambda node: node.depth):
+            if other.parent in gone and other.indexed:
+                self.drop(other)
+                self._forget(other)
+                gone.add(other)
 
     def check(self, items: set[Item]) -> None:
         """Raises AssertionError unless `items`, all that may have copies, have one slot each and no others are used."""

@@ -1,18 +1,20 @@
 """The oracle: what every operation must do, without nodes, hashes, holders or page ids.
 
-Contexts are token lists, the index is a set of prefixes with the time each lost its last holder, and free pages are a
-number.
+Contexts are token lists and lists of keys. A key is a name for everything that a committed page depends on: the key of
+the page before, who may find it, its tokens and its marks. The device is the set of keys that are on it, with the time
+each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in them
+(`kept`), or what is in them where nothing is ever dropped (`roomy`); what `restore` gained it is told, and checks.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from jaxctx.cache.contexts import Context, Identity, OutOfPages
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
-Key = tuple[Identity, tuple[int, ...]]  # a committed page: all tokens up to its end
+from .keys import Key, Keys
 
 
 @dataclass(eq=False)
@@ -20,105 +22,174 @@ class Expected:
     """What a context should look like."""
 
     context: Context
-    identity: Identity
+    root: Key
+    group: Identity  # its identity without the namespace: who may find what is published
     manual: bool
-    pinned: bool
+    pinned: bool = False
+    role: str = ""  # "snapshot" and "publication" are only forked and closed
     tokens: list[int] = field(default_factory=list)
-    committed: int = 0
+    marks: list[bytes] = field(default_factory=list)
+    values: list[object] = field(default_factory=list)  # what its slots hold
+    chain: list[Key] = field(default_factory=list)
     working: int = 0
     working_tokens: int = 0
     suspended: bool = False
+    held: bool = False
     by_hand: int | None = None  # no more pages than these are committed but by hand
+    stash: dict[int, int] = field(default_factory=dict)  # tokens that may be parked, by page
+
+    @property
+    def committed(self) -> int:
+        return len(self.chain)
 
 
 class Oracle:
     """The meaning of the operations. Each method checks first, then changes, and returns what the cache should."""
 
-    def __init__(self, pages: int, page_size: int) -> None:
-        self.pages, self.page_size = pages, page_size
+    def __init__(self, pages: int, page_size: int, tiers: bool, roomy: bool) -> None:
+        self.pages, self.page_size, self.tiers, self.roomy = pages, page_size, tiers, roomy
         self.contexts: list[Expected] = []  # least recently used first
-        self.resident: dict[Key, int] = {}  # when it lost its last holder
-        self._stamps = itertools.count()
-        self._was_held: set[Key] = set()
+        self.published: list[Expected] = []
+        self.on_device: dict[Key, int] = {}  # when it lost its last holder
+        self.kept: set[Key] = set()  # what some tier may have; all of them, if roomy
+        self.held: set[Key] = set()
+        self.keys = Keys(page_size)
+        self._stamp = 0
 
-    def keys(self, expected: Expected) -> list[Key]:
-        ends = range(self.page_size, expected.committed * self.page_size + 1, self.page_size)
-        return [(expected.identity, tuple(expected.tokens[:end])) for end in ends]
+    # --- paths ---------------------------------------------------------------------------------------------------
 
-    def seq_len(self, expected: Expected) -> int:
-        return expected.committed * self.page_size + expected.working_tokens
+    def search(self, e: Expected, tokens: list[int], marks: list[bytes], among: Collection[Key]) -> list[Key]:
+        """As a new context like `e` would."""
+        best = self.keys.walk(e.root, e.root, tokens, marks, 0, among)
+        for other in self.published:
+            if other.group == e.group:
+                path = self.keys.walk(other.root, e.root, tokens, marks, 0, among)
+                best = path if len(path) > len(best) else best
+        return best
+
+    def path(self, e: Expected, more: list[int], among: Collection[Key], limit: int | None = None) -> list[Key]:
+        """The keys that would continue a context's chain (or, if suspended, be it), once `more` is appended."""
+        if e.working_tokens:
+            return []
+        tokens, marks = e.tokens + more, e.marks + [b""] * len(more)
+        if limit is not None:
+            tokens = tokens[:limit]
+        if e.by_hand is not None:
+            tokens = tokens[: e.by_hand * self.page_size]
+        if e.suspended or not e.chain:
+            return self.search(e, tokens, marks, among)
+        return self.keys.walk(e.chain[-1], e.root, tokens, marks, e.committed * self.page_size, among)
+
+    def among(self) -> Collection[Key]:
+        """What a path is made of: what is on the device, and elsewhere too if that is known."""
+        return self.kept if self.roomy else self.on_device
+
+    def exact(self, e: Expected) -> bool:
+        """Whether it is known which way a path goes."""
+        return self.roomy or not self.tiers or self.plain(e)
+
+    def plain(self, e: Expected) -> bool:
+        """Whether there is one way only: no publications."""
+        lineage = self.keys.owner[e.chain[0]] if e.chain else e.root
+        return lineage == e.root and all(other.group != e.group for other in self.published)
+
+    def warm(self, path: list[Key]) -> list[Key]:
+        """The front of a path that is on the device."""
+        return path[: next((n for n, key in enumerate(path) if key not in self.on_device), len(path))]
+
+    # --- pages ---------------------------------------------------------------------------------------------------
+
+    def seq_len(self, e: Expected) -> int:
+        return len(e.chain) * self.page_size + e.working_tokens
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
 
     def recount(self) -> int:
         """Stamps what is held no longer, deepest first; returns how many that were."""
-        held = {key for expected in self.contexts for key in self.keys(expected)}
-        released = sorted(self._was_held - held, key=lambda key: -len(key[1]))
-        for key in released:
-            self.resident[key] = next(self._stamps)
-        self._was_held = held
+        held = set[Key]().union(*[e.chain for e in self.contexts if not e.suspended])
+        released = self.held - held
+        for key in sorted(released, key=self.keys.depth.__getitem__, reverse=True) if released else ():
+            self._stamp += 1
+            self.on_device[key] = self._stamp
+        self.held = held
         return len(released)
 
-    def cached(self) -> list[Key]:
-        return sorted(self.resident.keys() - self._was_held, key=self.resident.__getitem__)
+    def cached(self) -> int:
+        return len(self.on_device) - len(self.held)
 
     def free(self) -> int:
-        return self.pages - len(self.resident) - sum(expected.working for expected in self.contexts)
+        return self.pages - len(self.on_device) - sum([e.working for e in self.contexts])
 
     def take(self, count: int) -> None:
         self.recount()
-        cached = self.cached()
-        if count > self.free() + len(cached):
+        free = self.free()
+        if count > free + self.cached():
             raise OutOfPages("")
-        for key in cached[: max(count - self.free(), 0)]:
-            del self.resident[key]
+        if count > free:
+            cached = sorted(self.on_device.keys() - self.held, key=self.on_device.__getitem__)
+            for key in cached[: count - free]:
+                del self.on_device[key]
+                if not self.tiers:
+                    self.kept.remove(key)
 
-    def found(self, identity: Identity, tokens: list[int]) -> int:
-        pages = 0
-        while (pages + 1) * self.page_size <= len(tokens) and (
-            (identity, tuple(tokens[: (pages + 1) * self.page_size])) in self.resident
-        ):
-            pages += 1
-        return pages
+    def place(self, key: Key) -> None:
+        self.on_device.setdefault(key, -1)
+        self.kept.add(key)
 
-    def would_find(self, e: Expected, more: list[int] | None = None) -> int:
-        """Pages on the device that are its committed ones, or would be by a match."""
-        tokens = e.tokens + (more or [])
-        return self.found(e.identity, tokens if e.by_hand is None else tokens[: e.by_hand * self.page_size])
+    def clear(self) -> int:
+        cached = self.cached()
+        self.on_device = {key: stamp for key, stamp in self.on_device.items() if key in self.held}
+        self.kept = set(self.on_device)
+        for e in self.contexts:
+            there = {number for number, parked in e.context.stash.items() if not parked.lost}
+            e.stash = {number: e.stash[number] for number in there}  # what is on its way from elsewhere
+        return cached
 
-    def use(self, expected: Expected) -> None:
-        self.contexts.remove(expected)
-        self.contexts.append(expected)
+    # --- operations ----------------------------------------------------------------------------------------------
 
-    def match(self, e: Expected) -> int:
+    def use(self, e: Expected) -> None:
+        self.contexts.remove(e)
+        self.contexts.append(e)
+
+    def wake(self, e: Expected) -> None:
         if e.suspended:
             e.suspended = False
             self.use(e)
-        if e.working_tokens:
-            return 0
-        before, e.committed = e.committed, self.would_find(e)
-        return (e.committed - before) * self.page_size
+
+    def match(self, e: Expected, limit: int | None) -> int:
+        self.wake(e)
+        warm = self.warm(self.path(e, [], self.among(), limit))
+        e.chain += warm
+        return len(warm) * self.page_size
 
     def grow(self, e: Expected, tokens: int) -> None:
         self._must_be_resident(e)
-        missing = max(-(-(e.working_tokens + tokens) // self.page_size) - e.working, 0)
+        missing = max(self.pages_for(e.working_tokens + tokens) - e.working, 0)
         self.take(missing)
         e.working += missing
 
-    def settle(self, e: Expected, tokens: int) -> int:
+    def settle(self, e: Expected, tokens: int, hold: bool) -> int:
         self._must_be_resident(e)
         if tokens > len(e.tokens) - self.seq_len(e):
             raise OutOfRange("")
         if e.working_tokens + tokens > e.working * self.page_size:
             raise FailedPrecondition("")
         e.working_tokens += tokens
-        full = e.working_tokens // self.page_size
-        return self._commit(e, min(full, max((e.by_hand or 0) - e.committed, 0)) if e.manual else full)
+        self._drop_stash(e)
+        e.held = hold and self._full(e) > 0
+        return 0 if hold else self._commit(e, self._full(e))
+
+    def commit_full(self, e: Expected) -> None:
+        if e.held:
+            e.held = False
+            self._commit(e, self._full(e))
 
     def fork(self, e: Expected) -> Expected:
-        pages = -(-e.working_tokens // self.page_size)
+        pages = self.pages_for(e.working_tokens)
         self.take(pages)
-        child = Expected(e.context, e.identity, e.manual, False, e.tokens[:], e.committed, pages)
-        child.working_tokens, child.suspended, child.by_hand = e.working_tokens, e.suspended, e.by_hand
-        return child
+        lists = {name: getattr(e, name)[:] for name in ("tokens", "marks", "values", "chain")}
+        return replace(e, pinned=False, role="", working=pages, stash={}, **lists)
 
     def truncate(self, e: Expected, tokens: int) -> None:
         if tokens > len(e.tokens) - e.committed * self.page_size:
@@ -130,10 +201,10 @@ class Oracle:
             raise OutOfRange("")
         if to < e.committed * self.page_size:
             needs_page = to % self.page_size > 0 and not e.working
-            others = {key for other in self.contexts if other is not e for key in self.keys(other)}
-            if needs_page and self.free() + len(self.cached()) == 0 and self.keys(e)[-1] in others:
+            others = {key for other in self.contexts if other is not e and not other.suspended for key in other.chain}
+            if needs_page and self.free() + self.cached() == 0 and e.chain[-1] in others:
                 raise OutOfPages("")
-            e.working_tokens = 0
+            e.working_tokens, e.held = 0, False
             e.working = min(e.working, to % self.page_size, 1)
             self._keep(e, to)
             if needs_page:
@@ -147,12 +218,10 @@ class Oracle:
         if pages > self.pages:
             raise InvalidArgument("")
         if e.suspended:
-            held = {key for other in self.contexts for key in self.keys(other)}
-            found = self.would_find(e)
-            chain = {(e.identity, tuple(e.tokens[: n * self.page_size])) for n in range(1, found + 1)}
-            if pages + len(chain - held) > self.free() + len(self.cached()):
+            chain = self.warm(self.path(e, [], self.among()))
+            if pages + len({*chain} - self.held) > self.free() + self.cached():
                 raise OutOfPages("")
-            self.match(e)
+            self.match(e, None)
         self.take(pages)
         e.working += pages
 
@@ -176,27 +245,112 @@ class Oracle:
             return 0
         if e.manual and e.working_tokens and e.by_hand is None:
             e.by_hand = e.committed
-        freed, e.suspended = e.working, True
-        e.committed = e.working = e.working_tokens = 0
+        self._drop_stash(e)
+        for position in range(self.pages_for(e.working_tokens) if self.tiers else 0):
+            tokens = min(self.page_size, e.working_tokens - position * self.page_size)
+            e.stash[e.committed + position] = tokens
+        freed, e.suspended, e.held = e.working, True, False
+        e.working = e.working_tokens = 0
+        e.chain = []
         return freed + self.recount()
+
+    def publish(self, e: Expected, identity: Identity) -> Expected:
+        self._must_be_resident(e)
+        self.take(e.committed)
+        root = self.keys.root(identity)
+        publication = Expected(e.context, root, e.group, False, pinned=True, role="publication")
+        for key in range(e.committed):
+            part = slice(key * self.page_size, (key + 1) * self.page_size)
+            before = publication.chain[-1] if publication.chain else root
+            publication.chain.append(self.keys.key(before, root, e.tokens[part], e.marks[part]))
+            self.place(publication.chain[-1])
+        end = e.committed * self.page_size
+        publication.tokens, publication.marks = e.tokens[:end], e.marks[:end]
+        publication.values = e.values[:end]
+        self.published.append(publication)
+        return publication
+
+    def restorable(self, e: Expected, limit: int, pages: int) -> int:
+        """The most pages that a restore can gain."""
+        known = self.path(e, [], self.kept, limit)
+        reached = self.seq_len(e) + len(known) * self.page_size
+        return min(len(known) + len(self.parked(e, reached, limit)), pages)
+
+    def parked(self, e: Expected, reached: int, limit: int) -> list[int]:
+        """Tokens of the parked pages behind the first `reached` tokens."""
+        number, aligned = divmod(reached, self.page_size)
+        tokens: list[int] = []
+        while not aligned and reached + sum(tokens) < limit and number + len(tokens) in e.stash:
+            tokens.append(min(e.stash[number + len(tokens)], limit - reached - sum(tokens)))
+        return tokens
+
+    def follow(self, e: Expected, gained: int) -> None:
+        """After a restore that gained so many pages: the same, as the layout of the context says it was done."""
+        chain, had = self.keys.chain(e.context), e.committed + self.pages_for(e.working_tokens)
+        new = chain[e.committed :]
+        assert chain[: e.committed] == e.chain, "a restore changed what was there"
+        warm = self.warm(new)
+        cold = new[len(warm) :]
+        assert not self.on_device.keys() & {*cold}, "a page on the device is loaded"
+        taken = e.context.working_pages - e.working + len(cold)
+        assert 0 <= taken <= gained, f"{taken} pages taken for {gained}"
+        e.chain += warm
+        self.take(taken)
+        for number, key in enumerate(cold, e.committed):
+            assert key in self.kept or e.stash.get(number) == self.page_size, "a page that was in no tier"
+            self.place(key)
+        e.chain += cold
+        e.working, e.working_tokens = e.context.working_pages, e.context.working_tokens
+        for number in [number for number in e.stash if number not in e.context.stash]:
+            del e.stash[number]  # it was loaded, or is lost
+        pages = e.committed + self.pages_for(e.working_tokens)
+        assert pages == had + gained, f"{gained} pages gained, and {pages - had} more in its table"
+
+    # --- their parts ---------------------------------------------------------------------------------------------
 
     def _must_be_resident(self, e: Expected) -> None:
         if e.suspended:
             raise FailedPrecondition("")
 
+    def _full(self, e: Expected) -> int:
+        """Working pages that commit by themselves."""
+        full = e.working_tokens // self.page_size
+        return min(full, max((e.by_hand or 0) - e.committed, 0)) if e.manual else full
+
     def _commit(self, e: Expected, pages: int) -> int:
         merged = 0
         for _ in range(pages):
-            e.committed, e.working = e.committed + 1, e.working - 1
+            part = slice(e.committed * self.page_size, (e.committed + 1) * self.page_size)
+            before = e.chain[-1] if e.chain else e.root
+            key = self.keys.key(before, e.root, e.tokens[part], e.marks[part])
+            if self.keys.owner[before] != e.root:
+                theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.marks[part])
+                if theirs in self.kept and self.tiers and not self.roomy:
+                    chosen = self.keys.chain(e.context)[e.committed]
+                    assert chosen in (key, theirs), "committed as something else"
+                    key = chosen
+                elif theirs in self.kept and key not in self.kept:
+                    key = theirs
+            e.chain.append(key)
+            e.working -= 1
             e.working_tokens -= self.page_size
-            key = self.keys(e)[-1]
-            merged += key in self.resident
-            self.resident.setdefault(key, -1)
+            merged += key in self.on_device
+            self.place(key)
         return merged
 
     def _keep(self, e: Expected, length: int) -> None:
-        del e.tokens[length:]
-        e.committed = min(e.committed, length // self.page_size)
+        del e.tokens[length:], e.marks[length:], e.values[length:]
+        del e.chain[length // self.page_size :]
         e.working_tokens = min(e.working_tokens, length - e.committed * self.page_size)
+        e.stash = {
+            number: min(tokens, length - number * self.page_size)
+            for number, tokens in e.stash.items()
+            if length > number * self.page_size
+        }
         if e.by_hand is not None and length < e.by_hand * self.page_size:
             e.by_hand = None
+
+    def _drop_stash(self, e: Expected) -> None:
+        """What has KV again is not needed."""
+        before = self.pages_for(self.seq_len(e))
+        e.stash = {number: tokens for number, tokens in e.stash.items() if number >= before}

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
 from jaxctx.cache.context import Context, PageTable
@@ -17,29 +11,8 @@ from jaxctx.cache.pages import PagePool
 from jaxctx.cache.prefix import PrefixIndex
 from jaxctx.cache.registry import Registry
 
-from .world import World, constant_digest, random_steps
-
-
-@dataclass(frozen=True)
-class Bug:
-    """In the source of `owner.method`, `text` becomes `instead`."""
-
-    name: str
-    owner: type
-    method: str
-    text: str
-    instead: str
-    digest: Callable[[bytes], bytes] | None = None  # only shows under this hash
-
-    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        function: Any = inspect.getattr_static(self.owner, self.method)
-        function = getattr(function, "fget", function)  # of a property
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.text) == 1, f"{self.text!r} is not, or not only once, in\n{source}"
-        namespace: dict[str, Any] = {}
-        exec(source.replace(self.text, self.instead), function.__globals__, namespace)
-        monkeypatch.setattr(self.owner, self.method, namespace[self.method])
-
+from .planting import Bug, caught
+from .plays import constant_digest
 
 BUGS = [
     # pages
@@ -108,7 +81,7 @@ BUGS = [
     Bug(
         "index before data",
         ContextCache,
-        "settle",
+        "_full",
         "full = context.working_tokens // self.page_size",
         "full = self.memory.pages_for(context.working_tokens)",
     ),
@@ -119,7 +92,7 @@ BUGS = [
         "context.working_tokens += tokens",
         "context.working_tokens = min(context.length - context.seq_len, len(context.working) * self.page_size)",
     ),
-    Bug("manual contexts commit by themselves", ContextCache, "settle", "if context.manual_commit:", "if False:"),
+    Bug("manual contexts commit by themselves", ContextCache, "_full", "if context.manual_commit:", "if False:"),
     Bug(
         "a partial page commits",
         ContextCache,
@@ -198,17 +171,6 @@ BUGS = [
 ]
 
 
-def caught(bug: Bug) -> bool:
-    digest = {"digest": bug.digest} if bug.digest else {}
-    for seed in range(16):
-        page_size, pages = (2, 1, 3)[seed % 3], (8, 3, 5, 13)[seed % 4]
-        try:
-            World(pages, page_size, **digest).run(random_steps(seed, 300))
-        except Exception:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_a_planted_bug_is_caught(bug, monkeypatch):
     bug.plant(monkeypatch)
@@ -216,4 +178,4 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 
 
 def test_without_a_bug_nothing_is_caught():
-    assert not caught(Bug("none", Context, "tokens", "", ""))
+    assert not caught(None)

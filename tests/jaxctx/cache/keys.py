@@ -1,0 +1,73 @@
+"""Keys: names for everything that a committed page depends on, as the oracle knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeAlias
+
+import numpy as np
+
+from jaxctx.cache.contexts import Context, Identity
+from jaxctx.cache.marks import decode_page
+
+Key: TypeAlias = int
+
+
+class Keys:
+    """Numbered as they come up. A root stands before the first page of an identity, and is its own owner."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.owner: list[Key] = []
+        self.depth: list[int] = []
+        self._roots: dict[Identity, Key] = {}
+        self._keys: dict[tuple[Key, Key, tuple[int, ...], tuple[bytes, ...]], Key] = {}
+
+    def root(self, identity: Identity) -> Key:
+        if identity not in self._roots:
+            self._roots[identity] = self._new_key(len(self.owner), 0)
+        return self._roots[identity]
+
+    def _new_key(self, owner: Key, depth: int) -> Key:
+        self.owner.append(owner)
+        self.depth.append(depth)
+        return len(self.owner) - 1
+
+    def key(self, before: Key, owner: Key, tokens: list[int], marks: list[bytes]) -> Key:
+        name = (before, owner, tuple(tokens), tuple(marks))
+        if name not in self._keys:
+            self._keys[name] = self._new_key(owner, self.depth[before] + 1)
+        return self._keys[name]
+
+    def chain(self, context: Context) -> list[Key]:
+        """The keys of a context's committed pages."""
+        chain = context.chain()
+        root = chain[0].parent if chain else context.root
+        assert root is not None
+        assert root.identity is not None
+        key, keys = self.root(root.identity), []
+        for depth, node in enumerate(chain):
+            assert node.owner.identity is not None
+            marks, owner = decode_page(node.marks, depth * self.page_size), self.root(node.owner.identity)
+            places = range(depth * self.page_size, (depth + 1) * self.page_size)
+            tokens = np.frombuffer(node.tokens, np.int32).tolist()
+            key = self.key(key, owner, tokens, [marks.get(place, b"") for place in places])
+            keys.append(key)
+        return keys
+
+    def walk(
+        self, key: Key, owner: Key, tokens: list[int], marks: list[bytes], start: int, among: Collection[Key]
+    ) -> list[Key]:
+        """The keys, of those `among`, that continue `key` for the tokens from `start` on."""
+        path: list[Key] = []
+        size = self.page_size
+        while start + size <= len(tokens):
+            page = tuple(tokens[start : start + size]), tuple(marks[start : start + size])
+            found = self._keys.get((key, self.owner[key], *page), -1)
+            if found not in among and self.owner[key] != owner:
+                found = self._keys.get((key, owner, *page), -1)
+            if found not in among:
+                break
+            path.append(found)
+            key, start = found, start + size
+        return path

@@ -1,0 +1,113 @@
+"""Plays: which operations, in which world, and the shortest that goes wrong."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from .world import ROOMY, Setup, World
+
+Step: TypeAlias = tuple[str, int, int]
+
+OPERATIONS = {
+    "create": 8,
+    "append": 8,
+    "match": 5,
+    "restore": 10,
+    "grow": 3,
+    "settle": 4,
+    "fill": 16,
+    "compute": 12,
+    "keep": 5,
+    "scribble": 3,
+    "fork": 7,
+    "publish": 3,
+    "truncate": 4,
+    "rewind": 8,
+    "reserve": 5,
+    "commit": 3,
+    "release": 4,
+    "suspend": 8,
+    "touch": 3,
+    "close": 4,
+    "clear": 1,
+    "arrive": 6,
+    "lose": 1,
+    "save": 2,
+    "revive": 3,
+}
+NAMES, WEIGHTS = [*OPERATIONS], [*OPERATIONS.values()]
+TIERS = ((0, 0), (4, 6), (0, 0), (2, 0), (8, 8), (1, 3), (ROOMY, 0), (3, 2))
+
+
+def constant_digest(data: bytes) -> bytes:
+    """A hash that always collides."""
+    return b"same"
+
+
+def random_steps(seed: int, count: int) -> list[Step]:
+    """Operations with their arguments, the same for the same seed."""
+    source = random.Random(seed)
+    names = source.choices(NAMES, WEIGHTS, k=count)
+    arguments = source.randbytes(2 * count)
+    return [*zip(names, arguments[::2], arguments[1::2], strict=True)]
+
+
+def setup_of(seed: int, every: int = 1) -> Setup:
+    """A world for each seed: pools of 1 to 20 pages, with and without tiers, some under hash collisions."""
+    host, disk = TIERS[seed % len(TIERS)]
+    source = random.Random(seed)
+    setup = Setup(source.choice((1, 2, 3, 5, 8, 13, 20)), source.choice((1, 2, 3, 16)), host, disk, every=every)
+    return setup if seed % 5 else Setup(setup.pages, setup.page_size, host, disk, constant_digest, every)
+
+
+def play(setup: Setup, steps: Sequence[Step]) -> None:
+    """Raises at the first operation that went wrong."""
+    world = World(setup)
+    for step in steps:
+        world.play(*step)
+    world.end()
+
+
+def failing_prefix(setup: Setup, steps: Sequence[Step]) -> tuple[int, str] | None:
+    """How many steps it takes to fail, and how it fails."""
+    world = World(setup)
+    try:
+        for step in steps:
+            world.play(*step)
+        world.end()
+    except Exception:
+        return min(world.played, len(steps)), traceback.format_exc(limit=-3)
+    return None
+
+
+def play_seed(seed: int, count: int) -> str:
+    """What went wrong in a long play, shrunk; "" if nothing did. It is compared as a whole at every 32nd operation."""
+    setup, steps = setup_of(seed, every=32), random_steps(seed, count)
+    failure = failing_prefix(setup, steps)
+    if failure is None:
+        return ""
+    steps = steps[: failure[0]]
+    fewer, reason = shrink(replace(setup, every=1) if failing_prefix(replace(setup, every=1), steps) else setup, steps)
+    return f"seed {seed}, {setup}: {fewer}\n{reason}"
+
+
+def shrink(setup: Setup, steps: Sequence[Step]) -> tuple[list[Step], str]:
+    """Fewer steps that fail as well, and how: none of them can be left out."""
+    failure = failing_prefix(setup, steps)
+    assert failure is not None, "nothing fails"
+    steps, reason = [*steps[: failure[0]]], failure[1]
+    size = len(steps) // 2
+    while size:
+        start = 0
+        while start < len(steps):
+            fewer = steps[:start] + steps[start + size :]
+            if (failure := failing_prefix(setup, fewer)) is not None:
+                steps, reason = fewer[: failure[0]], failure[1]
+            else:
+                start += size
+        size //= 2
+    return steps, reason

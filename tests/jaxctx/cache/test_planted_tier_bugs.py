@@ -1,0 +1,178 @@
+"""The same for tiers, marks, parked pages, passes that keep their pages, and publications."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.memory import Memory
+from jaxctx.cache.prefix import PrefixIndex
+from jaxctx.cache.tiers import Tiers
+
+from .planting import Bug, caught
+from .plays import constant_digest
+
+BUGS = [
+    # the order of moves
+    Bug("a load before the save", Tiers, "load", "self.moves.append(", "self.moves.insert(0, "),
+    Bug(
+        "a spill after the slot is used again",
+        Tiers,
+        "save",
+        "self.moves.append(",
+        "self.moves.insert(max(len(self.moves) - 1, 0), ",
+    ),
+    # tiers
+    Bug("what is evicted is not kept", Memory, "evict", "self.tiers.save(node, page)", "self.tiers._gone(node)"),
+    Bug(
+        "an evicted page keeps its place",
+        PrefixIndex,
+        "evict",
+        "page, node.page = node.page, NOWHERE",
+        "page = node.page",
+    ),
+    Bug("a slot is dropped twice", Tiers, "drop", "item.host = NOWHERE", "pass"),
+    Bug("a dropped slot is not free", Tiers, "drop", "self.host.free.append(item.host)", "pass"),
+    Bug("a disk slot is not free", Tiers, "drop", "self.disk.free.append(item.disk)", "pass"),
+    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(SlotDrop(item.host))", "pass"),
+    Bug(
+        "a staged slot leaks", Tiers, "drop", "self.moves.append(", "item.host < self.host.total and self.moves.append("
+    ),
+    Bug(
+        "two pages in one disk slot",
+        Tiers,
+        "_keep_on_disk",
+        "item.disk, victim.disk = victim.disk, NOWHERE",
+        "item.disk = victim.disk",
+    ),
+    Bug("nothing is written to disk", Tiers, "_keep_on_disk", "self.moves.append(PageSpill(slot, item.disk))", "pass"),
+    Bug("the page that is saved gives way to itself", Tiers, "_host_slot", "self.disk.order.pop(item, None)", "pass"),
+    Bug("a copy gives way while it is loaded", Tiers, "hold", "self.host.order.pop(item, None)", "pass"),
+    Bug("a child outlives its parent", Tiers, "_gone", "if not item.children:", "if True:"),
+    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(other)", "pass"),
+    Bug("a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._gone(victim)", "pass"),
+    Bug(
+        "data counts before it arrived", Memory, "_arrived", "return ready(item.host)", "ready(item.host); return True"
+    ),
+    Bug("a fetch counts at once", Memory, "_arrived", "return False\n    try", "pass\n    try"),
+    Bug("lost data is waited for", Memory, "_arrived", "self.tiers.lose(item)", "pass"),
+    Bug(
+        "a restored page is not the node's",
+        Memory,
+        "_follow",
+        "self.index.place(node, page)",
+        "self.index.place(node, node.host)",
+    ),
+    Bug("a restore goes too far", Memory, "restore", "(limit - gained)", "(limit + 1)"),
+    Bug("a restore refuses after it changed", Memory, "_room", "if not gained:", "if True:"),
+    Bug("a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"),
+    # parked pages
+    Bug(
+        "stale parked data after a rewind",
+        Memory,
+        "shorten",
+        "min(parked.tokens, length - number * self.page_size)",
+        "parked.tokens",
+    ),
+    Bug(
+        "parked data outlives its tokens",
+        Memory,
+        "shorten",
+        "self.tiers.drop(context.stash.pop(number))",
+        "context.stash.pop(number)",
+    ),
+    Bug("parked in another place", Memory, "suspend", "context.stash[first + position]", "context.stash[position]"),
+    Bug("nothing is parked", Memory, "suspend", "if not parked.lost:", "if False:"),
+    Bug(
+        "parked pages are parked again",
+        Memory,
+        "suspend",
+        "self.drop_stash(context, before=self.pages_for(context.seq_len))",
+        "pass",
+    ),
+    Bug("parked data stays beside computed", ContextCache, "settle", "if context.stash:", "if False:"),
+    Bug("a closed context keeps what is parked", ContextCache, "close", "self.memory.drop_stash(context)", "pass"),
+    Bug("a fork takes what is parked", ContextCache, "fork", "stash={},", ""),
+    Bug(
+        "parked tokens count twice",
+        Memory,
+        "_unpark",
+        "context.working_tokens += count",
+        "context.working_tokens += self.page_size",
+    ),
+    Bug("parked pages of another place", Memory, "parked", "while not aligned and", "while"),
+    Bug("parked data beyond the limit is found", Memory, "parked", "number * self.page_size < stop", "True"),
+    # by hand, and held back
+    Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
+    Bug("a page by hand commits itself", Memory, "_unpark", "number < context.by_hand", "True"),
+    Bug("a match commits more than was by hand", Memory, "path", "if context.by_hand is not None:", "if False:"),
+    Bug(
+        "what is held back is not committed",
+        ContextCache,
+        "commit_full",
+        "self.memory.commit(context, self._full(context))",
+        "pass",
+    ),
+    Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
+    # marks
+    Bug("a mark stays behind after a truncate", Memory, "shorten", "context.marks = {index: mark", "_ = {index: mark"),
+    Bug("a rewind forgets marks", Memory, "shorten", "decode_page(cut.marks, pages * self.page_size)", "{}"),
+    Bug("a suspension forgets marks", Memory, "wake", "context.all_marks() if context.marked else {}", "{}"),
+    Bug(
+        "marks are not committed",
+        Memory,
+        "commit",
+        "encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)",
+        'b""',
+    ),
+    Bug("marks of the first page for all", Memory, "commit", "context.tail.depth * self.page_size, self", "0, self"),
+    Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
+    Bug("the hash decides on marks", PrefixIndex, "_find", " and node.marks == marks", "", constant_digest),
+    Bug("marks are shared with the child", ContextCache, "fork", "marks=dict(context.marks)", "marks=context.marks"),
+    # publications
+    Bug(
+        "a private continuation is everybody's",
+        PrefixIndex,
+        "commit",
+        "node.owner = owner",
+        "node.owner = parent.owner",
+    ),
+    Bug("the hash decides on owners", PrefixIndex, "_find", " and node.owner is owner", "", constant_digest),
+    Bug("still found when it is published no more", PrefixIndex, "unpublish", "roots.remove(root)", "pass"),
+    Bug(
+        "published with another salt",
+        PrefixIndex,
+        "search",
+        "self._published.get(_anybody(root), ())",
+        "sum(self._published.values(), [])",
+    ),
+    Bug(
+        "what is published is not copied",
+        ContextCache,
+        "publish",
+        "self._move(*map(PageCopy, context.page_table().tolist(), pages))",
+        "pass",
+    ),
+    Bug("nobody finds what is published", ContextCache, "publish", "index.publish(root)", "pass"),
+    Bug(
+        "a refused publication keeps pages",
+        ContextCache,
+        "publish",
+        "self._unused_id(tenant, publication_id)",
+        "publication_id",
+    ),
+    Bug(
+        "pages of an earlier publication",
+        ContextCache,
+        "publish",
+        "PUBLISHED + self._new_id()",
+        "PUBLISHED + publication_id",
+    ),
+    Bug("readers do not leave a publication", PrefixIndex, "walk", "node.owner is not owner", "False"),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+    bug.plant(monkeypatch)
+    assert caught(bug)
