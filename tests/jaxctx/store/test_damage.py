@@ -7,8 +7,8 @@ import pytest
 from jaxctx.errors import DataLoss, JaxctxError, NotFound
 from jaxctx.store.files import open_objects
 
-from .interrupted import check_no_garbage
-from .saving import MemoryObjects, check, described, lineage, lost_pages, open_store, save
+from .interrupted import LATER, check_no_garbage
+from .saving import Clock, MemoryObjects, check, described, lineage, lost_pages, open_store, save
 
 TOKENS = [3, 1, 4, 1, 5, 9]  # two pages, the second partly filled
 
@@ -110,7 +110,8 @@ def test_a_damaged_name_can_be_deleted_and_nothing_else():
     objects = _small()
     name, manifest, pack = _mine(objects)
     objects.values[name] = b"rubbish"
-    store = open_store(objects, seed="b")
+    store = open_store(objects, clock := Clock(), seed="b")
+    clock.now += LATER
     for call in (
         lambda: store.get("t", "a"),
         lambda: store.history("t", "a"),
@@ -137,7 +138,8 @@ def test_pages_of_a_damaged_manifest_are_kept_until_it_is_deleted():
     objects = _small()
     _, manifest, pack = _mine(objects)
     objects.values[manifest] = objects.values[manifest][:-1]
-    store = open_store(objects, seed="b")
+    store = open_store(objects, clock := Clock(), seed="b")
+    clock.now += LATER
     store.remove("t", "other")
     store.collect()
     assert pack in objects.values
