@@ -6,20 +6,21 @@ Every method is called on the step thread and returns at once; `snapshots` does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.engine.answers import Publication
+from jaxctx.engine.delivery import expiry
 from jaxctx.engine.device import Device
 from jaxctx.engine.operations import ContextOperations
+from jaxctx.engine.quotas import HIDDEN
 from jaxctx.engine.requests import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import Lineage, Version
-
-HIDDEN = "\0"  # begins the tenant of contexts that no caller sees
 
 
 class Archive:
@@ -33,6 +34,7 @@ class Archive:
         model: Identity,
         max_tokens: int,
         wall_clock: Callable[[], float],
+        new_id: Callable[[], str],
     ) -> None:
         self._cache = cache
         self._contexts = contexts
@@ -40,6 +42,8 @@ class Archive:
         self._model = model
         self._max_tokens = max_tokens
         self._wall_clock = wall_clock
+        self._new_id = new_id
+        self._publications: dict[str, Context] = {}  # some may have ended by now
 
     # --- save ----------------------------------------------------------------------------------------------------
 
@@ -54,10 +58,12 @@ class Archive:
         """Of a snapshot that is saved or changed now."""
         return Lifetime.begin(ttl.seconds, ttl.sliding, self._wall_clock())
 
-    def version(self, caller: Caller, request: SaveRequest, frozen: Context) -> Version:
-        """What the catalogue will say of it."""
+    def version(self, caller: Caller, request: SaveRequest, frozen: Context, usage: tuple[int, int]) -> Version:
+        """What the catalogue will say of it. Raises QUOTA; `usage` is what the tenant has, versions and bytes."""
         tokens = frozen.computed if frozen.suspended else frozen.seq_len
         pages = -(-tokens // frozen.page_size)
+        count, size_bytes = usage
+        self._contexts.lives.quotas.check_snapshots(count + 1, size_bytes + pages * self._device.page_bytes)
         return Version(
             tenant=caller.tenant,
             name=request.name,
@@ -132,6 +138,47 @@ class Archive:
             self._cache.memory.drop_stash(context)
         return context, slots if usable else []
 
+    # --- publications --------------------------------------------------------------------------------------------
+
+    def publish(
+        self, caller: Caller, context_id: str, ttl: Ttl | None, labels: Mapping[str, str] | None
+    ) -> Publication:
+        """See `Engine.publish`; of a context that is not suspended."""
+        context = self._cache.get(caller.tenant, context_id)
+        pages, lives = context.committed_pages, self._contexts.lives
+        if not pages:
+            raise FailedPrecondition("the context has no full page to publish")
+        lives.quotas.check_pin(caller.tenant, None, pages)
+        self._contexts.claim(pages)
+        published = self._cache.publish(context, f"pub_{self._new_id()}", tenant=HIDDEN + caller.tenant)
+        published.labels = dict(labels or {})
+        lives.quotas.charge(caller.tenant, published, pages)
+        lives.set_ttl(published, ttl or Ttl(None))
+        self._publications[published.id] = published
+        return _publication(published)
+
+    def unpublish(self, caller: Caller, publication_id: str) -> None:
+        """See `Engine.unpublish`."""
+        published = self._publications.get(publication_id)
+        if published is None or published not in self._published(caller):
+            raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
+        self.drop([published])
+
+    def publications(self, caller: Caller) -> list[Publication]:
+        """See `Engine.publications`."""
+        return [_publication(published) for published in self._published(caller)]
+
+    @property
+    def published(self) -> int:
+        """How many publications there are, of all tenants."""
+        return sum(not each.closed for each in self._publications.values())
+
+    def _published(self, caller: Caller) -> list[Context]:
+        now = self._wall_clock()
+        self._publications = {each.id: each for each in self._publications.values() if not each.closed}
+        mine = (each for each in self._publications.values() if each.tenant == HIDDEN + caller.tenant)
+        return [each for each in mine if not each.lifetime.over(now)]
+
     def _usable(self, lineage: Lineage) -> bool:
         return (lineage.model_revision, lineage.kv_dtype, lineage.page_size, lineage.page_bytes) == (
             self._model.model_revision,
@@ -139,3 +186,15 @@ class Archive:
             self._cache.page_size,
             self._device.page_bytes,
         )
+
+
+def _publication(published: Context) -> Publication:
+    return Publication(
+        publication_id=published.id,
+        tokens=published.seq_len,
+        pages=published.committed_pages,
+        salt=published.identity.salt,
+        created_at=published.created_at,
+        expiry=expiry(published.lifetime),
+        labels=published.labels,
+    )

@@ -19,6 +19,11 @@ def page_bytes(spec: KVSpec, page_size: int) -> int:
     return arrays * spec.layers * spec.kv_heads * spec.head_dim * page_size * jnp.dtype(spec.dtype).itemsize
 
 
+def pages_in_host_memory(spec: KVSpec, page_size: int) -> int:
+    """Pages that fit into a fair share of physical memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * CPU_SHARE) // page_bytes(spec, page_size)
+
+
 def pages_that_fit(
     spec: KVSpec, page_size: int, *, wanted_tokens: int, memory_fraction: float | None = None, devices: int = 1
 ) -> int:

@@ -36,6 +36,7 @@ from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.engine.step import StepOutput, read_output
 from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import (
+    Aborted,
     Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
@@ -97,7 +98,15 @@ class EngineCore:
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler.budget, model, busy=self._writers, lives=self.lives
         )
-        self.archive = Archive(self.cache, self.contexts, device, model, config.max_context_tokens, world.wall_clock)
+        self.archive = Archive(
+            self.cache,
+            self.contexts,
+            device,
+            model,
+            config.max_context_tokens,
+            world.wall_clock,
+            world.new_id,
+        )
         self.draining = False
         self._steps = 0
         self._generated = 0
@@ -152,6 +161,8 @@ class EngineCore:
     def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
         self.raise_if_draining()
+        if context in self._writers:
+            raise Aborted("another operation is writing to this context", retry_after_s=0.1)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
             reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
@@ -409,6 +420,7 @@ class EngineCore:
             compilations_after_ready=self._device.compilations,
             draining=self.draining,
             expired=self.lives.expired,
+            publications=self.archive.published,
             host_pages_total=tiers.host.total,
             host_pages_used=tiers.host.used,
             disk_pages_total=tiers.disk.total,

@@ -6,6 +6,7 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxctx.engine.answers import (
     ForwardResult,
     GeneratePiece,
     PlanResult,
+    Publication,
     SnapshotInfo,
 )
 from jaxctx.engine.forward import results
@@ -285,9 +287,27 @@ class LocalEngine:
         """See `Engine.delete_snapshot`."""
         return await self._snapshots.delete(caller, name, version)
 
+    async def publish(
+        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        """See `Engine.publish`."""
+        context = await self.loop.call(self.core.cache.get, caller.tenant, context_id)
+        if context.suspended:
+            await self._snapshots.resume(caller, context)
+        return await self.loop.call(self.core.archive.publish, caller, context_id, ttl, labels)
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        """See `Engine.unpublish`."""
+        await self.loop.call(self.core.archive.unpublish, caller, publication_id)
+
+    async def publications(self, caller: Caller) -> builtins.list[Publication]:
+        """See `Engine.publications`."""
+        return await self.loop.call(self.core.archive.publications, caller)
+
     async def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        return await self.loop.call(self.core.stats)
+        stats = await self.loop.call(self.core.stats)
+        return replace(stats, snapshots=self._snapshots.store.count())
 
     async def drain(self) -> None:
         """See `Engine.drain`."""

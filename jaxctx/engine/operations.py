@@ -95,6 +95,11 @@ class ContextOperations:
                 raise
         return children
 
+    def claim(self, pages: int) -> None:
+        """Make sure of free pages. Raises ResourceExhausted."""
+        if not self._budget.claim(pages):
+            raise ResourceExhausted(f"{pages} pages are not to be had now", retry_after_s=1.0)
+
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         self.lives.quotas.check_contexts(self._cache.count(tenant) + more)
         if len(self._cache) + more > self._config.max_contexts:

@@ -12,9 +12,11 @@ from collections.abc import Hashable
 from jaxctx.engine.config import EngineConfig
 from jaxctx.errors import ResourceExhausted
 
+HIDDEN = "\0"  # begins the tenant of what the engine holds for a tenant and does not show: snapshots, publications
+
 
 class Quotas:
-    """Of one engine, equal for all tenants."""
+    """Of one engine, equal for all tenants. What is hidden counts as its tenant's."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -32,11 +34,11 @@ class Quotas:
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
-        return self._pinned.get(tenant, 0)
+        return self._pinned.get(tenant.removeprefix(HIDDEN), 0)
 
     def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
         """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
-        more = pages - self._charges.get(tenant, {}).get(holder, 0)
+        more = pages - self._charges.get(tenant.removeprefix(HIDDEN), {}).get(holder, 0)
         budget = self._config.pin_budget
         remaining = max(budget - self.pinned(tenant), 0)
         if more > remaining:
@@ -45,12 +47,14 @@ class Quotas:
 
     def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
         """The holder has so many pinned pages from now on."""
+        tenant = tenant.removeprefix(HIDDEN)
         charges = self._charges.setdefault(tenant, {})
         self._pinned[tenant] = self.pinned(tenant) + pages - charges.get(holder, 0)
         charges[holder] = pages
 
     def unpin(self, tenant: str, holder: Hashable) -> None:
         """The holder is pinned no more, if it was."""
+        tenant = tenant.removeprefix(HIDDEN)
         charges = self._charges.get(tenant, {})
         if holder in charges:
             self._pinned[tenant] -= charges.pop(holder)

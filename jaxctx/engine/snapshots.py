@@ -60,7 +60,8 @@ class Snapshots:
         async with self._frozen(caller, request) as frozen:
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self.resume(caller, frozen)
-            version = await self._loop.call(self._archive.version, caller, request, frozen)
+            usage = self.store.usage(caller.tenant)
+            version = await self._loop.call(self._archive.version, caller, request, frozen, usage)
             if request.durable:
                 version = await self._write(frozen, version, request.overwrite_version)
             else:

@@ -38,9 +38,8 @@ class Watch:
         """Something happened. What is pending of a context becomes one event: its birth, its end or its last change."""
         if self.listed is not None and context.id > self.listed:
             return
-        if change in _ENDS:
-            self.pending.pop(context, None)  # its place is before those of a new context with this id
-        elif (before := self.pending.get(context)) is not None and before[0] in _BIRTHS:
+        before = self.pending.get(context)
+        if before is not None and before[0] in _BIRTHS and change not in _ENDS:
             change = before[0]
         self.pending[context] = change, at
         if len(self.pending) > self.limit:

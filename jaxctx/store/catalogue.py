@@ -91,6 +91,11 @@ class Catalogue:
                     found.append(versions[-1])
         return found
 
+    def count(self) -> int:
+        """Versions of all tenants, those that are over but not removed yet among them."""
+        with self._lock:
+            return sum(len(entry.versions) for names in self._tenants.values() for entry in names.values())
+
     def all(self, tenant: str) -> list[Version]:
         """Every version of the tenant."""
         now = self._clock()

@@ -54,6 +54,10 @@ class SnapshotStore:
         """All versions of a name that are kept, latest first."""
         return [*reversed(self._catalogue.live(tenant, name))]
 
+    def count(self) -> int:
+        """Versions of all tenants."""
+        return self._catalogue.count()
+
     def usage(self, tenant: str) -> tuple[int, int]:
         """Versions of the tenant, and bytes of their pages."""
         versions = self._catalogue.all(tenant)

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
-from jaxctx.engine.capacity import pages_that_fit
+from jaxctx.engine.capacity import pages_in_host_memory, pages_that_fit
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import InvalidArgument
@@ -64,7 +64,9 @@ def _load(config: ServeConfig, progress: Progress) -> Loaded:
         use_compilation_cache(config.compile_cache)
     mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
     served = _echo() if config.model == ECHO else _model(config, mesh, progress)
-    engine = open_engine(served, _engine_config(config, served), mesh=mesh, progress=progress.compiled)
+    engine = open_engine(
+        served, _engine_config(config, served), mesh=mesh, store=config.store, progress=progress.compiled
+    )
     return Loaded(engine, served.text, engine.stop)
 
 
@@ -126,8 +128,20 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
         max_context_tokens=min(longest, capacity),
         queue_limit=config.queue_limit,
         default_max_tokens=config.default_max_tokens,
+        host_pages=_host_pages(config, served, pages),
+        disk_pages=config.disk_tokens // config.page_size,
+        disk_file=config.disk_file,
         max_contexts_per_tenant=config.max_contexts_per_tenant,
         max_snapshots_per_tenant=config.max_snapshots_per_tenant,
         max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
         pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
     )
+
+
+def _host_pages(config: ServeConfig, served: ServedModel, pages: int) -> int:
+    """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow."""
+    if config.host_tokens is not None:
+        return config.host_tokens // config.page_size
+    if jax.default_backend() == "cpu":
+        return 0
+    return min(pages, pages_in_host_memory(served.model.kv, config.page_size))

@@ -92,6 +92,15 @@ class ServeConfig:
     default_max_tokens: Annotated[int, Range(1, MANY)] = 256
     """Longest output of a request that does not say."""
 
+    store: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://… or memory://. None: nowhere."""
+    host_tokens: Annotated[int | None, Tokens, Range(0, 2**40)] = None
+    """Tokens of KV kept in host memory when they leave the device. None: as many as fit on an accelerator, 0 on CPU."""
+    disk_tokens: Annotated[int, Tokens, Range(0, 2**40)] = 0
+    """Tokens of KV kept on disk when they leave host memory; needs --host-tokens."""
+    disk_file: Annotated[Path | None, File] = None
+    """Where, while the server runs. None: a file in the system's directory for temporary files."""
+
     max_contexts_per_tenant: Annotated[int | None, tyro.conf.arg(metavar="INT"), Range(1, MANY)] = None
     """Contexts that a tenant may have at once. None: as many as there may be at all."""
     pinned_tokens: Annotated[int | None, Tokens, Range(0, 2**40)] = None
