@@ -26,7 +26,5 @@ def _common_tokens(a: Context, b: Context) -> int:
             break
         left, right = left.parent, right.parent
     start, stop = equal * size, min(a.length, b.length)
-    if equal < pages:
-        stop = start + size
     different = np.flatnonzero(a.tokens(start, stop) != b.tokens(start, stop))
     return start + int(different[0]) if len(different) else stop
