@@ -164,8 +164,9 @@ class SnapshotReader:
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
         """The data of pages, in the order asked for; None for one that is lost. Reads ahead a few MiB."""
         runs = list(self._runs(numbers))
-        for run, data in zip(runs, self._objects.fetch([self._part(run) for run in runs]), strict=True):
-            yield from self._checked(run, data)
+        parts = self._objects.fetch([self._part(run) for run in runs])
+        for run in runs:  # and no name for the data: the memory of one part serves the next
+            yield from self._checked(run, next(parts))
 
     def close(self) -> None:
         """Its pages may be collected from now on."""
