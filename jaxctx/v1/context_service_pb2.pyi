@@ -577,7 +577,9 @@ class ForkResponse(google.protobuf.message.Message):
     CONTEXTS_FIELD_NUMBER: builtins.int
     @property
     def contexts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Context]:
-        """In the order of `child_ids`. They inherit salt, priority, manual_commit and labels, and are not pinned."""
+        """In the order of `child_ids`. They inherit salt, priority, manual_commit, labels and the time to live, which begins
+        anew, and are not pinned.
+        """
 
     def __init__(
         self,
