@@ -80,6 +80,7 @@ class Machine:
                     store[slot] = Slot(self.poison[:])
 
     def lose(self, number: int) -> None:
-        """What one slot of the disk holds cannot be read any more."""
-        if self.disk:
-            self.disk[[*self.disk][number % len(self.disk)]].data = None
+        """What every third slot of the disk holds cannot be read any more."""
+        for slot, held in self.disk.items():
+            if (slot + number) % 3 == 0:
+                held.data = None

@@ -297,9 +297,11 @@ class Oracle:
         e.chain += warm
         self.take(taken)
         for number, key in enumerate(cold, e.committed):
-            assert key in self.kept or e.stash.get(number) == self.page_size, "a page that was in no tier"
+            parked = e.stash.get(number) == self.page_size and (not e.manual or e.by_hand is not None)
+            assert key in self.kept or parked, "a page that was in no tier"
             self.place(key)
         e.chain += cold
+        assert e.by_hand is None or e.committed <= e.by_hand, "a page committed by itself"
         e.working, e.working_tokens = e.context.working_pages, e.context.working_tokens
         for number in [number for number in e.stash if number not in e.context.stash]:
             del e.stash[number]  # it was loaded, or is lost

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from .plays import failing_prefix, random_steps, setup_of
+from .plays import failing_prefix, random_steps
+from .world import Setup
+
+TIERS = ((4, 8), (0, 0), (2, 3), (10_000, 0), (3, 6), (0, 0), (1, 4))
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Bug:
     text: str
     instead: str
     digest: Callable[[bytes], bytes] | None = None  # only shows under this hash
+    often: tuple[str, ...] = ()  # shows sooner with more of these operations
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         function: Any = inspect.getattr_static(self.owner, self.method)
@@ -34,12 +38,12 @@ class Bug:
         monkeypatch.setattr(self.owner, self.method, namespace[self.method])
 
 
-def caught(bug: Bug | None) -> bool:
-    """Whether any of some short plays goes wrong."""
-    for seed in range(56):
-        setup = setup_of(seed)
-        if bug is not None and bug.digest is not None:
-            setup = replace(setup, digest=bug.digest)
-        if failing_prefix(setup, random_steps(seed, 300)) is not None:
+def caught(bug: Bug | None, seeds: int = 60) -> bool:
+    """Whether any of some short plays goes wrong, in pools and tiers that are soon full."""
+    for seed in range(seeds):
+        pages, page_size, (host, disk) = (8, 5, 16, 3)[seed % 4], (1, 2, 3)[seed % 3], TIERS[seed % len(TIERS)]
+        digest = {"digest": bug.digest} if bug is not None and bug.digest is not None else {}
+        steps = random_steps(seed, 300, bug.often if bug is not None else ())
+        if failing_prefix(Setup(pages, page_size, host, disk, **digest), steps) is not None:
             return True
     return False

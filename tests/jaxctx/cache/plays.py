@@ -24,7 +24,7 @@ OPERATIONS = {
     "keep": 5,
     "scribble": 3,
     "fork": 7,
-    "publish": 3,
+    "publish": 4,
     "truncate": 4,
     "rewind": 8,
     "reserve": 5,
@@ -35,7 +35,7 @@ OPERATIONS = {
     "close": 4,
     "clear": 1,
     "arrive": 6,
-    "lose": 1,
+    "lose": 2,
     "save": 2,
     "revive": 3,
 }
@@ -48,10 +48,11 @@ def constant_digest(data: bytes) -> bytes:
     return b"same"
 
 
-def random_steps(seed: int, count: int) -> list[Step]:
-    """Operations with their arguments, the same for the same seed."""
+def random_steps(seed: int, count: int, often: Sequence[str] = ()) -> list[Step]:
+    """Operations with their arguments, the same for the same seed; those in `often` three times as often."""
     source = random.Random(seed)
-    names = source.choices(NAMES, WEIGHTS, k=count)
+    weights = [OPERATIONS[name] * (3 if name in often else 1) for name in NAMES] if often else WEIGHTS
+    names = source.choices(NAMES, weights, k=count)
     arguments = source.randbytes(2 * count)
     return [*zip(names, arguments[::2], arguments[1::2], strict=True)]
 

@@ -12,6 +12,9 @@ from jaxctx.cache.tiers import Tiers
 from .planting import Bug, caught
 from .plays import constant_digest
 
+PUBLISHING = ("publish", "fill", "create")
+LOSING = ("lose", "restore", "arrive", "suspend")
+
 BUGS = [
     # the order of moves
     Bug("a load before the save", Tiers, "load", "self.moves.append(", "self.moves.insert(0, "),
@@ -46,16 +49,27 @@ BUGS = [
         "item.disk = victim.disk",
     ),
     Bug("nothing is written to disk", Tiers, "_keep_on_disk", "self.moves.append(PageSpill(slot, item.disk))", "pass"),
-    Bug("the page that is saved gives way to itself", Tiers, "_host_slot", "self.disk.order.pop(item, None)", "pass"),
-    Bug("a copy gives way while it is loaded", Tiers, "hold", "self.host.order.pop(item, None)", "pass"),
-    Bug("a child outlives its parent", Tiers, "_gone", "if not item.children:", "if True:"),
-    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(other)", "pass"),
+    Bug(
+        "the page that is saved gives way to itself",
+        Tiers,
+        "_host_slot",
+        "self.disk.order.pop(item, None)",
+        "pass",
+        often=LOSING,
+    ),
+    Bug("a copy gives way while it is loaded", Tiers, "hold", "self.host.order.pop(item, None)", "pass", often=LOSING),
+    Bug("a child outlives its parent", Tiers, "_gone", "if not item.children:", "if True:", often=LOSING),
+    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(other)", "pass", often=LOSING),
     Bug("a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._gone(victim)", "pass"),
     Bug(
-        "data counts before it arrived", Memory, "_arrived", "return ready(item.host)", "ready(item.host); return True"
+        "data counts before it arrived",
+        Memory,
+        "_arrived",
+        "return ready(item.host)",
+        "ready(item.host); return True",
     ),
     Bug("a fetch counts at once", Memory, "_arrived", "return False\n    try", "pass\n    try"),
-    Bug("lost data is waited for", Memory, "_arrived", "self.tiers.lose(item)", "pass"),
+    Bug("lost data is waited for", Memory, "_arrived", "self.tiers.lose(item)", "pass", often=("lose", "restore")),
     Bug(
         "a restored page is not the node's",
         Memory,
@@ -100,7 +114,6 @@ BUGS = [
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("parked pages of another place", Memory, "parked", "while not aligned and", "while"),
     Bug("parked data beyond the limit is found", Memory, "parked", "number * self.page_size < stop", "True"),
     # by hand, and held back
     Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
@@ -112,6 +125,7 @@ BUGS = [
         "commit_full",
         "self.memory.commit(context, self._full(context))",
         "pass",
+        often=("keep", "append"),
     ),
     Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
     # marks
@@ -136,15 +150,32 @@ BUGS = [
         "commit",
         "node.owner = owner",
         "node.owner = parent.owner",
+        often=PUBLISHING,
     ),
-    Bug("the hash decides on owners", PrefixIndex, "_find", " and node.owner is owner", "", constant_digest),
-    Bug("still found when it is published no more", PrefixIndex, "unpublish", "roots.remove(root)", "pass"),
+    Bug(
+        "the hash decides on owners",
+        PrefixIndex,
+        "_find",
+        " and node.owner is owner",
+        "",
+        constant_digest,
+        often=PUBLISHING,
+    ),
+    Bug(
+        "still found when it is published no more",
+        PrefixIndex,
+        "unpublish",
+        "roots.remove(root)",
+        "pass",
+        often=PUBLISHING,
+    ),
     Bug(
         "published with another salt",
         PrefixIndex,
         "search",
         "self._published.get(_anybody(root), ())",
         "sum(self._published.values(), [])",
+        often=PUBLISHING,
     ),
     Bug(
         "what is published is not copied",
@@ -152,14 +183,16 @@ BUGS = [
         "publish",
         "self._move(*map(PageCopy, context.page_table().tolist(), pages))",
         "pass",
+        often=PUBLISHING,
     ),
-    Bug("nobody finds what is published", ContextCache, "publish", "index.publish(root)", "pass"),
+    Bug("nobody finds what is published", ContextCache, "publish", "index.publish(root)", "pass", often=PUBLISHING),
     Bug(
         "a refused publication keeps pages",
         ContextCache,
         "publish",
         "self._unused_id(tenant, publication_id)",
         "publication_id",
+        often=PUBLISHING,
     ),
     Bug(
         "pages of an earlier publication",
@@ -167,8 +200,11 @@ BUGS = [
         "publish",
         "PUBLISHED + self._new_id()",
         "PUBLISHED + publication_id",
+        often=PUBLISHING,
     ),
-    Bug("readers do not leave a publication", PrefixIndex, "walk", "node.owner is not owner", "False"),
+    Bug(
+        "readers do not leave a publication", PrefixIndex, "walk", "node.owner is not owner", "False", often=PUBLISHING
+    ),
 ]
 
 

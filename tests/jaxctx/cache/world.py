@@ -22,7 +22,8 @@ from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from .machine import Data, Machine, Slot
 from .oracle import Expected, Oracle
 
-IDENTITIES = (Identity("t", "m"), Identity("u", "m"), Identity("t", "m", salt="x"), Identity("t", "m", adapter="x"))
+TENANTS = tuple(Identity(namespace, "m") for namespace in "tuv")
+IDENTITIES = (*TENANTS, Identity("t", "m", salt="x"), Identity("t", "m", adapter="x"))
 GROUPS = [replace(identity, namespace="") for identity in IDENTITIES]
 MAX_CONTEXTS = 8
 ROOMY = 10_000  # host slots that are never all taken
@@ -145,8 +146,7 @@ class World:
         return answer
 
     def create(self, a: int, b: int) -> None:
-        identity = IDENTITIES[max(a % 10 - 6, b % 8 == 3)]
-        self.enter(identity, b % 5 == 0, b)
+        self.enter(IDENTITIES[(0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4)[a % 12]], b % 5 == 0, b)
 
     def enter(self, identity: Identity, manual: bool, b: int) -> Expected:
         pinned = b % 7 == 0
@@ -310,7 +310,7 @@ class World:
     def publish(self, e: Expected, b: int) -> None:
         if len(self.oracle.contexts) == MAX_CONTEXTS:
             return
-        name = f"p{b % 3}"
+        name = f"p{b % 2}"
         known = [other.context.id for other in self.oracle.published]
         answers: list[object] = []
 
@@ -377,7 +377,7 @@ class World:
         self.machine.delay = b % 5
 
     def lose(self, e: Expected, b: int) -> None:
-        """A slot of the disk cannot be read."""
+        """Some slots of the disk cannot be read."""
         self.machine.lose(b)
 
     def save(self, e: Expected, b: int) -> None:
