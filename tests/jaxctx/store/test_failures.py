@@ -91,6 +91,29 @@ def test_it_stays_unknown_whether_the_record_was_replaced(scenario):
         assert {one.name for one in store.list("t")} == set(found)
 
 
+def test_what_may_be_named_is_not_deleted():
+    """The record was replaced, but neither that nor what it says comes through; then all is well again."""
+    objects, errors = MemoryObjects(), []
+
+    class Breaking(Interrupted):
+        def replace(self, key, value, expected):
+            super().replace(key, value, expected)
+            errors.append(2)
+            self.point()
+
+    def point():
+        if errors and errors[0]:
+            errors[0] -= 1
+            raise Unavailable("broken", reason="STORE_FAILED")
+
+    store = open_store(Breaking(objects, point))
+    with pytest.raises(Unavailable):
+        save(store, range(8))
+    check(open_store(objects, seed="b"), range(8))
+    store.collect()
+    check(store, range(8))
+
+
 def test_expiry_is_tried_again():
     objects, clock, broken = MemoryObjects(), Clock(), []
 
