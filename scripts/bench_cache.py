@@ -1,4 +1,4 @@
-"""Measures the cache's bookkeeping on this machine: forks, lookups and page operations. Needs no device.
+"""Measures the cache's bookkeeping on this machine: forks, lookups, page operations and tiers. Needs no device.
 
     python scripts/bench_cache.py
 
@@ -22,10 +22,17 @@ LONG = 32_768
 IDENTITY = Identity("bench", "model")
 
 
-def new_cache() -> ContextCache:
+def new_cache(host_slots: int = 0, disk_slots: int = 0) -> ContextCache:
     """An empty cache with numbered contexts."""
     ids = itertools.count()
-    return ContextCache(pages=PAGES, page_size=PAGE_SIZE, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
+    return ContextCache(
+        pages=PAGES,
+        page_size=PAGE_SIZE,
+        clock=time.monotonic,
+        new_id=lambda: f"{next(ids):08}",
+        host_slots=host_slots,
+        disk_slots=disk_slots,
+    )
 
 
 def filled(cache: ContextCache, tokens: np.ndarray) -> Context:
@@ -71,18 +78,41 @@ def lookup_s() -> tuple[float, float]:
     return best_s(30, lambda: cache.resident(IDENTITY, prompt)), best_s(30, attach)
 
 
-def fill_operations_s() -> float:
-    """Page operations a second: a pool's worth of pages allocated, hashed, committed and released, then evicted."""
-    cache = new_cache()
+def fill_operations_s(host_slots: int = 0, disk_slots: int = 0) -> float:
+    """Page operations a second: a pool's worth of pages allocated, hashed, committed and released, then evicted.
+
+    With tiers, what is evicted is also saved, and what was saved before is spilled; that is not counted.
+    """
+    cache = new_cache(host_slots, disk_slots)
     generator = np.random.default_rng(0)
     rounds = []
-    for _ in range(4):
+    for _ in range(5):
         prompts = [generator.integers(0, 1 << 17, LONG, np.int32) for _ in range(PAGES * PAGE_SIZE // LONG)]
         start = time.process_time()
         for prompt in prompts:
             cache.close(filled(cache, prompt))
+            cache.moves()
         rounds.append(time.process_time() - start)
-    return 4 * PAGES / min(rounds)  # allocate, commit, release, evict
+    return 4 * PAGES / min(rounds[2:])  # allocate, commit, release, evict; at first nothing had to be evicted
+
+
+def restore_s() -> tuple[float, float]:
+    """Seconds a page to suspend a context of 32k tokens by force of others, and to restore it from host memory."""
+    cache = new_cache(2 * PAGES)
+    context = filled(cache, np.arange(LONG, dtype=np.int32))
+    pages = LONG // PAGE_SIZE
+    suspended, restored = [], []
+    for _ in range(5):
+        start = time.process_time()
+        cache.suspend(context)
+        cache.memory.evict(pages)
+        suspended.append(time.process_time() - start)
+        start = time.process_time()
+        cache.match(context)
+        assert cache.restore(context, pages, lambda slot: True) == pages
+        restored.append(time.process_time() - start)
+        cache.moves()
+    return min(suspended) / pages, min(restored) / pages
 
 
 def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
@@ -110,6 +140,10 @@ def main() -> None:
     print(f"lookup of 32k tokens   {lookup * 1e3:8.2f} ms")
     print(f"create, append, match, close of 32k tokens {attach * 1e3:.2f} ms")
     print(f"page operations        {fill_operations_s():8,.0f} /s")
+    print(f"  with tiers           {fill_operations_s(PAGES // 2, PAGES // 2):8,.0f} /s")
+    suspend, restore = restore_s()
+    print(f"suspend and evict      {suspend * 1e6:8.2f} µs per page")
+    print(f"restore                {restore * 1e6:8.2f} µs per page")
     print(f"decode bookkeeping     {1e6 / decode_operations_s():8.2f} µs per token")
 
 
