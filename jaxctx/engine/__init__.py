@@ -6,6 +6,7 @@
     mail.py        futures and streams between the step thread and asyncio
     core.py        the engine without threads: requests in, steps out, results booked
     operations.py  what changes contexts without computing: fork, rewind, reserve, …
+    lives.py       contexts from birth to end: time to live, pins, word of changes   quotas.py, watch.py
     scheduler.py   who runs: admission, memory, preemption, the next batch   queue.py, sequence.py
     batch.py       a batch's rows written into a step's inputs
     step.py        the jitted step: model, paged KV, sampling
