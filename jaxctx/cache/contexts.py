@@ -251,7 +251,7 @@ class ContextCache:
     def park(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
         """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
 
-        What no tier holds is expected; returns its pages, `(place in the sequence, host slot)`. `committed` of its pages
+        What no tier holds is expected; returns its pages, (place in the sequence, host slot). `committed` of its pages
         are to commit, though it commits by hand. `restore` takes them as their data arrives.
         """
         self._must_be_resident(context)

@@ -8,13 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -104,7 +98,7 @@ class EngineInfo(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_batch", b"max_batch", "max_context_tokens", b"max_context_tokens", "mesh", b"mesh", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "pages_total", b"pages_total", "parameters", b"parameters", "platform", b"platform", "vocab_size", b"vocab_size"]) -> None: ...
 
-Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
+global___EngineInfo = EngineInfo
 
 @typing.final
 class EngineStats(google.protobuf.message.Message):
@@ -216,7 +210,7 @@ class EngineStats(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "publications", b"publications", "running", b"running", "snapshots", b"snapshots", "steps", b"steps", "suspensions", b"suspensions", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_generated", b"tokens_generated", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
-Global___EngineStats: typing_extensions.TypeAlias = EngineStats
+global___EngineStats = EngineStats
 
 @typing.final
 class Engine(google.protobuf.message.Message):
@@ -227,11 +221,11 @@ class Engine(google.protobuf.message.Message):
     INFO_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
     @property
-    def info(self) -> Global___EngineInfo:
+    def info(self) -> global___EngineInfo:
         """What it is."""
 
     @property
-    def stats(self) -> Global___EngineStats:
+    def stats(self) -> global___EngineStats:
         """How loaded it is.
         3..15: id, address, epoch, when there is more than one.
         """
@@ -239,13 +233,13 @@ class Engine(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        info: Global___EngineInfo | None = ...,
-        stats: Global___EngineStats | None = ...,
+        info: global___EngineInfo | None = ...,
+        stats: global___EngineStats | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> None: ...
 
-Global___Engine: typing_extensions.TypeAlias = Engine
+global___Engine = Engine
 
 @typing.final
 class GetStatsRequest(google.protobuf.message.Message):
@@ -257,7 +251,7 @@ class GetStatsRequest(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___GetStatsRequest: typing_extensions.TypeAlias = GetStatsRequest
+global___GetStatsRequest = GetStatsRequest
 
 @typing.final
 class GetStatsResponse(google.protobuf.message.Message):
@@ -267,17 +261,17 @@ class GetStatsResponse(google.protobuf.message.Message):
 
     ENGINES_FIELD_NUMBER: builtins.int
     @property
-    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Engine]:
+    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Engine]:
         """Each engine."""
 
     def __init__(
         self,
         *,
-        engines: collections.abc.Iterable[Global___Engine] | None = ...,
+        engines: collections.abc.Iterable[global___Engine] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["engines", b"engines"]) -> None: ...
 
-Global___GetStatsResponse: typing_extensions.TypeAlias = GetStatsResponse
+global___GetStatsResponse = GetStatsResponse
 
 @typing.final
 class DrainRequest(google.protobuf.message.Message):
@@ -289,7 +283,7 @@ class DrainRequest(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
+global___DrainRequest = DrainRequest
 
 @typing.final
 class DrainResponse(google.protobuf.message.Message):
@@ -301,7 +295,7 @@ class DrainResponse(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___DrainResponse: typing_extensions.TypeAlias = DrainResponse
+global___DrainResponse = DrainResponse
 
 @typing.final
 class ClearCacheRequest(google.protobuf.message.Message):
@@ -313,7 +307,7 @@ class ClearCacheRequest(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___ClearCacheRequest: typing_extensions.TypeAlias = ClearCacheRequest
+global___ClearCacheRequest = ClearCacheRequest
 
 @typing.final
 class ClearCacheResponse(google.protobuf.message.Message):
@@ -331,4 +325,4 @@ class ClearCacheResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["pages_dropped", b"pages_dropped"]) -> None: ...
 
-Global___ClearCacheResponse: typing_extensions.TypeAlias = ClearCacheResponse
+global___ClearCacheResponse = ClearCacheResponse

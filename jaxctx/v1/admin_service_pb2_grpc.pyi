@@ -8,13 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import jaxctx.v1.admin_service_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 _T = typing.TypeVar("_T")
 
@@ -23,116 +17,52 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
-GRPC_GENERATED_VERSION: str
-GRPC_VERSION: str
-_AdminServiceGetStatsType = typing_extensions.TypeVar(
-    '_AdminServiceGetStatsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.GetStatsRequest,
-        jaxctx.v1.admin_service_pb2.GetStatsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.GetStatsRequest,
-        jaxctx.v1.admin_service_pb2.GetStatsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.GetStatsRequest,
-        jaxctx.v1.admin_service_pb2.GetStatsResponse,
-    ],
-)
-
-_AdminServiceDrainType = typing_extensions.TypeVar(
-    '_AdminServiceDrainType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.DrainRequest,
-        jaxctx.v1.admin_service_pb2.DrainResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.DrainRequest,
-        jaxctx.v1.admin_service_pb2.DrainResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.DrainRequest,
-        jaxctx.v1.admin_service_pb2.DrainResponse,
-    ],
-)
-
-_AdminServiceClearCacheType = typing_extensions.TypeVar(
-    '_AdminServiceClearCacheType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.ClearCacheRequest,
-        jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.ClearCacheRequest,
-        jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.ClearCacheRequest,
-        jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-    ],
-)
-
-class AdminServiceStub(typing.Generic[_AdminServiceGetStatsType, _AdminServiceDrainType, _AdminServiceClearCacheType]):
+class AdminServiceStub:
     """Load, memory, drain and cache of the server."""
 
-    @typing.overload
-    def __init__(self: AdminServiceStub[
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.GetStatsRequest,
-            jaxctx.v1.admin_service_pb2.GetStatsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.DrainRequest,
-            jaxctx.v1.admin_service_pb2.DrainResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.ClearCacheRequest,
-            jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: AdminServiceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.GetStatsRequest,
-            jaxctx.v1.admin_service_pb2.GetStatsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.DrainRequest,
-            jaxctx.v1.admin_service_pb2.DrainResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.admin_service_pb2.ClearCacheRequest,
-            jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    GetStats: _AdminServiceGetStatsType
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    GetStats: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.GetStatsRequest,
+        jaxctx.v1.admin_service_pb2.GetStatsResponse,
+    ]
     """What the engines are, and how loaded."""
 
-    Drain: _AdminServiceDrainType
+    Drain: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.DrainRequest,
+        jaxctx.v1.admin_service_pb2.DrainResponse,
+    ]
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
     """
 
-    ClearCache: _AdminServiceClearCacheType
-    """Drop every cached page that no context holds."""
-
-AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.GetStatsRequest,
-        jaxctx.v1.admin_service_pb2.GetStatsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.admin_service_pb2.DrainRequest,
-        jaxctx.v1.admin_service_pb2.DrainResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ClearCache: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
-    ],
-]
+    ]
+    """Drop every cached page that no context holds."""
+
+class AdminServiceAsyncStub:
+    """Load, memory, drain and cache of the server."""
+
+    GetStats: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.GetStatsRequest,
+        jaxctx.v1.admin_service_pb2.GetStatsResponse,
+    ]
+    """What the engines are, and how loaded."""
+
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.DrainRequest,
+        jaxctx.v1.admin_service_pb2.DrainResponse,
+    ]
+    """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
+    caller does not wait for the answer.
+    """
+
+    ClearCache: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.ClearCacheRequest,
+        jaxctx.v1.admin_service_pb2.ClearCacheResponse,
+    ]
+    """Drop every cached page that no context holds."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""

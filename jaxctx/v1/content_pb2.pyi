@@ -8,13 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -36,7 +30,7 @@ class TokenIds(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["ids", b"ids"]) -> None: ...
 
-Global___TokenIds: typing_extensions.TypeAlias = TokenIds
+global___TokenIds = TokenIds
 
 @typing.final
 class ChatMessage(google.protobuf.message.Message):
@@ -60,7 +54,7 @@ class ChatMessage(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["content", b"content", "role", b"role"]) -> None: ...
 
-Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
+global___ChatMessage = ChatMessage
 
 @typing.final
 class ChatMessages(google.protobuf.message.Message):
@@ -81,17 +75,17 @@ class ChatMessages(google.protobuf.message.Message):
     3..15: tools and other arguments of the template, when they come.
     """
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
         """1..1024 messages in order; at most 2 MiB together."""
 
     def __init__(
         self,
         *,
-        messages: collections.abc.Iterable[Global___ChatMessage] | None = ...,
+        messages: collections.abc.Iterable[global___ChatMessage] | None = ...,
         add_generation_prompt: builtins.bool | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]) -> typing.Literal["add_generation_prompt"] | None: ...
 
-Global___ChatMessages: typing_extensions.TypeAlias = ChatMessages
+global___ChatMessages = ChatMessages

@@ -47,7 +47,7 @@ CONTEXT_STATE_BUSY: ContextState.ValueType  # 2
 """A writer (Fill, Generate, ...) holds it; a second one gets ABORTED."""
 CONTEXT_STATE_SUSPENDED: ContextState.ValueType  # 3
 """Its pages were given up under memory pressure; it comes back on its next use."""
-Global___ContextState: typing_extensions.TypeAlias = ContextState
+global___ContextState = ContextState
 
 class _Tier:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -79,7 +79,7 @@ TIER_DISK: Tier.ValueType  # 3
 """On the host's disk."""
 TIER_LINEAGE: Tier.ValueType  # 4
 """Nowhere: only its tokens are known, and it is computed again when needed."""
-Global___Tier: typing_extensions.TypeAlias = Tier
+global___Tier = Tier
 
 @typing.final
 class Context(google.protobuf.message.Message):
@@ -134,7 +134,7 @@ class Context(google.protobuf.message.Message):
     """The context it was forked from; unset if it was created. The parent may be closed by now."""
     model_id: builtins.str
     """The model that computed it."""
-    state: Global___ContextState.ValueType
+    state: global___ContextState.ValueType
     """What it is doing."""
     seq_len: builtins.int
     """Tokens whose KV is computed."""
@@ -188,7 +188,7 @@ class Context(google.protobuf.message.Message):
         context_id: builtins.str = ...,
         parent_id: builtins.str | None = ...,
         model_id: builtins.str = ...,
-        state: Global___ContextState.ValueType = ...,
+        state: global___ContextState.ValueType = ...,
         seq_len: builtins.int = ...,
         committed_pages: builtins.int = ...,
         working_pages: builtins.int = ...,
@@ -211,7 +211,7 @@ class Context(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent_id", b"_parent_id"]) -> typing.Literal["parent_id"] | None: ...
 
-Global___Context: typing_extensions.TypeAlias = Context
+global___Context = Context
 
 @typing.final
 class ContextPages(google.protobuf.message.Message):
@@ -231,7 +231,7 @@ class ContextPages(google.protobuf.message.Message):
         """How many contexts hold each of these pages, this one included."""
 
     @property
-    def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
+    def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Tier.ValueType]:
         """Where each page of its tokens is, suspended or not; a partial page counts as one."""
 
     def __init__(
@@ -239,8 +239,8 @@ class ContextPages(google.protobuf.message.Message):
         *,
         page_ids: collections.abc.Iterable[builtins.int] | None = ...,
         refcounts: collections.abc.Iterable[builtins.int] | None = ...,
-        tiers: collections.abc.Iterable[Global___Tier.ValueType] | None = ...,
+        tiers: collections.abc.Iterable[global___Tier.ValueType] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["page_ids", b"page_ids", "refcounts", b"refcounts", "tiers", b"tiers"]) -> None: ...
 
-Global___ContextPages: typing_extensions.TypeAlias = ContextPages
+global___ContextPages = ContextPages

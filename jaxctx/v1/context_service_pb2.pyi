@@ -76,7 +76,7 @@ CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
 """Its time to live ended."""
 CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
 """The caller read too slowly and changes were lost. Forget everything: EXISTS follows for what is there."""
-Global___ContextChange: typing_extensions.TypeAlias = ContextChange
+global___ContextChange = ContextChange
 
 @typing.final
 class CreateContextRequest(google.protobuf.message.Message):
@@ -154,7 +154,7 @@ class CreateContextRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "labels", b"labels", "manual_commit", b"manual_commit", "model_id", b"model_id", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "salt", b"salt", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_context_id", b"_context_id"]) -> typing.Literal["context_id"] | None: ...
 
-Global___CreateContextRequest: typing_extensions.TypeAlias = CreateContextRequest
+global___CreateContextRequest = CreateContextRequest
 
 @typing.final
 class CreateContextResponse(google.protobuf.message.Message):
@@ -175,7 +175,7 @@ class CreateContextResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___CreateContextResponse: typing_extensions.TypeAlias = CreateContextResponse
+global___CreateContextResponse = CreateContextResponse
 
 @typing.final
 class FillRequest(google.protobuf.message.Message):
@@ -224,7 +224,7 @@ class FillRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["content", b"content"]) -> typing.Literal["text", "tokens", "messages"] | None: ...
 
-Global___FillRequest: typing_extensions.TypeAlias = FillRequest
+global___FillRequest = FillRequest
 
 @typing.final
 class FillResponse(google.protobuf.message.Message):
@@ -257,7 +257,7 @@ class FillResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["computed", b"computed", "context", b"context", "resident", b"resident", "restored", b"restored"]) -> None: ...
 
-Global___FillResponse: typing_extensions.TypeAlias = FillResponse
+global___FillResponse = FillResponse
 
 @typing.final
 class FlushRequest(google.protobuf.message.Message):
@@ -275,7 +275,7 @@ class FlushRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id"]) -> None: ...
 
-Global___FlushRequest: typing_extensions.TypeAlias = FlushRequest
+global___FlushRequest = FlushRequest
 
 @typing.final
 class FlushResponse(google.protobuf.message.Message):
@@ -308,7 +308,7 @@ class FlushResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["computed", b"computed", "context", b"context", "resident", b"resident", "restored", b"restored"]) -> None: ...
 
-Global___FlushResponse: typing_extensions.TypeAlias = FlushResponse
+global___FlushResponse = FlushResponse
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
@@ -383,7 +383,7 @@ class GenerateRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
 
-Global___GenerateRequest: typing_extensions.TypeAlias = GenerateRequest
+global___GenerateRequest = GenerateRequest
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
@@ -457,7 +457,7 @@ class GenerateResponse(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["stop_match", b"stop_match"]) -> typing.Literal["stop_text", "stop_token_id"] | None: ...
 
-Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
+global___GenerateResponse = GenerateResponse
 
 @typing.final
 class ForwardRequest(google.protobuf.message.Message):
@@ -507,7 +507,7 @@ class ForwardRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "keep_working", b"keep_working", "masks", b"masks", "outputs", b"outputs", "positions", b"positions", "tokens", b"tokens"]) -> None: ...
 
-Global___ForwardRequest: typing_extensions.TypeAlias = ForwardRequest
+global___ForwardRequest = ForwardRequest
 
 @typing.final
 class ForwardResponse(google.protobuf.message.Message):
@@ -534,7 +534,7 @@ class ForwardResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context", "outputs", b"outputs"]) -> None: ...
 
-Global___ForwardResponse: typing_extensions.TypeAlias = ForwardResponse
+global___ForwardResponse = ForwardResponse
 
 @typing.final
 class ForkRequest(google.protobuf.message.Message):
@@ -566,7 +566,7 @@ class ForkRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_n", b"_n", "child_ids", b"child_ids", "context_id", b"context_id", "n", b"n"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
 
-Global___ForkRequest: typing_extensions.TypeAlias = ForkRequest
+global___ForkRequest = ForkRequest
 
 @typing.final
 class ForkResponse(google.protobuf.message.Message):
@@ -588,7 +588,7 @@ class ForkResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["contexts", b"contexts"]) -> None: ...
 
-Global___ForkResponse: typing_extensions.TypeAlias = ForkResponse
+global___ForkResponse = ForkResponse
 
 @typing.final
 class TruncateRequest(google.protobuf.message.Message):
@@ -610,7 +610,7 @@ class TruncateRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "tokens", b"tokens"]) -> None: ...
 
-Global___TruncateRequest: typing_extensions.TypeAlias = TruncateRequest
+global___TruncateRequest = TruncateRequest
 
 @typing.final
 class TruncateResponse(google.protobuf.message.Message):
@@ -631,7 +631,7 @@ class TruncateResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___TruncateResponse: typing_extensions.TypeAlias = TruncateResponse
+global___TruncateResponse = TruncateResponse
 
 @typing.final
 class RewindRequest(google.protobuf.message.Message):
@@ -653,7 +653,7 @@ class RewindRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "to", b"to"]) -> None: ...
 
-Global___RewindRequest: typing_extensions.TypeAlias = RewindRequest
+global___RewindRequest = RewindRequest
 
 @typing.final
 class RewindResponse(google.protobuf.message.Message):
@@ -674,7 +674,7 @@ class RewindResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___RewindResponse: typing_extensions.TypeAlias = RewindResponse
+global___RewindResponse = RewindResponse
 
 @typing.final
 class GetContextRequest(google.protobuf.message.Message):
@@ -700,7 +700,7 @@ class GetContextRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "include_pages", b"include_pages", "include_tokens", b"include_tokens"]) -> None: ...
 
-Global___GetContextRequest: typing_extensions.TypeAlias = GetContextRequest
+global___GetContextRequest = GetContextRequest
 
 @typing.final
 class GetContextResponse(google.protobuf.message.Message):
@@ -733,7 +733,7 @@ class GetContextResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context", "pages", b"pages", "tokens", b"tokens"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context", "pages", b"pages", "tokens", b"tokens"]) -> None: ...
 
-Global___GetContextResponse: typing_extensions.TypeAlias = GetContextResponse
+global___GetContextResponse = GetContextResponse
 
 @typing.final
 class ListContextsRequest(google.protobuf.message.Message):
@@ -757,7 +757,7 @@ class ListContextsRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token"]) -> None: ...
 
-Global___ListContextsRequest: typing_extensions.TypeAlias = ListContextsRequest
+global___ListContextsRequest = ListContextsRequest
 
 @typing.final
 class ListContextsResponse(google.protobuf.message.Message):
@@ -781,7 +781,7 @@ class ListContextsResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["contexts", b"contexts", "next_page_token", b"next_page_token"]) -> None: ...
 
-Global___ListContextsResponse: typing_extensions.TypeAlias = ListContextsResponse
+global___ListContextsResponse = ListContextsResponse
 
 @typing.final
 class WatchContextsRequest(google.protobuf.message.Message):
@@ -795,7 +795,7 @@ class WatchContextsRequest(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___WatchContextsRequest: typing_extensions.TypeAlias = WatchContextsRequest
+global___WatchContextsRequest = WatchContextsRequest
 
 @typing.final
 class WatchContextsResponse(google.protobuf.message.Message):
@@ -807,7 +807,7 @@ class WatchContextsResponse(google.protobuf.message.Message):
     AT_FIELD_NUMBER: builtins.int
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     CONTEXT_FIELD_NUMBER: builtins.int
-    change: Global___ContextChange.ValueType
+    change: global___ContextChange.ValueType
     """What happened."""
     context_id: builtins.str
     """To which context. Empty with RESET."""
@@ -822,7 +822,7 @@ class WatchContextsResponse(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        change: Global___ContextChange.ValueType = ...,
+        change: global___ContextChange.ValueType = ...,
         at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         context_id: builtins.str = ...,
         context: jaxctx.v1.context_pb2.Context | None = ...,
@@ -830,7 +830,7 @@ class WatchContextsResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["at", b"at", "context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["at", b"at", "change", b"change", "context", b"context", "context_id", b"context_id"]) -> None: ...
 
-Global___WatchContextsResponse: typing_extensions.TypeAlias = WatchContextsResponse
+global___WatchContextsResponse = WatchContextsResponse
 
 @typing.final
 class CompareRequest(google.protobuf.message.Message):
@@ -852,7 +852,7 @@ class CompareRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["a", b"a", "b", b"b"]) -> None: ...
 
-Global___CompareRequest: typing_extensions.TypeAlias = CompareRequest
+global___CompareRequest = CompareRequest
 
 @typing.final
 class CompareResponse(google.protobuf.message.Message):
@@ -882,7 +882,7 @@ class CompareResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["common_tokens", b"common_tokens", "length_a", b"length_a", "length_b", b"length_b", "shared_pages", b"shared_pages"]) -> None: ...
 
-Global___CompareResponse: typing_extensions.TypeAlias = CompareResponse
+global___CompareResponse = CompareResponse
 
 @typing.final
 class UpdateContextRequest(google.protobuf.message.Message):
@@ -937,7 +937,7 @@ class UpdateContextRequest(google.protobuf.message.Message):
     pinned: builtins.bool
     """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
     @property
-    def labels(self) -> Global___UpdateContextRequest.Labels:
+    def labels(self) -> global___UpdateContextRequest.Labels:
         """All labels from now on."""
 
     @property
@@ -954,7 +954,7 @@ class UpdateContextRequest(google.protobuf.message.Message):
         context_id: builtins.str = ...,
         priority: builtins.int | None = ...,
         pinned: builtins.bool | None = ...,
-        labels: Global___UpdateContextRequest.Labels | None = ...,
+        labels: global___UpdateContextRequest.Labels | None = ...,
         ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
         pin_for: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
@@ -965,7 +965,7 @@ class UpdateContextRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
 
-Global___UpdateContextRequest: typing_extensions.TypeAlias = UpdateContextRequest
+global___UpdateContextRequest = UpdateContextRequest
 
 @typing.final
 class UpdateContextResponse(google.protobuf.message.Message):
@@ -986,7 +986,7 @@ class UpdateContextResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___UpdateContextResponse: typing_extensions.TypeAlias = UpdateContextResponse
+global___UpdateContextResponse = UpdateContextResponse
 
 @typing.final
 class PlanRequest(google.protobuf.message.Message):
@@ -1039,7 +1039,7 @@ class PlanRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["content", b"content"]) -> typing.Literal["text", "tokens", "messages"] | None: ...
 
-Global___PlanRequest: typing_extensions.TypeAlias = PlanRequest
+global___PlanRequest = PlanRequest
 
 @typing.final
 class PlanResponse(google.protobuf.message.Message):
@@ -1085,7 +1085,7 @@ class PlanResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["computed", b"computed", "disk", b"disk", "host", b"host", "pages_available", b"pages_available", "pages_needed", b"pages_needed", "resident", b"resident", "restored", b"restored", "tokens", b"tokens"]) -> None: ...
 
-Global___PlanResponse: typing_extensions.TypeAlias = PlanResponse
+global___PlanResponse = PlanResponse
 
 @typing.final
 class ReservePagesRequest(google.protobuf.message.Message):
@@ -1107,7 +1107,7 @@ class ReservePagesRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "pages", b"pages"]) -> None: ...
 
-Global___ReservePagesRequest: typing_extensions.TypeAlias = ReservePagesRequest
+global___ReservePagesRequest = ReservePagesRequest
 
 @typing.final
 class ReservePagesResponse(google.protobuf.message.Message):
@@ -1128,7 +1128,7 @@ class ReservePagesResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___ReservePagesResponse: typing_extensions.TypeAlias = ReservePagesResponse
+global___ReservePagesResponse = ReservePagesResponse
 
 @typing.final
 class CommitPagesRequest(google.protobuf.message.Message):
@@ -1152,7 +1152,7 @@ class CommitPagesRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "pages", b"pages"]) -> None: ...
 
-Global___CommitPagesRequest: typing_extensions.TypeAlias = CommitPagesRequest
+global___CommitPagesRequest = CommitPagesRequest
 
 @typing.final
 class CommitPagesResponse(google.protobuf.message.Message):
@@ -1173,7 +1173,7 @@ class CommitPagesResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___CommitPagesResponse: typing_extensions.TypeAlias = CommitPagesResponse
+global___CommitPagesResponse = CommitPagesResponse
 
 @typing.final
 class ReleasePagesRequest(google.protobuf.message.Message):
@@ -1195,7 +1195,7 @@ class ReleasePagesRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "pages", b"pages"]) -> None: ...
 
-Global___ReleasePagesRequest: typing_extensions.TypeAlias = ReleasePagesRequest
+global___ReleasePagesRequest = ReleasePagesRequest
 
 @typing.final
 class ReleasePagesResponse(google.protobuf.message.Message):
@@ -1216,7 +1216,7 @@ class ReleasePagesResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
 
-Global___ReleasePagesResponse: typing_extensions.TypeAlias = ReleasePagesResponse
+global___ReleasePagesResponse = ReleasePagesResponse
 
 @typing.final
 class CloseContextRequest(google.protobuf.message.Message):
@@ -1234,7 +1234,7 @@ class CloseContextRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id"]) -> None: ...
 
-Global___CloseContextRequest: typing_extensions.TypeAlias = CloseContextRequest
+global___CloseContextRequest = CloseContextRequest
 
 @typing.final
 class CloseContextResponse(google.protobuf.message.Message):
@@ -1246,4 +1246,4 @@ class CloseContextResponse(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___CloseContextResponse: typing_extensions.TypeAlias = CloseContextResponse
+global___CloseContextResponse = CloseContextResponse

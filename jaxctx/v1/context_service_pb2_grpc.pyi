@@ -8,13 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import jaxctx.v1.context_service_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 _T = typing.TypeVar("_T")
 
@@ -23,297 +17,7 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
-GRPC_GENERATED_VERSION: str
-GRPC_VERSION: str
-_ContextServiceCreateContextType = typing_extensions.TypeVar(
-    '_ContextServiceCreateContextType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CreateContextRequest,
-        jaxctx.v1.context_service_pb2.CreateContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CreateContextRequest,
-        jaxctx.v1.context_service_pb2.CreateContextResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CreateContextRequest,
-        jaxctx.v1.context_service_pb2.CreateContextResponse,
-    ],
-)
-
-_ContextServiceFillType = typing_extensions.TypeVar(
-    '_ContextServiceFillType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FillRequest,
-        jaxctx.v1.context_service_pb2.FillResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FillRequest,
-        jaxctx.v1.context_service_pb2.FillResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FillRequest,
-        jaxctx.v1.context_service_pb2.FillResponse,
-    ],
-)
-
-_ContextServiceFlushType = typing_extensions.TypeVar(
-    '_ContextServiceFlushType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FlushRequest,
-        jaxctx.v1.context_service_pb2.FlushResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FlushRequest,
-        jaxctx.v1.context_service_pb2.FlushResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FlushRequest,
-        jaxctx.v1.context_service_pb2.FlushResponse,
-    ],
-)
-
-_ContextServiceGenerateType = typing_extensions.TypeVar(
-    '_ContextServiceGenerateType',
-    grpc.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.GenerateRequest,
-        jaxctx.v1.context_service_pb2.GenerateResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.GenerateRequest,
-        jaxctx.v1.context_service_pb2.GenerateResponse,
-    ],
-    default=grpc.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.GenerateRequest,
-        jaxctx.v1.context_service_pb2.GenerateResponse,
-    ],
-)
-
-_ContextServiceForwardType = typing_extensions.TypeVar(
-    '_ContextServiceForwardType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForwardRequest,
-        jaxctx.v1.context_service_pb2.ForwardResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForwardRequest,
-        jaxctx.v1.context_service_pb2.ForwardResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForwardRequest,
-        jaxctx.v1.context_service_pb2.ForwardResponse,
-    ],
-)
-
-_ContextServiceForkType = typing_extensions.TypeVar(
-    '_ContextServiceForkType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForkRequest,
-        jaxctx.v1.context_service_pb2.ForkResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForkRequest,
-        jaxctx.v1.context_service_pb2.ForkResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForkRequest,
-        jaxctx.v1.context_service_pb2.ForkResponse,
-    ],
-)
-
-_ContextServiceTruncateType = typing_extensions.TypeVar(
-    '_ContextServiceTruncateType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.TruncateRequest,
-        jaxctx.v1.context_service_pb2.TruncateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.TruncateRequest,
-        jaxctx.v1.context_service_pb2.TruncateResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.TruncateRequest,
-        jaxctx.v1.context_service_pb2.TruncateResponse,
-    ],
-)
-
-_ContextServiceRewindType = typing_extensions.TypeVar(
-    '_ContextServiceRewindType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.RewindRequest,
-        jaxctx.v1.context_service_pb2.RewindResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.RewindRequest,
-        jaxctx.v1.context_service_pb2.RewindResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.RewindRequest,
-        jaxctx.v1.context_service_pb2.RewindResponse,
-    ],
-)
-
-_ContextServiceGetContextType = typing_extensions.TypeVar(
-    '_ContextServiceGetContextType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.GetContextRequest,
-        jaxctx.v1.context_service_pb2.GetContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.GetContextRequest,
-        jaxctx.v1.context_service_pb2.GetContextResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.GetContextRequest,
-        jaxctx.v1.context_service_pb2.GetContextResponse,
-    ],
-)
-
-_ContextServiceListContextsType = typing_extensions.TypeVar(
-    '_ContextServiceListContextsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ListContextsRequest,
-        jaxctx.v1.context_service_pb2.ListContextsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ListContextsRequest,
-        jaxctx.v1.context_service_pb2.ListContextsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ListContextsRequest,
-        jaxctx.v1.context_service_pb2.ListContextsResponse,
-    ],
-)
-
-_ContextServiceWatchContextsType = typing_extensions.TypeVar(
-    '_ContextServiceWatchContextsType',
-    grpc.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.WatchContextsRequest,
-        jaxctx.v1.context_service_pb2.WatchContextsResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.WatchContextsRequest,
-        jaxctx.v1.context_service_pb2.WatchContextsResponse,
-    ],
-    default=grpc.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.WatchContextsRequest,
-        jaxctx.v1.context_service_pb2.WatchContextsResponse,
-    ],
-)
-
-_ContextServiceCompareType = typing_extensions.TypeVar(
-    '_ContextServiceCompareType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CompareRequest,
-        jaxctx.v1.context_service_pb2.CompareResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CompareRequest,
-        jaxctx.v1.context_service_pb2.CompareResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CompareRequest,
-        jaxctx.v1.context_service_pb2.CompareResponse,
-    ],
-)
-
-_ContextServiceUpdateContextType = typing_extensions.TypeVar(
-    '_ContextServiceUpdateContextType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.UpdateContextRequest,
-        jaxctx.v1.context_service_pb2.UpdateContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.UpdateContextRequest,
-        jaxctx.v1.context_service_pb2.UpdateContextResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.UpdateContextRequest,
-        jaxctx.v1.context_service_pb2.UpdateContextResponse,
-    ],
-)
-
-_ContextServicePlanType = typing_extensions.TypeVar(
-    '_ContextServicePlanType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.PlanRequest,
-        jaxctx.v1.context_service_pb2.PlanResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.PlanRequest,
-        jaxctx.v1.context_service_pb2.PlanResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.PlanRequest,
-        jaxctx.v1.context_service_pb2.PlanResponse,
-    ],
-)
-
-_ContextServiceReservePagesType = typing_extensions.TypeVar(
-    '_ContextServiceReservePagesType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReservePagesRequest,
-        jaxctx.v1.context_service_pb2.ReservePagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReservePagesRequest,
-        jaxctx.v1.context_service_pb2.ReservePagesResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReservePagesRequest,
-        jaxctx.v1.context_service_pb2.ReservePagesResponse,
-    ],
-)
-
-_ContextServiceCommitPagesType = typing_extensions.TypeVar(
-    '_ContextServiceCommitPagesType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CommitPagesRequest,
-        jaxctx.v1.context_service_pb2.CommitPagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CommitPagesRequest,
-        jaxctx.v1.context_service_pb2.CommitPagesResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CommitPagesRequest,
-        jaxctx.v1.context_service_pb2.CommitPagesResponse,
-    ],
-)
-
-_ContextServiceReleasePagesType = typing_extensions.TypeVar(
-    '_ContextServiceReleasePagesType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReleasePagesRequest,
-        jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReleasePagesRequest,
-        jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ReleasePagesRequest,
-        jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-    ],
-)
-
-_ContextServiceCloseContextType = typing_extensions.TypeVar(
-    '_ContextServiceCloseContextType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CloseContextRequest,
-        jaxctx.v1.context_service_pb2.CloseContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CloseContextRequest,
-        jaxctx.v1.context_service_pb2.CloseContextResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CloseContextRequest,
-        jaxctx.v1.context_service_pb2.CloseContextResponse,
-    ],
-)
-
-class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _ContextServiceFillType, _ContextServiceFlushType, _ContextServiceGenerateType, _ContextServiceForwardType, _ContextServiceForkType, _ContextServiceTruncateType, _ContextServiceRewindType, _ContextServiceGetContextType, _ContextServiceListContextsType, _ContextServiceWatchContextsType, _ContextServiceCompareType, _ContextServiceUpdateContextType, _ContextServicePlanType, _ContextServiceReservePagesType, _ContextServiceCommitPagesType, _ContextServiceReleasePagesType, _ContextServiceCloseContextType]):
+class ContextServiceStub:
     """Contexts: create, fill, generate, fork, rewind, inspect, close.
 
     Every operation is atomic: an error changes nothing, save for DEADLINE_EXCEEDED and CANCELLED, which leave in the
@@ -323,288 +27,236 @@ class ContextServiceStub(typing.Generic[_ContextServiceCreateContextType, _Conte
     `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
     """
 
-    @typing.overload
-    def __init__(self: ContextServiceStub[
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CreateContextRequest,
-            jaxctx.v1.context_service_pb2.CreateContextResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.FillRequest,
-            jaxctx.v1.context_service_pb2.FillResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.FlushRequest,
-            jaxctx.v1.context_service_pb2.FlushResponse,
-        ],
-        grpc.UnaryStreamMultiCallable[
-            jaxctx.v1.context_service_pb2.GenerateRequest,
-            jaxctx.v1.context_service_pb2.GenerateResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ForwardRequest,
-            jaxctx.v1.context_service_pb2.ForwardResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ForkRequest,
-            jaxctx.v1.context_service_pb2.ForkResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.TruncateRequest,
-            jaxctx.v1.context_service_pb2.TruncateResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.RewindRequest,
-            jaxctx.v1.context_service_pb2.RewindResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.GetContextRequest,
-            jaxctx.v1.context_service_pb2.GetContextResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ListContextsRequest,
-            jaxctx.v1.context_service_pb2.ListContextsResponse,
-        ],
-        grpc.UnaryStreamMultiCallable[
-            jaxctx.v1.context_service_pb2.WatchContextsRequest,
-            jaxctx.v1.context_service_pb2.WatchContextsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CompareRequest,
-            jaxctx.v1.context_service_pb2.CompareResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.UpdateContextRequest,
-            jaxctx.v1.context_service_pb2.UpdateContextResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.PlanRequest,
-            jaxctx.v1.context_service_pb2.PlanResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ReservePagesRequest,
-            jaxctx.v1.context_service_pb2.ReservePagesResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CommitPagesRequest,
-            jaxctx.v1.context_service_pb2.CommitPagesResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ReleasePagesRequest,
-            jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CloseContextRequest,
-            jaxctx.v1.context_service_pb2.CloseContextResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: ContextServiceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CreateContextRequest,
-            jaxctx.v1.context_service_pb2.CreateContextResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.FillRequest,
-            jaxctx.v1.context_service_pb2.FillResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.FlushRequest,
-            jaxctx.v1.context_service_pb2.FlushResponse,
-        ],
-        grpc.aio.UnaryStreamMultiCallable[
-            jaxctx.v1.context_service_pb2.GenerateRequest,
-            jaxctx.v1.context_service_pb2.GenerateResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ForwardRequest,
-            jaxctx.v1.context_service_pb2.ForwardResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ForkRequest,
-            jaxctx.v1.context_service_pb2.ForkResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.TruncateRequest,
-            jaxctx.v1.context_service_pb2.TruncateResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.RewindRequest,
-            jaxctx.v1.context_service_pb2.RewindResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.GetContextRequest,
-            jaxctx.v1.context_service_pb2.GetContextResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ListContextsRequest,
-            jaxctx.v1.context_service_pb2.ListContextsResponse,
-        ],
-        grpc.aio.UnaryStreamMultiCallable[
-            jaxctx.v1.context_service_pb2.WatchContextsRequest,
-            jaxctx.v1.context_service_pb2.WatchContextsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CompareRequest,
-            jaxctx.v1.context_service_pb2.CompareResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.UpdateContextRequest,
-            jaxctx.v1.context_service_pb2.UpdateContextResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.PlanRequest,
-            jaxctx.v1.context_service_pb2.PlanResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ReservePagesRequest,
-            jaxctx.v1.context_service_pb2.ReservePagesResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CommitPagesRequest,
-            jaxctx.v1.context_service_pb2.CommitPagesResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.ReleasePagesRequest,
-            jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.context_service_pb2.CloseContextRequest,
-            jaxctx.v1.context_service_pb2.CloseContextResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    CreateContext: _ContextServiceCreateContextType
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    CreateContext: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CreateContextRequest,
+        jaxctx.v1.context_service_pb2.CreateContextResponse,
+    ]
     """A new, empty context."""
 
-    Fill: _ContextServiceFillType
+    Fill: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.FillRequest,
+        jaxctx.v1.context_service_pb2.FillResponse,
+    ]
     """Append text, tokens or messages, and compute whatever of it no cached page holds."""
 
-    Flush: _ContextServiceFlushType
+    Flush: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.FlushRequest,
+        jaxctx.v1.context_service_pb2.FlushResponse,
+    ]
     """Compute whatever is buffered."""
 
-    Generate: _ContextServiceGenerateType
+    Generate: grpc.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.GenerateRequest,
+        jaxctx.v1.context_service_pb2.GenerateResponse,
+    ]
     """Continue the context and stream what comes."""
 
-    Forward: _ContextServiceForwardType
+    Forward: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ]
     """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
 
-    Fork: _ContextServiceForkType
+    Fork: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForkRequest,
+        jaxctx.v1.context_service_pb2.ForkResponse,
+    ]
     """Children that begin as the context stands now, its pages shared. All or none. Costs the same at any length."""
 
-    Truncate: _ContextServiceTruncateType
+    Truncate: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.TruncateRequest,
+        jaxctx.v1.context_service_pb2.TruncateResponse,
+    ]
     """Drop trailing tokens that are in no committed page."""
 
-    Rewind: _ContextServiceRewindType
+    Rewind: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.RewindRequest,
+        jaxctx.v1.context_service_pb2.RewindResponse,
+    ]
     """Go back to any length, across committed pages, without computing."""
 
-    GetContext: _ContextServiceGetContextType
+    GetContext: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.GetContextRequest,
+        jaxctx.v1.context_service_pb2.GetContextResponse,
+    ]
     """Read the counters; on request, also the pages and the tokens."""
 
-    ListContexts: _ContextServiceListContextsType
+    ListContexts: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ListContextsRequest,
+        jaxctx.v1.context_service_pb2.ListContextsResponse,
+    ]
     """The caller's contexts in the order of their ids."""
 
-    WatchContexts: _ContextServiceWatchContextsType
+    WatchContexts: grpc.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ]
     """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
     of them.
     """
 
-    Compare: _ContextServiceCompareType
-    """Where two contexts part."""
-
-    UpdateContext: _ContextServiceUpdateContextType
-    """Change priority, pin, time to live or labels."""
-
-    Plan: _ContextServicePlanType
-    """What a Fill would find in the cache and need, without doing it."""
-
-    ReservePages: _ContextServiceReservePagesType
-    """Allocate working pages ahead, so that what follows does not wait for them."""
-
-    CommitPages: _ContextServiceCommitPagesType
-    """Make the first full working pages immutable and shareable."""
-
-    ReleasePages: _ContextServiceReleasePagesType
-    """Give back working pages from the tail, with the tokens in them."""
-
-    CloseContext: _ContextServiceCloseContextType
-    """Give up the context. A running writer is cancelled first; forks of it live on."""
-
-ContextServiceAsyncStub: typing_extensions.TypeAlias = ContextServiceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.CreateContextRequest,
-        jaxctx.v1.context_service_pb2.CreateContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FillRequest,
-        jaxctx.v1.context_service_pb2.FillResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.FlushRequest,
-        jaxctx.v1.context_service_pb2.FlushResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.GenerateRequest,
-        jaxctx.v1.context_service_pb2.GenerateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForwardRequest,
-        jaxctx.v1.context_service_pb2.ForwardResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ForkRequest,
-        jaxctx.v1.context_service_pb2.ForkResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.TruncateRequest,
-        jaxctx.v1.context_service_pb2.TruncateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.RewindRequest,
-        jaxctx.v1.context_service_pb2.RewindResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.GetContextRequest,
-        jaxctx.v1.context_service_pb2.GetContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.context_service_pb2.ListContextsRequest,
-        jaxctx.v1.context_service_pb2.ListContextsResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        jaxctx.v1.context_service_pb2.WatchContextsRequest,
-        jaxctx.v1.context_service_pb2.WatchContextsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    Compare: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.CompareRequest,
         jaxctx.v1.context_service_pb2.CompareResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Where two contexts part."""
+
+    UpdateContext: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
         jaxctx.v1.context_service_pb2.UpdateContextResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Change priority, pin, time to live or labels."""
+
+    Plan: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.PlanRequest,
         jaxctx.v1.context_service_pb2.PlanResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """What a Fill would find in the cache and need, without doing it."""
+
+    ReservePages: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ReservePagesRequest,
         jaxctx.v1.context_service_pb2.ReservePagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Allocate working pages ahead, so that what follows does not wait for them."""
+
+    CommitPages: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.CommitPagesRequest,
         jaxctx.v1.context_service_pb2.CommitPagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Make the first full working pages immutable and shareable."""
+
+    ReleasePages: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ReleasePagesRequest,
         jaxctx.v1.context_service_pb2.ReleasePagesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Give back working pages from the tail, with the tokens in them."""
+
+    CloseContext: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.CloseContextRequest,
         jaxctx.v1.context_service_pb2.CloseContextResponse,
-    ],
-]
+    ]
+    """Give up the context. A running writer is cancelled first; forks of it live on."""
+
+class ContextServiceAsyncStub:
+    """Contexts: create, fill, generate, fork, rewind, inspect, close.
+
+    Every operation is atomic: an error changes nothing, save for DEADLINE_EXCEEDED and CANCELLED, which leave in the
+    context what was computed until then. A response to an operation that changes a context carries its new counters.
+    Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
+
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    """
+
+    CreateContext: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CreateContextRequest,
+        jaxctx.v1.context_service_pb2.CreateContextResponse,
+    ]
+    """A new, empty context."""
+
+    Fill: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.FillRequest,
+        jaxctx.v1.context_service_pb2.FillResponse,
+    ]
+    """Append text, tokens or messages, and compute whatever of it no cached page holds."""
+
+    Flush: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.FlushRequest,
+        jaxctx.v1.context_service_pb2.FlushResponse,
+    ]
+    """Compute whatever is buffered."""
+
+    Generate: grpc.aio.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.GenerateRequest,
+        jaxctx.v1.context_service_pb2.GenerateResponse,
+    ]
+    """Continue the context and stream what comes."""
+
+    Forward: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForwardRequest,
+        jaxctx.v1.context_service_pb2.ForwardResponse,
+    ]
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+
+    Fork: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ForkRequest,
+        jaxctx.v1.context_service_pb2.ForkResponse,
+    ]
+    """Children that begin as the context stands now, its pages shared. All or none. Costs the same at any length."""
+
+    Truncate: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.TruncateRequest,
+        jaxctx.v1.context_service_pb2.TruncateResponse,
+    ]
+    """Drop trailing tokens that are in no committed page."""
+
+    Rewind: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.RewindRequest,
+        jaxctx.v1.context_service_pb2.RewindResponse,
+    ]
+    """Go back to any length, across committed pages, without computing."""
+
+    GetContext: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.GetContextRequest,
+        jaxctx.v1.context_service_pb2.GetContextResponse,
+    ]
+    """Read the counters; on request, also the pages and the tokens."""
+
+    ListContexts: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ListContextsRequest,
+        jaxctx.v1.context_service_pb2.ListContextsResponse,
+    ]
+    """The caller's contexts in the order of their ids."""
+
+    WatchContexts: grpc.aio.UnaryStreamMultiCallable[
+        jaxctx.v1.context_service_pb2.WatchContextsRequest,
+        jaxctx.v1.context_service_pb2.WatchContextsResponse,
+    ]
+    """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
+    of them.
+    """
+
+    Compare: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CompareRequest,
+        jaxctx.v1.context_service_pb2.CompareResponse,
+    ]
+    """Where two contexts part."""
+
+    UpdateContext: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.UpdateContextRequest,
+        jaxctx.v1.context_service_pb2.UpdateContextResponse,
+    ]
+    """Change priority, pin, time to live or labels."""
+
+    Plan: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.PlanRequest,
+        jaxctx.v1.context_service_pb2.PlanResponse,
+    ]
+    """What a Fill would find in the cache and need, without doing it."""
+
+    ReservePages: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ReservePagesRequest,
+        jaxctx.v1.context_service_pb2.ReservePagesResponse,
+    ]
+    """Allocate working pages ahead, so that what follows does not wait for them."""
+
+    CommitPages: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CommitPagesRequest,
+        jaxctx.v1.context_service_pb2.CommitPagesResponse,
+    ]
+    """Make the first full working pages immutable and shareable."""
+
+    ReleasePages: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.ReleasePagesRequest,
+        jaxctx.v1.context_service_pb2.ReleasePagesResponse,
+    ]
+    """Give back working pages from the tail, with the tokens in them."""
+
+    CloseContext: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.CloseContextRequest,
+        jaxctx.v1.context_service_pb2.CloseContextResponse,
+    ]
+    """Give up the context. A running writer is cancelled first; forks of it live on."""
 
 class ContextServiceServicer(metaclass=abc.ABCMeta):
     """Contexts: create, fill, generate, fork, rewind, inspect, close.

@@ -183,4 +183,4 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 91
 """PERMISSION_DENIED: the key is known and its role does not allow this method."""
 ERROR_REASON_DATA_LOSS: ErrorReason.ValueType  # 100
 """DATA_LOSS: stored data failed its checksum and could not be rebuilt. It was not used."""
-Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason
+global___ErrorReason = ErrorReason

@@ -9,13 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import jaxctx.v1.generation_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -39,7 +33,7 @@ class AttentionMask(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["bounds", b"bounds"]) -> None: ...
 
-Global___AttentionMask: typing_extensions.TypeAlias = AttentionMask
+global___AttentionMask = AttentionMask
 
 @typing.final
 class PassOutput(google.protobuf.message.Message):
@@ -82,7 +76,7 @@ class PassOutput(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["sample", b"sample"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["entropy", b"entropy", "index", b"index", "logits", b"logits", "logprob_ids", b"logprob_ids", "sample", b"sample", "top", b"top"]) -> None: ...
 
-Global___PassOutput: typing_extensions.TypeAlias = PassOutput
+global___PassOutput = PassOutput
 
 @typing.final
 class PassResult(google.protobuf.message.Message):
@@ -135,4 +129,4 @@ class PassResult(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
-Global___PassResult: typing_extensions.TypeAlias = PassResult
+global___PassResult = PassResult

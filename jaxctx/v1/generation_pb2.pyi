@@ -41,7 +41,7 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """An end-of-sequence token, a stop token or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """`max_tokens`, or the longest sequence of the model."""
-Global___FinishReason: typing_extensions.TypeAlias = FinishReason
+global___FinishReason = FinishReason
 
 @typing.final
 class Sampling(google.protobuf.message.Message):
@@ -123,7 +123,7 @@ class Sampling(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
-Global___Sampling: typing_extensions.TypeAlias = Sampling
+global___Sampling = Sampling
 
 @typing.final
 class TokenLogprob(google.protobuf.message.Message):
@@ -139,7 +139,7 @@ class TokenLogprob(google.protobuf.message.Message):
     logprob: builtins.float
     """Its log probability."""
     @property
-    def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+    def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopLogprob]:
         """The most likely tokens at this place, best first; as many as `top_logprobs` asks for."""
 
     def __init__(
@@ -147,11 +147,11 @@ class TokenLogprob(google.protobuf.message.Message):
         *,
         token_id: builtins.int = ...,
         logprob: builtins.float = ...,
-        top: collections.abc.Iterable[Global___TopLogprob] | None = ...,
+        top: collections.abc.Iterable[global___TopLogprob] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["logprob", b"logprob", "token_id", b"token_id", "top", b"top"]) -> None: ...
 
-Global___TokenLogprob: typing_extensions.TypeAlias = TokenLogprob
+global___TokenLogprob = TokenLogprob
 
 @typing.final
 class TopLogprob(google.protobuf.message.Message):
@@ -173,7 +173,7 @@ class TopLogprob(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["logprob", b"logprob", "token_id", b"token_id"]) -> None: ...
 
-Global___TopLogprob: typing_extensions.TypeAlias = TopLogprob
+global___TopLogprob = TopLogprob
 
 @typing.final
 class Usage(google.protobuf.message.Message):
@@ -203,4 +203,4 @@ class Usage(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
 
-Global___Usage: typing_extensions.TypeAlias = Usage
+global___Usage = Usage

@@ -8,13 +8,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -41,7 +35,7 @@ class Ttl(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["duration", b"duration", "sliding", b"sliding"]) -> None: ...
 
-Global___Ttl: typing_extensions.TypeAlias = Ttl
+global___Ttl = Ttl
 
 @typing.final
 class Expiry(google.protobuf.message.Message):
@@ -72,4 +66,4 @@ class Expiry(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["at", b"at", "duration", b"duration"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["at", b"at", "duration", b"duration", "sliding", b"sliding"]) -> None: ...
 
-Global___Expiry: typing_extensions.TypeAlias = Expiry
+global___Expiry = Expiry

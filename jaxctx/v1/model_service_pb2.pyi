@@ -9,13 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import jaxctx.v1.content_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -73,7 +67,7 @@ class Model(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "vocab_size", b"vocab_size"]) -> None: ...
 
-Global___Model: typing_extensions.TypeAlias = Model
+global___Model = Model
 
 @typing.final
 class ListModelsRequest(google.protobuf.message.Message):
@@ -95,7 +89,7 @@ class ListModelsRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token"]) -> None: ...
 
-Global___ListModelsRequest: typing_extensions.TypeAlias = ListModelsRequest
+global___ListModelsRequest = ListModelsRequest
 
 @typing.final
 class ListModelsResponse(google.protobuf.message.Message):
@@ -108,18 +102,18 @@ class ListModelsResponse(google.protobuf.message.Message):
     next_page_token: builtins.str
     """Where to go on. Empty: these were the last."""
     @property
-    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Model]:
+    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Model]:
         """In the order of their ids."""
 
     def __init__(
         self,
         *,
-        models: collections.abc.Iterable[Global___Model] | None = ...,
+        models: collections.abc.Iterable[global___Model] | None = ...,
         next_page_token: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["models", b"models", "next_page_token", b"next_page_token"]) -> None: ...
 
-Global___ListModelsResponse: typing_extensions.TypeAlias = ListModelsResponse
+global___ListModelsResponse = ListModelsResponse
 
 @typing.final
 class GetModelRequest(google.protobuf.message.Message):
@@ -137,7 +131,7 @@ class GetModelRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["model_id", b"model_id"]) -> None: ...
 
-Global___GetModelRequest: typing_extensions.TypeAlias = GetModelRequest
+global___GetModelRequest = GetModelRequest
 
 @typing.final
 class GetModelResponse(google.protobuf.message.Message):
@@ -147,18 +141,18 @@ class GetModelResponse(google.protobuf.message.Message):
 
     MODEL_FIELD_NUMBER: builtins.int
     @property
-    def model(self) -> Global___Model:
+    def model(self) -> global___Model:
         """The model."""
 
     def __init__(
         self,
         *,
-        model: Global___Model | None = ...,
+        model: global___Model | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
 
-Global___GetModelResponse: typing_extensions.TypeAlias = GetModelResponse
+global___GetModelResponse = GetModelResponse
 
 @typing.final
 class TokenizeRequest(google.protobuf.message.Message):
@@ -186,7 +180,7 @@ class TokenizeRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model_id", b"model_id", "text", b"text"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
 
-Global___TokenizeRequest: typing_extensions.TypeAlias = TokenizeRequest
+global___TokenizeRequest = TokenizeRequest
 
 @typing.final
 class TokenizeResponse(google.protobuf.message.Message):
@@ -206,7 +200,7 @@ class TokenizeResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["tokens", b"tokens"]) -> None: ...
 
-Global___TokenizeResponse: typing_extensions.TypeAlias = TokenizeResponse
+global___TokenizeResponse = TokenizeResponse
 
 @typing.final
 class DetokenizeRequest(google.protobuf.message.Message):
@@ -234,7 +228,7 @@ class DetokenizeRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["model_id", b"model_id", "skip_special_tokens", b"skip_special_tokens", "tokens", b"tokens"]) -> None: ...
 
-Global___DetokenizeRequest: typing_extensions.TypeAlias = DetokenizeRequest
+global___DetokenizeRequest = DetokenizeRequest
 
 @typing.final
 class DetokenizeResponse(google.protobuf.message.Message):
@@ -252,7 +246,7 @@ class DetokenizeResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
 
-Global___DetokenizeResponse: typing_extensions.TypeAlias = DetokenizeResponse
+global___DetokenizeResponse = DetokenizeResponse
 
 @typing.final
 class ApplyChatTemplateRequest(google.protobuf.message.Message):
@@ -277,7 +271,7 @@ class ApplyChatTemplateRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["messages", b"messages"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["messages", b"messages", "model_id", b"model_id"]) -> None: ...
 
-Global___ApplyChatTemplateRequest: typing_extensions.TypeAlias = ApplyChatTemplateRequest
+global___ApplyChatTemplateRequest = ApplyChatTemplateRequest
 
 @typing.final
 class ApplyChatTemplateResponse(google.protobuf.message.Message):
@@ -301,4 +295,4 @@ class ApplyChatTemplateResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["text", b"text", "tokens", b"tokens"]) -> None: ...
 
-Global___ApplyChatTemplateResponse: typing_extensions.TypeAlias = ApplyChatTemplateResponse
+global___ApplyChatTemplateResponse = ApplyChatTemplateResponse

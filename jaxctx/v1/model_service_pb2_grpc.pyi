@@ -8,13 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import jaxctx.v1.model_service_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 _T = typing.TypeVar("_T")
 
@@ -23,178 +17,76 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
-GRPC_GENERATED_VERSION: str
-GRPC_VERSION: str
-_ModelServiceListModelsType = typing_extensions.TypeVar(
-    '_ModelServiceListModelsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ListModelsRequest,
-        jaxctx.v1.model_service_pb2.ListModelsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ListModelsRequest,
-        jaxctx.v1.model_service_pb2.ListModelsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ListModelsRequest,
-        jaxctx.v1.model_service_pb2.ListModelsResponse,
-    ],
-)
-
-_ModelServiceGetModelType = typing_extensions.TypeVar(
-    '_ModelServiceGetModelType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.GetModelRequest,
-        jaxctx.v1.model_service_pb2.GetModelResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.GetModelRequest,
-        jaxctx.v1.model_service_pb2.GetModelResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.GetModelRequest,
-        jaxctx.v1.model_service_pb2.GetModelResponse,
-    ],
-)
-
-_ModelServiceTokenizeType = typing_extensions.TypeVar(
-    '_ModelServiceTokenizeType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.TokenizeRequest,
-        jaxctx.v1.model_service_pb2.TokenizeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.TokenizeRequest,
-        jaxctx.v1.model_service_pb2.TokenizeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.TokenizeRequest,
-        jaxctx.v1.model_service_pb2.TokenizeResponse,
-    ],
-)
-
-_ModelServiceDetokenizeType = typing_extensions.TypeVar(
-    '_ModelServiceDetokenizeType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.DetokenizeRequest,
-        jaxctx.v1.model_service_pb2.DetokenizeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.DetokenizeRequest,
-        jaxctx.v1.model_service_pb2.DetokenizeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.DetokenizeRequest,
-        jaxctx.v1.model_service_pb2.DetokenizeResponse,
-    ],
-)
-
-_ModelServiceApplyChatTemplateType = typing_extensions.TypeVar(
-    '_ModelServiceApplyChatTemplateType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
-        jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-    ],
-)
-
-class ModelServiceStub(typing.Generic[_ModelServiceListModelsType, _ModelServiceGetModelType, _ModelServiceTokenizeType, _ModelServiceDetokenizeType, _ModelServiceApplyChatTemplateType]):
+class ModelServiceStub:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
     model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
     """
 
-    @typing.overload
-    def __init__(self: ModelServiceStub[
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.ListModelsRequest,
-            jaxctx.v1.model_service_pb2.ListModelsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.GetModelRequest,
-            jaxctx.v1.model_service_pb2.GetModelResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.TokenizeRequest,
-            jaxctx.v1.model_service_pb2.TokenizeResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.DetokenizeRequest,
-            jaxctx.v1.model_service_pb2.DetokenizeResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
-            jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: ModelServiceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.ListModelsRequest,
-            jaxctx.v1.model_service_pb2.ListModelsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.GetModelRequest,
-            jaxctx.v1.model_service_pb2.GetModelResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.TokenizeRequest,
-            jaxctx.v1.model_service_pb2.TokenizeResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.DetokenizeRequest,
-            jaxctx.v1.model_service_pb2.DetokenizeResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
-            jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    ListModels: _ModelServiceListModelsType
-    """The models, in the order of their ids."""
-
-    GetModel: _ModelServiceGetModelType
-    """One model."""
-
-    Tokenize: _ModelServiceTokenizeType
-    """Text to token ids."""
-
-    Detokenize: _ModelServiceDetokenizeType
-    """Token ids to text."""
-
-    ApplyChatTemplate: _ModelServiceApplyChatTemplateType
-    """Messages to the text and tokens that the model's chat template makes of them."""
-
-ModelServiceAsyncStub: typing_extensions.TypeAlias = ModelServiceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    ListModels: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.model_service_pb2.ListModelsRequest,
         jaxctx.v1.model_service_pb2.ListModelsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """The models, in the order of their ids."""
+
+    GetModel: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.model_service_pb2.GetModelRequest,
         jaxctx.v1.model_service_pb2.GetModelResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """One model."""
+
+    Tokenize: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.model_service_pb2.TokenizeRequest,
         jaxctx.v1.model_service_pb2.TokenizeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Text to token ids."""
+
+    Detokenize: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.model_service_pb2.DetokenizeRequest,
         jaxctx.v1.model_service_pb2.DetokenizeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Token ids to text."""
+
+    ApplyChatTemplate: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
         jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
-    ],
-]
+    ]
+    """Messages to the text and tokens that the model's chat template makes of them."""
+
+class ModelServiceAsyncStub:
+    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
+    """
+
+    ListModels: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.model_service_pb2.ListModelsRequest,
+        jaxctx.v1.model_service_pb2.ListModelsResponse,
+    ]
+    """The models, in the order of their ids."""
+
+    GetModel: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.model_service_pb2.GetModelRequest,
+        jaxctx.v1.model_service_pb2.GetModelResponse,
+    ]
+    """One model."""
+
+    Tokenize: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.model_service_pb2.TokenizeRequest,
+        jaxctx.v1.model_service_pb2.TokenizeResponse,
+    ]
+    """Text to token ids."""
+
+    Detokenize: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.model_service_pb2.DetokenizeRequest,
+        jaxctx.v1.model_service_pb2.DetokenizeResponse,
+    ]
+    """Token ids to text."""
+
+    ApplyChatTemplate: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.model_service_pb2.ApplyChatTemplateRequest,
+        jaxctx.v1.model_service_pb2.ApplyChatTemplateResponse,
+    ]
+    """Messages to the text and tokens that the model's chat template makes of them."""
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,

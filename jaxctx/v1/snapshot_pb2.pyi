@@ -10,13 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import jaxctx.v1.lifetime_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -119,7 +113,7 @@ class Snapshot(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
 
-Global___Snapshot: typing_extensions.TypeAlias = Snapshot
+global___Snapshot = Snapshot
 
 @typing.final
 class Publication(google.protobuf.message.Message):
@@ -184,4 +178,4 @@ class Publication(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry", "labels", b"labels", "pages", b"pages", "publication_id", b"publication_id", "salt", b"salt", "tokens", b"tokens"]) -> None: ...
 
-Global___Publication: typing_extensions.TypeAlias = Publication
+global___Publication = Publication

@@ -12,13 +12,7 @@ import google.protobuf.message
 import jaxctx.v1.context_pb2
 import jaxctx.v1.lifetime_pb2
 import jaxctx.v1.snapshot_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -84,7 +78,7 @@ class SaveRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "context_id", b"context_id", "durable", b"durable", "labels", b"labels", "name", b"name", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_overwrite_version", b"_overwrite_version"]) -> typing.Literal["overwrite_version"] | None: ...
 
-Global___SaveRequest: typing_extensions.TypeAlias = SaveRequest
+global___SaveRequest = SaveRequest
 
 @typing.final
 class SaveResponse(google.protobuf.message.Message):
@@ -105,7 +99,7 @@ class SaveResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> None: ...
 
-Global___SaveResponse: typing_extensions.TypeAlias = SaveResponse
+global___SaveResponse = SaveResponse
 
 @typing.final
 class OpenRequest(google.protobuf.message.Message):
@@ -162,7 +156,7 @@ class OpenRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
-Global___OpenRequest: typing_extensions.TypeAlias = OpenRequest
+global___OpenRequest = OpenRequest
 
 @typing.final
 class OpenResponse(google.protobuf.message.Message):
@@ -195,7 +189,7 @@ class OpenResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["computed", b"computed", "context", b"context", "resident", b"resident", "restored", b"restored"]) -> None: ...
 
-Global___OpenResponse: typing_extensions.TypeAlias = OpenResponse
+global___OpenResponse = OpenResponse
 
 @typing.final
 class TakeRequest(google.protobuf.message.Message):
@@ -243,7 +237,7 @@ class TakeRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "name", b"name", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "recompute", b"recompute", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_context_id", b"_context_id"]) -> typing.Literal["context_id"] | None: ...
 
-Global___TakeRequest: typing_extensions.TypeAlias = TakeRequest
+global___TakeRequest = TakeRequest
 
 @typing.final
 class TakeResponse(google.protobuf.message.Message):
@@ -276,7 +270,7 @@ class TakeResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["computed", b"computed", "context", b"context", "resident", b"resident", "restored", b"restored"]) -> None: ...
 
-Global___TakeResponse: typing_extensions.TypeAlias = TakeResponse
+global___TakeResponse = TakeResponse
 
 @typing.final
 class GetSnapshotRequest(google.protobuf.message.Message):
@@ -300,7 +294,7 @@ class GetSnapshotRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_version", b"_version", "name", b"name", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
-Global___GetSnapshotRequest: typing_extensions.TypeAlias = GetSnapshotRequest
+global___GetSnapshotRequest = GetSnapshotRequest
 
 @typing.final
 class GetSnapshotResponse(google.protobuf.message.Message):
@@ -321,7 +315,7 @@ class GetSnapshotResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> None: ...
 
-Global___GetSnapshotResponse: typing_extensions.TypeAlias = GetSnapshotResponse
+global___GetSnapshotResponse = GetSnapshotResponse
 
 @typing.final
 class ListSnapshotsRequest(google.protobuf.message.Message):
@@ -347,7 +341,7 @@ class ListSnapshotsRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token", "prefix", b"prefix"]) -> None: ...
 
-Global___ListSnapshotsRequest: typing_extensions.TypeAlias = ListSnapshotsRequest
+global___ListSnapshotsRequest = ListSnapshotsRequest
 
 @typing.final
 class ListSnapshotsResponse(google.protobuf.message.Message):
@@ -371,7 +365,7 @@ class ListSnapshotsResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "snapshots", b"snapshots"]) -> None: ...
 
-Global___ListSnapshotsResponse: typing_extensions.TypeAlias = ListSnapshotsResponse
+global___ListSnapshotsResponse = ListSnapshotsResponse
 
 @typing.final
 class ListSnapshotVersionsRequest(google.protobuf.message.Message):
@@ -397,7 +391,7 @@ class ListSnapshotVersionsRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["limit", b"limit", "name", b"name", "page_token", b"page_token"]) -> None: ...
 
-Global___ListSnapshotVersionsRequest: typing_extensions.TypeAlias = ListSnapshotVersionsRequest
+global___ListSnapshotVersionsRequest = ListSnapshotVersionsRequest
 
 @typing.final
 class ListSnapshotVersionsResponse(google.protobuf.message.Message):
@@ -421,7 +415,7 @@ class ListSnapshotVersionsResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "snapshots", b"snapshots"]) -> None: ...
 
-Global___ListSnapshotVersionsResponse: typing_extensions.TypeAlias = ListSnapshotVersionsResponse
+global___ListSnapshotVersionsResponse = ListSnapshotVersionsResponse
 
 @typing.final
 class UpdateSnapshotRequest(google.protobuf.message.Message):
@@ -473,7 +467,7 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
         """How long to keep it from now on; without a duration: for ever."""
 
     @property
-    def labels(self) -> Global___UpdateSnapshotRequest.Labels:
+    def labels(self) -> global___UpdateSnapshotRequest.Labels:
         """All labels from now on."""
 
     def __init__(
@@ -481,12 +475,12 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
         *,
         name: builtins.str = ...,
         ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
-        labels: Global___UpdateSnapshotRequest.Labels | None = ...,
+        labels: global___UpdateSnapshotRequest.Labels | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["labels", b"labels", "ttl", b"ttl"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["labels", b"labels", "name", b"name", "ttl", b"ttl"]) -> None: ...
 
-Global___UpdateSnapshotRequest: typing_extensions.TypeAlias = UpdateSnapshotRequest
+global___UpdateSnapshotRequest = UpdateSnapshotRequest
 
 @typing.final
 class UpdateSnapshotResponse(google.protobuf.message.Message):
@@ -507,7 +501,7 @@ class UpdateSnapshotResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> None: ...
 
-Global___UpdateSnapshotResponse: typing_extensions.TypeAlias = UpdateSnapshotResponse
+global___UpdateSnapshotResponse = UpdateSnapshotResponse
 
 @typing.final
 class DeleteSnapshotRequest(google.protobuf.message.Message):
@@ -531,7 +525,7 @@ class DeleteSnapshotRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_version", b"_version", "name", b"name", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
-Global___DeleteSnapshotRequest: typing_extensions.TypeAlias = DeleteSnapshotRequest
+global___DeleteSnapshotRequest = DeleteSnapshotRequest
 
 @typing.final
 class DeleteSnapshotResponse(google.protobuf.message.Message):
@@ -549,7 +543,7 @@ class DeleteSnapshotResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["versions_deleted", b"versions_deleted"]) -> None: ...
 
-Global___DeleteSnapshotResponse: typing_extensions.TypeAlias = DeleteSnapshotResponse
+global___DeleteSnapshotResponse = DeleteSnapshotResponse
 
 @typing.final
 class PublishRequest(google.protobuf.message.Message):
@@ -596,7 +590,7 @@ class PublishRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "labels", b"labels", "ttl", b"ttl"]) -> None: ...
 
-Global___PublishRequest: typing_extensions.TypeAlias = PublishRequest
+global___PublishRequest = PublishRequest
 
 @typing.final
 class PublishResponse(google.protobuf.message.Message):
@@ -617,7 +611,7 @@ class PublishResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["publication", b"publication"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["publication", b"publication"]) -> None: ...
 
-Global___PublishResponse: typing_extensions.TypeAlias = PublishResponse
+global___PublishResponse = PublishResponse
 
 @typing.final
 class UnpublishRequest(google.protobuf.message.Message):
@@ -635,7 +629,7 @@ class UnpublishRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["publication_id", b"publication_id"]) -> None: ...
 
-Global___UnpublishRequest: typing_extensions.TypeAlias = UnpublishRequest
+global___UnpublishRequest = UnpublishRequest
 
 @typing.final
 class UnpublishResponse(google.protobuf.message.Message):
@@ -647,7 +641,7 @@ class UnpublishResponse(google.protobuf.message.Message):
         self,
     ) -> None: ...
 
-Global___UnpublishResponse: typing_extensions.TypeAlias = UnpublishResponse
+global___UnpublishResponse = UnpublishResponse
 
 @typing.final
 class ListPublicationsRequest(google.protobuf.message.Message):
@@ -669,7 +663,7 @@ class ListPublicationsRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token"]) -> None: ...
 
-Global___ListPublicationsRequest: typing_extensions.TypeAlias = ListPublicationsRequest
+global___ListPublicationsRequest = ListPublicationsRequest
 
 @typing.final
 class ListPublicationsResponse(google.protobuf.message.Message):
@@ -693,4 +687,4 @@ class ListPublicationsResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "publications", b"publications"]) -> None: ...
 
-Global___ListPublicationsResponse: typing_extensions.TypeAlias = ListPublicationsResponse
+global___ListPublicationsResponse = ListPublicationsResponse

@@ -8,13 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import jaxctx.v1.snapshot_service_pb2
-import sys
 import typing
-
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 _T = typing.TypeVar("_T")
 
@@ -23,185 +17,7 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
-GRPC_GENERATED_VERSION: str
-GRPC_VERSION: str
-_SnapshotServiceSaveType = typing_extensions.TypeVar(
-    '_SnapshotServiceSaveType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.SaveRequest,
-        jaxctx.v1.snapshot_service_pb2.SaveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.SaveRequest,
-        jaxctx.v1.snapshot_service_pb2.SaveResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.SaveRequest,
-        jaxctx.v1.snapshot_service_pb2.SaveResponse,
-    ],
-)
-
-_SnapshotServiceOpenType = typing_extensions.TypeVar(
-    '_SnapshotServiceOpenType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.OpenRequest,
-        jaxctx.v1.snapshot_service_pb2.OpenResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.OpenRequest,
-        jaxctx.v1.snapshot_service_pb2.OpenResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.OpenRequest,
-        jaxctx.v1.snapshot_service_pb2.OpenResponse,
-    ],
-)
-
-_SnapshotServiceTakeType = typing_extensions.TypeVar(
-    '_SnapshotServiceTakeType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.TakeRequest,
-        jaxctx.v1.snapshot_service_pb2.TakeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.TakeRequest,
-        jaxctx.v1.snapshot_service_pb2.TakeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.TakeRequest,
-        jaxctx.v1.snapshot_service_pb2.TakeResponse,
-    ],
-)
-
-_SnapshotServiceGetSnapshotType = typing_extensions.TypeVar(
-    '_SnapshotServiceGetSnapshotType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-    ],
-)
-
-_SnapshotServiceListSnapshotsType = typing_extensions.TypeVar(
-    '_SnapshotServiceListSnapshotsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-    ],
-)
-
-_SnapshotServiceListSnapshotVersionsType = typing_extensions.TypeVar(
-    '_SnapshotServiceListSnapshotVersionsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-    ],
-)
-
-_SnapshotServiceUpdateSnapshotType = typing_extensions.TypeVar(
-    '_SnapshotServiceUpdateSnapshotType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-    ],
-)
-
-_SnapshotServiceDeleteSnapshotType = typing_extensions.TypeVar(
-    '_SnapshotServiceDeleteSnapshotType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
-        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-    ],
-)
-
-_SnapshotServicePublishType = typing_extensions.TypeVar(
-    '_SnapshotServicePublishType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.PublishRequest,
-        jaxctx.v1.snapshot_service_pb2.PublishResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.PublishRequest,
-        jaxctx.v1.snapshot_service_pb2.PublishResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.PublishRequest,
-        jaxctx.v1.snapshot_service_pb2.PublishResponse,
-    ],
-)
-
-_SnapshotServiceUnpublishType = typing_extensions.TypeVar(
-    '_SnapshotServiceUnpublishType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
-        jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
-        jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
-        jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-    ],
-)
-
-_SnapshotServiceListPublicationsType = typing_extensions.TypeVar(
-    '_SnapshotServiceListPublicationsType',
-    grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
-        jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-    ],
-)
-
-class SnapshotServiceStub(typing.Generic[_SnapshotServiceSaveType, _SnapshotServiceOpenType, _SnapshotServiceTakeType, _SnapshotServiceGetSnapshotType, _SnapshotServiceListSnapshotsType, _SnapshotServiceListSnapshotVersionsType, _SnapshotServiceUpdateSnapshotType, _SnapshotServiceDeleteSnapshotType, _SnapshotServicePublishType, _SnapshotServiceUnpublishType, _SnapshotServiceListPublicationsType]):
+class SnapshotServiceStub:
     """Snapshots: save, open, take, list, delete; and prefixes published to all tenants.
 
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
@@ -209,181 +25,146 @@ class SnapshotServiceStub(typing.Generic[_SnapshotServiceSaveType, _SnapshotServ
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
     """
 
-    @typing.overload
-    def __init__(self: SnapshotServiceStub[
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.SaveRequest,
-            jaxctx.v1.snapshot_service_pb2.SaveResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.OpenRequest,
-            jaxctx.v1.snapshot_service_pb2.OpenResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.TakeRequest,
-            jaxctx.v1.snapshot_service_pb2.TakeResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.PublishRequest,
-            jaxctx.v1.snapshot_service_pb2.PublishResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
-            jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: SnapshotServiceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.SaveRequest,
-            jaxctx.v1.snapshot_service_pb2.SaveResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.OpenRequest,
-            jaxctx.v1.snapshot_service_pb2.OpenResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.TakeRequest,
-            jaxctx.v1.snapshot_service_pb2.TakeResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
-            jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.PublishRequest,
-            jaxctx.v1.snapshot_service_pb2.PublishResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
-            jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
-            jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    Save: _SnapshotServiceSaveType
-    """Keep a context's present state under a name. The context goes on as it is."""
-
-    Open: _SnapshotServiceOpenType
-    """A new context from a snapshot. Opening twice gives two that are independent."""
-
-    Take: _SnapshotServiceTakeType
-    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
-
-    GetSnapshot: _SnapshotServiceGetSnapshotType
-    """One version of a snapshot."""
-
-    ListSnapshots: _SnapshotServiceListSnapshotsType
-    """The latest version of each name, in the order of the names."""
-
-    ListSnapshotVersions: _SnapshotServiceListSnapshotVersionsType
-    """All versions of a name that are kept, latest first."""
-
-    UpdateSnapshot: _SnapshotServiceUpdateSnapshotType
-    """Change time to live or labels of the latest version."""
-
-    DeleteSnapshot: _SnapshotServiceDeleteSnapshotType
-    """Delete a name or one version of it. Contexts that were opened from it live on."""
-
-    Publish: _SnapshotServicePublishType
-    """Let contexts of all tenants share the full pages of a context."""
-
-    Unpublish: _SnapshotServiceUnpublishType
-    """End a publication. Contexts that share its pages keep them."""
-
-    ListPublications: _SnapshotServiceListPublicationsType
-    """The caller's publications in the order of their ids."""
-
-SnapshotServiceAsyncStub: typing_extensions.TypeAlias = SnapshotServiceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    Save: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.SaveRequest,
         jaxctx.v1.snapshot_service_pb2.SaveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Keep a context's present state under a name. The context goes on as it is."""
+
+    Open: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.OpenRequest,
         jaxctx.v1.snapshot_service_pb2.OpenResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """A new context from a snapshot. Opening twice gives two that are independent."""
+
+    Take: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.TakeRequest,
         jaxctx.v1.snapshot_service_pb2.TakeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
+
+    GetSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """One version of a snapshot."""
+
+    ListSnapshots: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
         jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """The latest version of each name, in the order of the names."""
+
+    ListSnapshotVersions: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
         jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """All versions of a name that are kept, latest first."""
+
+    UpdateSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Change time to live or labels of the latest version."""
+
+    DeleteSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Delete a name or one version of it. Contexts that were opened from it live on."""
+
+    Publish: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.PublishRequest,
         jaxctx.v1.snapshot_service_pb2.PublishResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """Let contexts of all tenants share the full pages of a context."""
+
+    Unpublish: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
         jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
+    ]
+    """End a publication. Contexts that share its pages keep them."""
+
+    ListPublications: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
         jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
-    ],
-]
+    ]
+    """The caller's publications in the order of their ids."""
+
+class SnapshotServiceAsyncStub:
+    """Snapshots: save, open, take, list, delete; and prefixes published to all tenants.
+
+    Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
+    `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
+    gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+    """
+
+    Save: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.SaveRequest,
+        jaxctx.v1.snapshot_service_pb2.SaveResponse,
+    ]
+    """Keep a context's present state under a name. The context goes on as it is."""
+
+    Open: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.OpenRequest,
+        jaxctx.v1.snapshot_service_pb2.OpenResponse,
+    ]
+    """A new context from a snapshot. Opening twice gives two that are independent."""
+
+    Take: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.TakeRequest,
+        jaxctx.v1.snapshot_service_pb2.TakeResponse,
+    ]
+    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
+
+    GetSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
+        jaxctx.v1.snapshot_service_pb2.GetSnapshotResponse,
+    ]
+    """One version of a snapshot."""
+
+    ListSnapshots: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.ListSnapshotsRequest,
+        jaxctx.v1.snapshot_service_pb2.ListSnapshotsResponse,
+    ]
+    """The latest version of each name, in the order of the names."""
+
+    ListSnapshotVersions: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsRequest,
+        jaxctx.v1.snapshot_service_pb2.ListSnapshotVersionsResponse,
+    ]
+    """All versions of a name that are kept, latest first."""
+
+    UpdateSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
+        jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
+    ]
+    """Change time to live or labels of the latest version."""
+
+    DeleteSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
+        jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
+    ]
+    """Delete a name or one version of it. Contexts that were opened from it live on."""
+
+    Publish: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.PublishRequest,
+        jaxctx.v1.snapshot_service_pb2.PublishResponse,
+    ]
+    """Let contexts of all tenants share the full pages of a context."""
+
+    Unpublish: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.UnpublishRequest,
+        jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
+    ]
+    """End a publication. Contexts that share its pages keep them."""
+
+    ListPublications: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
+        jaxctx.v1.snapshot_service_pb2.ListPublicationsResponse,
+    ]
+    """The caller's publications in the order of their ids."""
 
 class SnapshotServiceServicer(metaclass=abc.ABCMeta):
     """Snapshots: save, open, take, list, delete; and prefixes published to all tenants.

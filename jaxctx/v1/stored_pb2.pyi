@@ -12,13 +12,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
-import sys
 import typing
-
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -39,7 +33,7 @@ class StoredName(google.protobuf.message.Message):
     last_version: builtins.int
     """The highest version number given so far."""
     @property
-    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoredVersion]:
+    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredVersion]:
         """The durable versions, ascending. None: the name is deleted."""
 
     def __init__(
@@ -48,11 +42,11 @@ class StoredName(google.protobuf.message.Message):
         tenant: builtins.str = ...,
         name: builtins.str = ...,
         last_version: builtins.int = ...,
-        versions: collections.abc.Iterable[Global___StoredVersion] | None = ...,
+        versions: collections.abc.Iterable[global___StoredVersion] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["last_version", b"last_version", "name", b"name", "tenant", b"tenant", "versions", b"versions"]) -> None: ...
 
-Global___StoredName: typing_extensions.TypeAlias = StoredName
+global___StoredName = StoredName
 
 @typing.final
 class StoredVersion(google.protobuf.message.Message):
@@ -153,7 +147,7 @@ class StoredVersion(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ttl_s", b"_ttl_s"]) -> typing.Literal["ttl_s"] | None: ...
 
-Global___StoredVersion: typing_extensions.TypeAlias = StoredVersion
+global___StoredVersion = StoredVersion
 
 @typing.final
 class StoredManifest(google.protobuf.message.Message):
@@ -263,4 +257,4 @@ class StoredManifest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "marks", b"marks", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
 
-Global___StoredManifest: typing_extensions.TypeAlias = StoredManifest
+global___StoredManifest = StoredManifest

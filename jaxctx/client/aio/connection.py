@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -44,10 +44,10 @@ class Connection:
             self.channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         else:
             self.channel = grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
-        self.contexts: ContextServiceAsyncStub = ContextServiceStub(self.channel)
-        self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(self.channel)
-        self.models: ModelServiceAsyncStub = ModelServiceStub(self.channel)
-        self.admin: AdminServiceAsyncStub = AdminServiceStub(self.channel)
+        self.contexts = cast("ContextServiceAsyncStub", ContextServiceStub(self.channel))
+        self.snapshots = cast("SnapshotServiceAsyncStub", SnapshotServiceStub(self.channel))
+        self.models = cast("ModelServiceAsyncStub", ModelServiceStub(self.channel))
+        self.admin = cast("AdminServiceAsyncStub", AdminServiceStub(self.channel))
 
     async def close(self) -> None:
         """Calls under way end with Cancelled."""

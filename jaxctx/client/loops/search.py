@@ -28,7 +28,8 @@ def best_of(
     """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`."""
     if n < 2:
         raise InvalidArgument.field("n", "must be at least 2")
-    outputs = yield context.completions(n, **{**options, "logprobs": True})
+    options["logprobs"] = True
+    outputs = yield context.completions(n, **options)
     best: Completion[Any] = max(outputs, key=score)
     yield [each.context.close() for each in outputs if each is not best]
     return best

@@ -42,7 +42,7 @@ def windowed(
     ended = max_tokens < 1
     try:
         while not ended:
-            drawn: SamplingOptions = {**sampling}
+            drawn = sampling.copy()
             if "seed" in sampling:
                 drawn["seed"] = sampling["seed"] + len(tokens) - prompt
             seen = mask(len(tokens) - 1, sinks, window)
