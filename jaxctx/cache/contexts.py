@@ -14,34 +14,26 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
+from jaxctx.cache.control import PageControl
+from jaxctx.cache.lookup import Found, found, on_device
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
+from jaxctx.cache.prefix import TOKEN_BYTES, Identity, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Item, Move, PageCopy
-from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from jaxctx.cache.tiers import Move, PageCopy
+from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
 __all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy", "PoolStats"]
 
 
 PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's name cannot
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Pages that a context would find: on the device, `unheld` of them by nobody held, and behind these elsewhere."""
-
-    device: int
-    unheld: int
-    host: int
-    disk: int
 
 
 class ContextCache:
@@ -65,6 +57,7 @@ class ContextCache:
     ) -> None:
         self.page_size = page_size
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
+        self.control = PageControl(self, self.memory)
         self._registry = Registry(clock)
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
@@ -134,7 +127,7 @@ class ContextCache:
 
         Raises AlreadyExists, OutOfPages.
         """
-        self._must_live(context)
+        self.must_live(context)
         now = self._clock()
         lifetime = context.lifetime.anew(now) if tenant is None else FOREVER
         tenant = context.tenant if tenant is None else tenant
@@ -161,7 +154,7 @@ class ContextCache:
         if not child.suspended:
             self.memory.index.acquire(child.tail)
         self._registry.enter(child)
-        self._move(*map(PageCopy, sources, child.working))
+        self.memory.move(*map(PageCopy, sources, child.working))
         return child
 
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
@@ -175,7 +168,7 @@ class ContextCache:
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
-        self._move(*map(PageCopy, context.page_table().tolist(), pages))
+        self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
@@ -192,7 +185,7 @@ class ContextCache:
 
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """It ends with this one instead."""
-        self._must_live(context)
+        self.must_live(context)
         self._registry.set_lifetime(context, lifetime)
 
     def close(self, context: Context) -> None:
@@ -200,7 +193,7 @@ class ContextCache:
 
         Nobody finds a publication any more; who shares its pages keeps them.
         """
-        self._must_live(context)
+        self.must_live(context)
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
         if not context.suspended:
@@ -216,7 +209,7 @@ class ContextCache:
 
         `marks`, if there are any, has one for every token; see `marks`.
         """
-        self._must_live(context)
+        self.must_live(context)
         first = context.length
         context.recent += encode_tokens(tokens)
         context.marks |= {first + offset: mark for offset, mark in enumerate(marks) if mark}
@@ -228,12 +221,12 @@ class ContextCache:
         buffered, and matched from the beginning; what is not found stays buffered, to be restored or computed. Finds
         nothing where working tokens stand before the buffered ones.
         """
-        self._must_live(context)
+        self.must_live(context)
         if context.suspended:
             self.memory.wake(context)
             self.touch(context)
         path = self.memory.path(context, context.length if tokens is None else tokens)
-        path = path[: _on_device(path)]
+        path = path[: on_device(path)]
         if path:
             self.memory.adopt(context, path)
         return len(path) * self.page_size
@@ -272,16 +265,16 @@ class ContextCache:
     def find(self, identity: Identity, tokens: TokenIds) -> Found:
         """What a new context filled with `tokens` would find."""
         index = self.memory.index
-        return _found(index.search(index.root(identity), encode_tokens(tokens)))
+        return found(index.search(index.root(identity), encode_tokens(tokens)))
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> Found:
         """What a context would find once `more` is appended, within its first `tokens` tokens. Changes nothing."""
-        self._must_live(context)
+        self.must_live(context)
         added = encode_tokens(more)
         tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
         path = self.memory.path(context, tokens, added)
         reached = (0 if context.suspended else context.seq_len) + len(path) * self.page_size
-        return _found([*path, *self.memory.parked(context, reached, tokens)])
+        return found([*path, *self.memory.parked(context, reached, tokens)])
 
     def grow(self, context: Context, tokens: int) -> None:
         """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.
@@ -315,102 +308,16 @@ class ContextCache:
 
     def commit_full(self, context: Context) -> None:
         """Commit the full pages that a settle held back."""
-        self._must_live(context)
+        self.must_live(context)
         if context.held_back:
             context.held_back = False
             self.memory.commit(context, self._full(context))
-
-    # --- tokens go -----------------------------------------------------------------------------------------------
-
-    def truncate(self, context: Context, tokens: int) -> None:
-        """Drop trailing tokens, buffered ones and then working ones; pages stay reserved.
-
-        Raises OutOfRange where that would reach into committed pages. (A suspended context has none.)
-        """
-        self._must_live(context)
-        droppable = context.working_tokens + context.buffered_tokens
-        if not 0 <= tokens <= droppable:
-            raise OutOfRange(f"{tokens} tokens to drop, {droppable} outside committed pages")
-        self.memory.shorten(context, context.length - tokens)
-
-    def rewind(self, context: Context, to: int) -> None:
-        """Keep the first `to` tokens, without computing.
-
-        Within buffered tokens and working pages this is a truncate. Across committed pages the layout becomes that of
-        a context just filled with `to` tokens: pages behind are released and stay cached, tokens of a partial page are
-        copied to a working page, other working pages are free. Raises OutOfRange; OutOfPages if a page is needed and
-        other contexts hold all.
-        """
-        self._must_live(context)
-        if not 0 <= to <= context.length:
-            raise OutOfRange(f"rewind to {to} of a context of {context.length} tokens")
-        if to >= context.committed_pages * self.page_size:  # of a suspended context: always
-            self.memory.shorten(context, to)
-            return
-        pages, partial = divmod(to, self.page_size)
-        # Its own pages behind `to` serve as well, if no other context holds them.
-        if partial and not context.working and not self.available() and context.tail.holders > 1:
-            raise OutOfPages("a rewind into a page needs a working page, and other contexts hold all")
-        source = context.tail.ancestor(pages + 1).page
-        self.memory.free_working(context, keep=min(partial, 1))
-        self.memory.shorten(context, to)
-        context.held_back = False
-        if not partial:
-            return
-        if not context.working:
-            self.memory.add_working(context, 1)
-        context.working_tokens = partial
-        if (target := context.working[0]) != source:
-            self._move(PageCopy(source, target))
-
-    # --- manual page operations ----------------------------------------------------------------------------------
-
-    def reserve(self, context: Context, pages: int) -> None:
-        """Add empty working pages; a suspended context comes back first, as by `match`.
-
-        Raises InvalidArgument for more than the pool has at all, OutOfPages for more than can be had now.
-        """
-        self._must_live(context)
-        if not 0 <= pages <= self.memory.pool.total:
-            raise InvalidArgument.field("pages", f"0 to {self.memory.pool.total}, the size of the pool")
-        if context.suspended:
-            self.memory.must_have(pages + self.peek(context).unheld)
-            self.match(context)
-        self.memory.add_working(context, pages)
-
-    def commit(self, context: Context, pages: int) -> None:
-        """Commit the first `pages` working pages.
-
-        Raises OutOfRange if there are fewer, FailedPrecondition (PAGE_NOT_FULL) if one of them is not full.
-        """
-        self._must_live(context)
-        if not 0 <= pages <= len(context.working):
-            raise OutOfRange(f"{pages} pages to commit, {len(context.working)} working pages")
-        if pages * self.page_size > context.working_tokens:
-            raise FailedPrecondition(
-                f"{pages} pages to commit, {context.working_tokens} tokens in working pages", reason="PAGE_NOT_FULL"
-            )
-        self.memory.commit(context, pages)
-        context.by_hand = None
-
-    def release(self, context: Context, pages: int) -> None:
-        """Give back the last working pages. Tokens in them are dropped, and then the buffered ones behind them too.
-
-        Raises OutOfRange if there are fewer.
-        """
-        self._must_live(context)
-        keep = len(context.working) - pages
-        if pages < 0 or keep < 0:
-            raise OutOfRange(f"{pages} pages to release, {len(context.working)} working pages")
-        if keep * self.page_size < context.working_tokens:
-            self.memory.shorten(context, (context.committed_pages + keep) * self.page_size)
-        self.memory.free_working(context, keep)
 
     # --- memory --------------------------------------------------------------------------------------------------
 
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""
-        self._must_live(context)
+        self.must_live(context)
         if context.suspended:
             return 0
         self._registry.rest(context)
@@ -425,7 +332,7 @@ class ContextCache:
 
     def touch(self, context: Context) -> None:
         """The context is used now; a sliding lifetime begins again."""
-        self._must_live(context)
+        self.must_live(context)
         context.used_at = self._clock()
         self._registry.use(context)
 
@@ -465,29 +372,15 @@ class ContextCache:
             full = min(full, max((context.by_hand or 0) - context.tail.depth, 0))
         return full
 
-    def _must_live(self, context: Context) -> None:
+    def must_live(self, context: Context) -> None:
+        """Raises NotFound if it is closed."""
         if context.closed:
             raise NotFound(f"no context {context.id!r}")
 
     def _must_be_resident(self, context: Context) -> None:
-        self._must_live(context)
+        self.must_live(context)
         if context.suspended:
             raise FailedPrecondition(f"context {context.id!r} is suspended")
 
-    def _move(self, *moves: Move) -> None:
-        self.memory.tiers.moves += moves
-
     def _unused_id(self, tenant: str, context_id: str | None) -> str:
         return self._registry.unused(tenant, self._new_id() if context_id is None else context_id)
-
-
-def _on_device(path: Sequence[Item]) -> int:
-    """How many pages at the front of a path are on the device."""
-    return next((count for count, item in enumerate(path) if item.page == NOWHERE), len(path))
-
-
-def _found(path: Sequence[Item]) -> Found:
-    device = _on_device(path)
-    host = sum(item.host != NOWHERE for item in path[device:])
-    unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    return Found(device, unheld, host, len(path) - device - host)

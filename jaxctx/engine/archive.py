@@ -50,6 +50,7 @@ class Archive:
     def freeze(self, caller: Caller, context_id: str) -> Context:
         """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
         context = self._cache.get(caller.tenant, context_id)
+        self._cache.touch(context)
         frozen = self._contexts.fork(context, [None], tenant=HIDDEN + caller.tenant)[0]
         frozen.pinned = True
         return frozen

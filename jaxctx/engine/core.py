@@ -22,7 +22,7 @@ from jaxctx.engine.answers import Change, ContextInfo, EngineStats, FillResult, 
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, Part, write_part
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.delivery import fill_result, last_piece, token_piece
+from jaxctx.engine.delivery import fill_result, last_piece, load, token_piece
 from jaxctx.engine.device import MAX_BIAS, MAX_STOPS, Device, SlotHistory
 from jaxctx.engine.forward import PassRows
 from jaxctx.engine.lives import Lives
@@ -99,13 +99,7 @@ class EngineCore:
             config, self.cache, self.scheduler.budget, model, busy=self._writers, lives=self.lives
         )
         self.archive = Archive(
-            self.cache,
-            self.contexts,
-            device,
-            model,
-            config.max_context_tokens,
-            world.wall_clock,
-            world.new_id,
+            self.cache, self.contexts, device, model, config.max_context_tokens, world.wall_clock, world.new_id
         )
         self.draining = False
         self._steps = 0
@@ -128,7 +122,7 @@ class EngineCore:
         try:
             return self._submit(sequence)
         except JaxctxError:
-            self.cache.truncate(context, len(tokens))
+            self.cache.control.truncate(context, len(tokens))
             raise
 
     def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Reply) -> Work:
@@ -182,7 +176,7 @@ class EngineCore:
         try:
             return self._submit(Work(context, caller, reply, passing=passing))
         except JaxctxError:
-            self.cache.truncate(context, len(tokens))
+            self.cache.control.truncate(context, len(tokens))
             raise
 
     def _submit(self, sequence: Work) -> Work:
@@ -400,29 +394,6 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Load and memory now."""
-        pool, scheduler, tiers = self.cache.stats(), self.scheduler, self.cache.memory.tiers
-        return EngineStats(
-            pages_total=pool.total,
-            pages_free=pool.free,
-            pages_cached=pool.cached,
-            pages_held=pool.held,
-            pages_reserved=scheduler.budget.reserved,
-            contexts=len(self.cache),
-            running=len(scheduler.running),
-            waiting=scheduler.waiting,
-            steps=self._steps,
-            tokens_computed=scheduler.tokens_computed,
-            tokens_cached=scheduler.tokens_cached,
-            tokens_generated=self._generated,
-            tokens_restored=scheduler.tokens_restored,
-            preemptions=scheduler.preemptions,
-            suspensions=scheduler.budget.suspensions,
-            compilations_after_ready=self._device.compilations,
-            draining=self.draining,
-            expired=self.lives.expired,
-            publications=self.archive.published,
-            host_pages_total=tiers.host.total,
-            host_pages_used=tiers.host.used,
-            disk_pages_total=tiers.disk.total,
-            disk_pages_used=tiers.disk.used,
-        )
+        own = {"steps": self._steps, "tokens_generated": self._generated, "draining": self.draining}
+        lives = {"expired": self.lives.expired, "publications": self.archive.published}
+        return load(self.cache, self.scheduler, compilations_after_ready=self._device.compilations, **own, **lives)

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from jaxctx.engine.answers import ContextInfo, Expiry, FillResult, GeneratePiece, SnapshotInfo, TokenLogprob, Usage
+from jaxctx.cache.contexts import ContextCache
+from jaxctx.engine.answers import (
+    ContextInfo,
+    EngineStats,
+    Expiry,
+    FillResult,
+    GeneratePiece,
+    SnapshotInfo,
+    TokenLogprob,
+    Usage,
+)
 from jaxctx.engine.output import Emitted
+from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.step import StepOutput
 from jaxctx.lifetime import Lifetime
@@ -67,4 +78,29 @@ def last_piece(sequence: Sequence, emitted: Emitted, piece: GeneratePiece, info:
         seed=sequence.sampler.seed,
         usage=usage,
         context=info,
+    )
+
+
+def load(cache: ContextCache, scheduler: Scheduler, **others: int) -> EngineStats:
+    """Load and memory of an engine; `others` is what only it knows."""
+    pool, tiers = cache.stats(), cache.memory.tiers
+    return EngineStats(
+        pages_total=pool.total,
+        pages_free=pool.free,
+        pages_cached=pool.cached,
+        pages_held=pool.held,
+        pages_reserved=scheduler.budget.reserved,
+        contexts=len(cache),
+        running=len(scheduler.running),
+        waiting=scheduler.waiting,
+        tokens_computed=scheduler.tokens_computed,
+        tokens_cached=scheduler.tokens_cached,
+        tokens_restored=scheduler.tokens_restored,
+        preemptions=scheduler.preemptions,
+        suspensions=scheduler.budget.suspensions,
+        host_pages_total=tiers.host.total,
+        host_pages_used=tiers.host.used,
+        disk_pages_total=tiers.disk.total,
+        disk_pages_used=tiers.disk.used,
+        **others,  # type: ignore[arg-type]
     )

@@ -67,7 +67,7 @@ class ContextOperations:
 
     def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
         """A context made from a snapshot gets the settings that its opener asks for."""
-        context.parent_id = None
+        context.parent_id, context.forked_at = None, 0
         context.priority = request.priority
         context.labels = {}
         context.snapshot = f"{version.name}@{version.version}"
@@ -128,7 +128,7 @@ class ContextOperations:
     def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         """Drop trailing tokens of the buffered and working ones."""
         context = self.writable(caller, context_id)
-        self._cache.truncate(context, tokens)
+        self._cache.control.truncate(context, tokens)
         return self._changed(context)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
@@ -140,7 +140,7 @@ class ContextOperations:
             cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
             if cut and not context.working_pages and not self._budget.claim(1):
                 raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
-            self._cache.rewind(context, to)
+            self._cache.control.rewind(context, to)
         return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
@@ -155,19 +155,19 @@ class ContextOperations:
             self.lives.check_growth(context, own + pages)
             if not self._budget.claim(pages + found.unheld):
                 return None
-            self._cache.reserve(context, pages)
+            self._cache.control.reserve(context, pages)
         return self._changed(context)
 
     def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Commit the first `pages` working pages: FailedPrecondition if one is partial, OutOfRange past the last."""
         context = self.writable(caller, context_id)
-        self._cache.commit(context, pages)
+        self._cache.control.commit(context, pages)
         return self._changed(context)
 
     def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Give up `pages` working pages from the tail, with the tokens in them."""
         context = self.writable(caller, context_id)
-        self._cache.release(context, pages)
+        self._cache.control.release(context, pages)
         return self._changed(context)
 
     def update(

@@ -127,7 +127,7 @@ class Scheduler:
             sequence.slot = -1
         if not context.suspended:
             surplus = context.working_pages - self._pages_for(context.working_tokens)
-            self._cache.release(context, min(surplus, sequence.taken))
+            self._cache.control.release(context, min(surplus, sequence.taken))
         sequence.taken = 0
         self.reconsider()
 

@@ -1,5 +1,6 @@
 """A whole server in the test's event loop: engine on the echo model, gRPC on a free port, the Python client."""
 
+import hashlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,11 +9,12 @@ import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.text import echo_text
-from jaxctx_server.access import Authoriser
+from jaxctx_server.access import Authoriser, Key, Role
 from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
+from tests.engines import Clock
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 
@@ -27,10 +29,21 @@ def engine(make_engine, engine_config) -> LocalEngine:
     return make_engine(engine_config)
 
 
+TENANTS = ("alice", "bob")
+
+
 @pytest.fixture
-async def address(engine: LocalEngine, engine_config: EngineConfig) -> AsyncIterator[str]:
+def keys() -> list[Key] | None:
+    """Keys of the server, each its tenant's name; none: whoever reaches it."""
+    return None
+
+
+@pytest.fixture
+async def address(
+    engine: LocalEngine, engine_config: EngineConfig, keys: list[Key] | None, clock: Clock
+) -> AsyncIterator[str]:
     serving = Serving()
-    server = make_server(serving, Authoriser(None), max_calls=1024)
+    server = make_server(serving, Authoriser(keys), max_calls=1024, clock=clock)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=engine_config.queue_limit)
@@ -44,3 +57,8 @@ async def address(engine: LocalEngine, engine_config: EngineConfig) -> AsyncIter
 async def client(address: str) -> AsyncIterator[jaxctx.aio.Client]:
     async with jaxctx.aio.Client(address, timeout_s=60) as client:
         yield client
+
+
+@pytest.fixture
+def two_tenants() -> list[Key]:
+    return [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for name in TENANTS]

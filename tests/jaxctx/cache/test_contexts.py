@@ -60,15 +60,15 @@ def test_what_a_suspended_context_can_do_without_pages():
     cache.append(context, [1])
     child = cache.fork(context)
     assert (child.suspended, child.length) == (True, 1001)
-    cache.rewind(child, 100)
+    cache.control.rewind(child, 100)
     assert cache.moves() == []
     assert child.tokens().tolist() == TOKENS[:100].tolist()
-    cache.truncate(child, 50)
+    cache.control.truncate(child, 50)
     assert child.length == 50
     for operation in (cache.grow, cache.settle):
         with pytest.raises(FailedPrecondition):
             operation(context, 1)
-    for operation in (cache.commit, cache.release):
+    for operation in (cache.control.commit, cache.control.release):
         operation(context, 0)
         with pytest.raises(OutOfRange):
             operation(context, 1)
@@ -133,11 +133,11 @@ def test_a_closed_context_is_gone():
         lambda: cache.peek(context, [1]),
         lambda: cache.grow(context, 1),
         lambda: cache.settle(context, 0),
-        lambda: cache.truncate(context, 0),
-        lambda: cache.rewind(context, 0),
-        lambda: cache.reserve(context, 0),
-        lambda: cache.commit(context, 0),
-        lambda: cache.release(context, 0),
+        lambda: cache.control.truncate(context, 0),
+        lambda: cache.control.rewind(context, 0),
+        lambda: cache.control.reserve(context, 0),
+        lambda: cache.control.commit(context, 0),
+        lambda: cache.control.release(context, 0),
         lambda: cache.suspend(context),
         lambda: cache.touch(context),
         lambda: cache.get("t", "x"),

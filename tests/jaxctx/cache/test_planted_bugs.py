@@ -6,6 +6,7 @@ import pytest
 
 from jaxctx.cache.context import Context, PageTable
 from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import PagePool
 from jaxctx.cache.prefix import PrefixIndex
@@ -95,17 +96,17 @@ BUGS = [
     Bug("manual contexts commit by themselves", ContextCache, "_full", "if context.manual_commit:", "if False:"),
     Bug(
         "a partial page commits",
-        ContextCache,
+        PageControl,
         "commit",
-        "if pages * self.page_size > context.working_tokens:",
-        "if pages * self.page_size - 1 > context.working_tokens:",
+        "if pages * self._cache.page_size > context.working_tokens:",
+        "if pages * self._cache.page_size - 1 > context.working_tokens:",
     ),
     # fork and match
     Bug(
         "missed copy of a partial page",
         ContextCache,
         "fork",
-        "self._move(*map(PageCopy, sources, child.working))",
+        "self.memory.move(*map(PageCopy, sources, child.working))",
         "pass",
     ),
     Bug(
@@ -127,8 +128,8 @@ BUGS = [
         "match changes on a look",
         ContextCache,
         "peek",
-        "self._must_live(context)",
-        "self._must_live(context); self.match(context)",
+        "self.must_live(context)",
+        "self.must_live(context); self.match(context)",
     ),
     Bug("stale table after a match", Memory, "_move_hold", "context.table = None", "pass"),
     Bug("the old tail keeps its hold", Memory, "_move_hold", "self.index.release(context.tail)", "pass"),
@@ -140,18 +141,18 @@ BUGS = [
         "context.working_tokens = min(context.working_tokens, tokens)",
         "pass",
     ),
-    Bug("rewind does not copy", ContextCache, "rewind", "!= source:", "!= target:"),
-    Bug("rewind copies the page before", ContextCache, "rewind", "ancestor(pages + 1)", "ancestor(pages)"),
-    Bug("rewind at the edge drops a page", ContextCache, "rewind", "if to >= context", "if to > context"),
-    Bug("rewind keeps working pages", ContextCache, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
-    Bug("rewind changes before it refuses", ContextCache, "rewind", "and context.tail.holders > 1", "and False"),
-    Bug("rewind refuses needlessly", ContextCache, "rewind", "and context.tail.holders > 1", ""),
+    Bug("rewind does not copy", PageControl, "rewind", "!= source:", "!= target:"),
+    Bug("rewind copies the page before", PageControl, "rewind", "ancestor(pages + 1)", "ancestor(pages)"),
+    Bug("rewind at the edge drops a page", PageControl, "rewind", "if to >= context", "if to > context"),
+    Bug("rewind keeps working pages", PageControl, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
+    Bug("rewind changes before it refuses", PageControl, "rewind", "and context.tail.holders > 1", "and False"),
+    Bug("rewind refuses needlessly", PageControl, "rewind", "and context.tail.holders > 1", ""),
     Bug("stale table after a release", PageTable, "truncate", "self.count = count", "pass"),
     Bug(
         "released pages keep their tokens",
-        ContextCache,
+        PageControl,
         "release",
-        "if keep * self.page_size < context.working_tokens:",
+        "if keep * self._cache.page_size < context.working_tokens:",
         "if False:",
     ),
     # suspension and use

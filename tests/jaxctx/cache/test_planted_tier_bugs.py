@@ -181,7 +181,7 @@ BUGS = [
         "what is published is not copied",
         ContextCache,
         "publish",
-        "self._move(*map(PageCopy, context.page_table().tolist(), pages))",
+        "self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))",
         "pass",
         often=PUBLISHING,
     ),

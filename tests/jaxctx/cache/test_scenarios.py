@@ -65,7 +65,7 @@ def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
     cache = new_cache()
     parent = filled(cache, TOKENS)
     cache.append(parent, [5, 6])
-    cache.reserve(parent, 3)
+    cache.control.reserve(parent, 3)
     parent.busy = True
     child = cache.fork(parent)
     assert (child.buffered_tokens, child.working_pages, child.busy) == (2, 1, False)
@@ -137,7 +137,7 @@ def test_a_match_needs_a_page_boundary_and_may_go_on_from_one():
     assert fill(cache, context, TOKENS[8:24]) == (0, 16)
     assert would_find(cache, context, TOKENS[24:]) == 0
     context = filled(cache, TOKENS[:16])
-    cache.reserve(context, 2)
+    cache.control.reserve(context, 2)
     cache.append(context, TOKENS[16:40])
     assert would_find(cache, context, TOKENS[40:48]) == 32
     assert cache.match(context) == 16
@@ -196,15 +196,15 @@ def test_commit_errors():
     context = filled(cache, np.arange(40), manual_commit=True)
     assert layout(context) == (0, 3, 40)
     with pytest.raises(FailedPrecondition) as error:
-        cache.commit(context, 3)
+        cache.control.commit(context, 3)
     assert error.value.reason == "PAGE_NOT_FULL"
     for pages in (4, -1):
         with pytest.raises(OutOfRange):
-            cache.commit(context, pages)
-    cache.commit(context, 0)
+            cache.control.commit(context, pages)
+    cache.control.commit(context, 0)
     assert layout(context) == (0, 3, 40)
     table = context.page_table().tolist()
-    cache.commit(context, 2)
+    cache.control.commit(context, 2)
     assert layout(context) == (2, 1, 8)
     assert context.page_table().tolist() == table
     assert cache.resident(IDENTITY, np.arange(40)) == 32
@@ -219,9 +219,9 @@ def test_truncate_reaches_into_working_pages_only():
     context = filled(cache, TOKENS)
     for tokens in (9, -1):
         with pytest.raises(OutOfRange):
-            cache.truncate(context, tokens)
+            cache.control.truncate(context, tokens)
     assert context.seq_len == 1000
-    cache.truncate(context, 8)
+    cache.control.truncate(context, 8)
     assert (context.seq_len, layout(context)) == (992, (62, 1, 0))
     page = context.working[0]
     assert fill(cache, context, TOKENS[992:]) == (0, 8)
@@ -233,9 +233,9 @@ def test_truncate_drops_buffered_tokens_first():
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    cache.truncate(context, 2)
+    cache.control.truncate(context, 2)
     assert (context.seq_len, context.buffered_tokens) == (1000, 1)
-    cache.truncate(context, 5)
+    cache.control.truncate(context, 5)
     assert (context.seq_len, context.buffered_tokens) == (996, 0)
 
 
@@ -248,7 +248,7 @@ def test_rewind_copies_one_partial_page():
     fork = cache.fork(context)
     pages, forked = context.page_table().tolist(), fork.page_table().tolist()
     cache.moves()
-    cache.rewind(context, 980)
+    cache.control.rewind(context, 980)
     copies = cache.moves()
     assert layout(context) == (61, 1, 4)
     assert copies == [PageCopy(pages[61], context.working[0])]
@@ -276,7 +276,7 @@ def test_rewind_goes_anywhere(to, expected, copies):
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    cache.rewind(context, to)
+    cache.control.rewind(context, to)
     assert len(cache.moves()) == copies
     assert layout(context) == expected
     assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
@@ -288,7 +288,7 @@ def test_rewind_goes_anywhere(to, expected, copies):
 def test_rewind_keeps_what_it_leaves_in_the_cache():
     cache = new_cache()
     context = filled(cache, TOKENS)
-    cache.rewind(context, 100)
+    cache.control.rewind(context, 100)
     assert cache.resident(IDENTITY, TOKENS) == 992
     assert cache.stats().cached == 56
 
@@ -298,7 +298,7 @@ def test_rewind_out_of_range():
     context = filled(cache, TOKENS)
     for to in (1001, -1):
         with pytest.raises(OutOfRange):
-            cache.rewind(context, to)
+            cache.control.rewind(context, to)
 
 
 def test_rewind_in_a_full_pool():
@@ -306,17 +306,17 @@ def test_rewind_in_a_full_pool():
     context = filled(cache, np.arange(1024))
     fork = cache.fork(context)
     with pytest.raises(OutOfPages):
-        cache.rewind(context, 1000)
+        cache.control.rewind(context, 1000)
     assert layout(context) == (64, 0, 0)
     cache.check()
-    cache.rewind(context, 992)
+    cache.control.rewind(context, 992)
     cache.close(fork)
     assert cache.clear_cached() == 2
     blocker = cache.create(IDENTITY)
-    cache.reserve(blocker, 2)
+    cache.control.reserve(blocker, 2)
     page = int(context.page_table()[61])
     cache.moves()
-    cache.rewind(context, 980)
+    cache.control.rewind(context, 980)
     assert cache.moves() == [], "the partial page itself is all there is: it stays where it is"
     assert (layout(context), context.working) == ((61, 1, 4), [page])
     assert cache.resident(IDENTITY, np.arange(1024)) == 61 * 16
@@ -330,23 +330,23 @@ def test_reserve_and_release():
     cache = new_cache(pages=73)
     context = filled(cache, TOKENS)
     with pytest.raises(OutOfPages):
-        cache.reserve(context, 11)
+        cache.control.reserve(context, 11)
     for pages in (74, -1):
         with pytest.raises(InvalidArgument):
-            cache.reserve(context, pages)
+            cache.control.reserve(context, pages)
     assert cache.stats().free == 10
-    cache.reserve(context, 10)
+    cache.control.reserve(context, 10)
     assert layout(context) == (62, 11, 8)
     assert context.page_table().tolist() == list(range(1, 74))
     for pages in (12, -1):
         with pytest.raises(OutOfRange):
-            cache.release(context, pages)
-    cache.release(context, 10)
+            cache.control.release(context, pages)
+    cache.control.release(context, 10)
     assert (layout(context), cache.stats().free) == ((62, 1, 8), 10)
     cache.append(context, [1, 2])
-    cache.release(context, 0)
+    cache.control.release(context, 0)
     assert context.length == 1002
-    cache.release(context, 1)
+    cache.control.release(context, 1)
     assert (layout(context), context.length) == ((62, 0, 0), 992), "with the tokens in it, and those behind them"
     cache.check()
 
@@ -356,7 +356,7 @@ def test_reserve_evicts_what_is_cached_oldest_first():
     cache.close(filled(cache, [1] * 64))
     cache.close(filled(cache, [2] * 64))
     context = cache.create(IDENTITY)
-    cache.reserve(context, 4)
+    cache.control.reserve(context, 4)
     assert cache.resident(IDENTITY, [1] * 64) == 32
     assert cache.resident(IDENTITY, [2] * 64) == 64
     cache.check()
@@ -367,9 +367,9 @@ def test_a_reservation_brings_a_suspended_context_back():
     context = filled(cache, TOKENS)
     cache.suspend(context)
     with pytest.raises(OutOfPages):
-        cache.reserve(context, 9)
+        cache.control.reserve(context, 9)
     assert context.suspended
-    cache.reserve(context, 8)
+    cache.control.reserve(context, 8)
     assert (layout(context), context.buffered_tokens, context.suspended) == ((62, 8, 0), 8, False)
     cache.check()
 
@@ -396,8 +396,8 @@ def test_drafts_by_hand_with_rollback():
     cache = new_cache()
     context = filled(cache, TOKENS, manual_commit=True)
     fill(cache, context, [7] * 5)
-    cache.truncate(context, 3)
+    cache.control.truncate(context, 3)
     assert context.seq_len == 1002
     assert cache.stats().cached == 0
-    cache.commit(context, 62)
+    cache.control.commit(context, 62)
     assert layout(context) == (62, 1, 10)

@@ -326,25 +326,25 @@ class World:
 
     def truncate(self, e: Expected, b: int) -> None:
         tokens = b % (self.page_size + 3)
-        self.both(lambda: self.cache.truncate(e.context, tokens), lambda: self.oracle.truncate(e, tokens))
+        self.both(lambda: self.cache.control.truncate(e.context, tokens), lambda: self.oracle.truncate(e, tokens))
 
     def rewind(self, e: Expected, b: int) -> None:
         to = b % (len(e.tokens) + 2)
-        self.both(lambda: self.cache.rewind(e.context, to), lambda: self.oracle.rewind(e, to))
+        self.both(lambda: self.cache.control.rewind(e.context, to), lambda: self.oracle.rewind(e, to))
 
     def reserve(self, e: Expected, b: int) -> None:
         available = self.cache.available()
         pages = (b % 3, b % (self.setup.pages + 2), available, available + 1)[b % 4]
         if not e.suspended or self.oracle.exact(e):
-            self.both(lambda: self.cache.reserve(e.context, pages), lambda: self.oracle.reserve(e, pages))
+            self.both(lambda: self.cache.control.reserve(e.context, pages), lambda: self.oracle.reserve(e, pages))
 
     def commit(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: self.cache.commit(e.context, pages), lambda: self.oracle.commit(e, pages))
+        self.both(lambda: self.cache.control.commit(e.context, pages), lambda: self.oracle.commit(e, pages))
 
     def release(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: self.cache.release(e.context, pages), lambda: self.oracle.release(e, pages))
+        self.both(lambda: self.cache.control.release(e.context, pages), lambda: self.oracle.release(e, pages))
 
     def suspend(self, e: Expected, b: int) -> None:
         self.both(lambda: self.cache.suspend(e.context), lambda: self.oracle.suspend(e))
