@@ -26,7 +26,7 @@ from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Move, PageCopy
+from jaxctx.cache.tiers import Item, Move, PageCopy
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
@@ -257,6 +257,11 @@ class ContextCache:
             context.stash[number] = parked
             slots.append((number, parked.host))
         return slots
+
+    def places(self, context: Context) -> builtins.list[Item]:
+        """Of a suspended context: what of its pages some tier has, as far as it goes without a gap."""
+        path = self.memory.path(context, context.length)
+        return [*path, *self.memory.parked(context, len(path) * self.page_size, context.length)]
 
     def resident(self, identity: Identity, tokens: TokenIds) -> int:
         """How many of `tokens` a match would find for a new context. Changes nothing."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxctx.cache.compare import compare
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
-from jaxctx.engine.answers import Change, Comparison, ContextInfo, ContextPages, ContextState, PlanResult
+from jaxctx.cache.prefix import NOWHERE
+from jaxctx.engine.answers import Change, Comparison, ContextInfo, ContextPages, ContextState, PlanResult, Tier
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.delivery import expiry
@@ -205,7 +206,17 @@ class ContextOperations:
             page_ids=context.page_table().tolist(),
             refcounts=self._cache.refcounts(context),
             tokens=context.tokens().tolist(),
+            tiers=self._tiers(context),
         )
+
+    def _tiers(self, context: Context) -> Sequence[Tier]:
+        if not context.suspended:
+            return [Tier.DEVICE] * len(context.page_table())
+        found = [
+            Tier.DEVICE if item.page != NOWHERE else Tier.HOST if item.host != NOWHERE else Tier.DISK
+            for item in self._cache.places(context)
+        ]
+        return [*found, *[Tier.LINEAGE] * (-(-context.computed // self._config.page_size) - len(found))]
 
     def list(self, caller: Caller, after: str, limit: int) -> list[ContextInfo]:
         """Contexts of the tenant in id order."""
