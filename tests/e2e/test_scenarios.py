@@ -123,7 +123,9 @@ async def test_9_rewind(client, engine) -> None:
 class TestSmallPool:
     @pytest.fixture
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024)
+        return EngineConfig(
+            pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024, pinned_pages_per_tenant=64
+        )
 
     async def test_10_reserve_and_release(self, client, engine) -> None:
         pinned = await client.create(pinned=True)
