@@ -29,7 +29,7 @@ class EngineConfig:
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
-    restore_pages: int = 16  # pages that come back from other tiers beside one step
+    restore_pages: int = 4  # pages that come back from other tiers beside one step
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""

@@ -26,7 +26,7 @@ from jaxctx.engine.requests import Caller, OpenRequest, SaveRequest, Ttl
 from jaxctx.errors import DataLoss, Unavailable
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
-CHUNK = 16  # pages that leave the device between two steps
+CHUNK = 4  # pages that leave the device between two steps
 READ_AHEAD = 64  # pages that were read and are not on the device yet
 REAP_S = 1.0  # how often versions that are over are looked for
 
