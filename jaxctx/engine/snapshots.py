@@ -66,7 +66,7 @@ class Snapshots:
                 version = await self._write(frozen, version, request.overwrite_version)
             else:
                 version = await asyncio.to_thread(self.store.put, version, request.overwrite_version)
-                frozen.pinned = False  # from now on it may be suspended, and is the store's
+                self._post(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
         return snapshot_info(version, latest=True)
 
     @asynccontextmanager
