@@ -201,7 +201,10 @@ class Memory:
                 followed = self._follow(context, path, gained, ready)
                 gained += followed
                 if followed < len(path) and path[followed].indexed:  # else it was lost: is there another way?
-                    break
+                    # Fetching it may have cost what made this way the longest.
+                    ways = self.path(context, tokens)
+                    if not ways or ways[0].page == NOWHERE:
+                        break
             elif self._unpark(context, tokens, gained, ready):
                 gained += 1
             else:
