@@ -12,10 +12,10 @@ never waits for the engine; the engine calls it from I/O threads of its own.
             ▼
     packs/<id>                pages, one after the other; a page that several snapshots hold is stored once
 
-`store.SnapshotStore` is the door; `snapshot` says what is kept, `records` how, `objects` where.
+`store.SnapshotStore` is the door; `records` says what is kept and how, `objects` where.
 """
 
-from jaxctx.store.snapshot import Lineage, Version
+from jaxctx.store.records import Lineage, Version
 from jaxctx.store.store import SnapshotStore
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 

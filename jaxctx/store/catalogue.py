@@ -7,16 +7,16 @@ read and the change is decided anew. The catalogue never looks at manifests or p
 
 from __future__ import annotations
 
-import heapq
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from jaxctx.errors import DataLoss, InvalidArgument, JaxctxError, NotFound
+from jaxctx.lifetime import Alarms
 from jaxctx.store.objects import ABSENT, Objects
-from jaxctx.store.records import decode_name, encode_name
-from jaxctx.store.snapshot import Version
+from jaxctx.store.records import Version, decode_name, encode_name
 
 LONGEST_NAME = 120  # bytes, of a durable snapshot's name and tenant: in hex they are file names
 _READ_AHEAD = 64  # records
@@ -48,16 +48,22 @@ def missing(name: str) -> NotFound:
     return NotFound(f"no snapshot {name!r} of this version", reason="SNAPSHOT_NOT_FOUND")
 
 
+def damaged(name: str) -> DataLoss:
+    """The answer for a name or version whose record failed its checksum."""
+    return DataLoss(f"what is stored of snapshot {name!r} is damaged; deleting it gives the name back")
+
+
 class Catalogue:
     """Thread-safe; every method but `change`, `refresh` and `settle` answers without I/O."""
 
     def __init__(self, objects: Objects | None, clock: Callable[[], float]) -> None:
         self._objects, self._clock = objects, clock
+        self.lost: deque[Version] = deque()
+        """Versions that are gone, and none of the caller's requests removed; whoever tells the caller pops them."""
         self._lock = threading.Lock()  # guards what follows
         self._tenants: dict[str, dict[str, Entry]] = {}
         self._manifests: set[str] = set()  # that the entries name; no two name the same
-        self._lost: list[Version] = []  # in memory, removed by none of the caller's requests
-        self._endings: list[tuple[float, str, str]] = []  # a heap of (when, tenant, name); some no longer true
+        self._ends: Alarms[tuple[str, str]] = Alarms()  # when the next version of a name is over
         self._stripes = [threading.Lock() for _ in range(64)]  # one change at a time for each name
         for tenant, name, stored, generation in self._read_all():
             self._merge(tenant, name, stored, generation)
@@ -69,86 +75,30 @@ class Catalogue:
         with self._lock:
             return self._tenants.get(tenant, {}).get(name, Entry())
 
-    def live(self, tenant: str, name: str) -> tuple[Version, ...]:
-        """The versions of a name, ascending. Raises NotFound, DataLoss."""
-        entry = self.entry(tenant, name)
-        if versions := entry.live(self._clock()):
-            return versions
-        if entry.damaged:
-            raise damaged(name)
-        raise missing(name)
-
-    def latest(self, tenant: str, prefix: str, after: str, limit: int) -> list[Version]:
-        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
-        found: list[Version] = []
-        now = self._clock()
+    def names(self, tenant: str) -> dict[str, Entry]:
+        """The entries of a tenant."""
         with self._lock:
-            names = self._tenants.get(tenant, {})
-            for name in sorted(name for name in names if name > after and name.startswith(prefix)):
-                if len(found) == limit:
-                    break
-                if versions := names[name].live(now):
-                    found.append(versions[-1])
-        return found
+            return dict(self._tenants.get(tenant, {}))
 
-    def count(self) -> int:
-        """Versions of all tenants, those that are over but not removed yet among them."""
+    def all(self) -> list[tuple[str, str, Entry]]:
+        """The entries of all tenants: (tenant, name, entry)."""
         with self._lock:
-            return sum(len(entry.versions) for names in self._tenants.values() for entry in names.values())
-
-    def all(self, tenant: str) -> list[Version]:
-        """Every version of the tenant."""
-        now = self._clock()
-        with self._lock:
-            return [version for entry in self._tenants.get(tenant, {}).values() for version in entry.live(now)]
-
-    def next_ending(self) -> float | None:
-        """When the next version is over; now if one was lost."""
-        with self._lock:
-            if self._lost:
-                return self._clock()
-            while self._endings:
-                at, tenant, name = self._endings[0]
-                entry = self._tenants.get(tenant, {}).get(name, Entry())
-                if any(version.lifetime.at is not None and version.lifetime.at <= at for version in entry.versions):
-                    return at
-                heapq.heappop(self._endings)
-        return None
-
-    def take_endings(self, now: float) -> set[tuple[str, str]]:
-        """The names of which a version is over; they are not told again, unless `remind` is called."""
-        due = set()
-        with self._lock:
-            while self._endings and self._endings[0][0] <= now:
-                due.add(heapq.heappop(self._endings)[1:])
-        return due
-
-    def remind(self, tenant: str, name: str, at: float) -> None:
-        """Tell of this name again."""
-        with self._lock:
-            heapq.heappush(self._endings, (at, tenant, name))
-
-    def lose(self, versions: Iterable[Version]) -> None:
-        """Remember versions that are gone, for whoever holds what is behind those in memory."""
-        with self._lock:
-            self._lost += versions
-
-    def take_lost(self) -> list[Version]:
-        """The versions given to `lose` since the last call."""
-        with self._lock:
-            lost, self._lost = self._lost, []
-        return lost
+            return [(tenant, name, entry) for tenant, names in self._tenants.items() for name, entry in names.items()]
 
     def manifests(self) -> set[str]:
         """That some version refers to, whether it is over or not."""
         with self._lock:
             return set(self._manifests)
 
-    @property
-    def damaged(self) -> bool:
-        """Whether some name's record is damaged, so that what it refers to is not known."""
+    def take_endings(self, now: float) -> list[tuple[str, str]]:
+        """The names of which a version is over; they are not told again, unless `remind` is called."""
         with self._lock:
-            return any(entry.damaged for names in self._tenants.values() for entry in names.values())
+            return self._ends.due(now)
+
+    def remind(self, tenant: str, name: str, at: float) -> None:
+        """Tell of this name again."""
+        with self._lock:
+            self._ends.set((tenant, name), at)
 
     # Changes
 
@@ -171,9 +121,8 @@ class Catalogue:
     def refresh(self) -> None:
         """Take over what other processes changed since."""
         for tenant, name, _, generation in self._read_all():
-            with self._stripe(tenant, name):
-                entry = self.entry(tenant, name)
-                if entry.generation != generation:
+            if self.entry(tenant, name).generation != generation:
+                with self._stripe(tenant, name):
                     self._reload(tenant, name)
 
     def _read_all(self) -> Iterator[tuple[str, str, bytes | None, bytes]]:
@@ -188,15 +137,9 @@ class Catalogue:
 
     def settle(self) -> None:
         """Read the records again of which it is not known whether a change came through."""
-        with self._lock:
-            unknown = [
-                (tenant, name)
-                for tenant, names in self._tenants.items()
-                for name, entry in names.items()
-                if entry.generation is None
-            ]
-        for tenant, name in unknown:
-            self.change(tenant, name, lambda entry, now: entry)
+        for tenant, name, entry in self.all():
+            if entry.generation is None:
+                self.change(tenant, name, lambda entry, now: entry)
 
     def _persist(self, tenant: str, name: str, before: Entry, after: Entry) -> bytes | None:
         """The generation of the record once it says `after`; None if it was not that of `before`."""
@@ -227,7 +170,7 @@ class Catalogue:
         entry, numbers = self.entry(tenant, name), {version.version for version in durable}
         memory = [version for version in entry.versions if not version.durable]
         held = [version for version in memory if version.version not in numbers]
-        self.lose(version for version in memory if version.version in numbers)
+        self.lost += [version for version in memory if version.version in numbers]
         versions = tuple(sorted((*durable, *held), key=lambda version: version.version))
         last_version = max(last_version, *(version.version for version in versions), 0)
         return self._install(tenant, name, Entry(versions, last_version, generation, damaged=decoded is None))
@@ -245,19 +188,13 @@ class Catalogue:
                 names[name] = entry
             else:
                 names.pop(name, None)
-            for at in {v.lifetime.at for v in entry.versions} - {v.lifetime.at for v in old.versions}:
-                if at is not None:
-                    heapq.heappush(self._endings, (at, tenant, name))
+            ends = (version.lifetime.at for version in entry.versions)
+            self._ends.set((tenant, name), min((at for at in ends if at is not None), default=None))
         return entry
 
 
 def _manifests(entry: Entry) -> set[str]:
     return {version.manifest for version in entry.versions if version.durable}
-
-
-def damaged(name: str) -> DataLoss:
-    """The answer for a name or version whose record failed its checksum."""
-    return DataLoss(f"what is stored of snapshot {name!r} is damaged; deleting it gives the name back")
 
 
 def _record(tenant: str, name: str, entry: Entry) -> bytes | None:

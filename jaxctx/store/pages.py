@@ -19,7 +19,7 @@ from jaxctx.store.objects import Objects
 from jaxctx.store.records import Manifest, Place, decode_manifest
 
 GRACE_S = 3600.0  # no save takes longer
-RETRY_S = 10.0  # after a collection that failed
+RETRY_S = 10.0  # after a collection, or the removal of a version, that failed
 _READ_AHEAD = 16  # manifests
 
 
@@ -31,9 +31,7 @@ class Pages:
     ) -> None:
         self._objects, self._catalogue, self._clock, self._new_id = objects, catalogue, clock, new_id
         self._run = new_id()
-        self._seen = (
-            catalogue.manifests()
-        )  # manifests that were named since we began, so that we know what became of them
+        self._seen = catalogue.manifests()  # named since we began, so that we know what became of them
         self._reading = threading.Lock()  # held while manifests are read, and for a collection
         self._loaded = False
         self.next_collection: float | None = clock()  # when there may be something to collect
@@ -50,7 +48,10 @@ class Pages:
 
     def find(self, keys: Iterable[bytes]) -> list[Place | None]:
         """Where the pages of these keys are stored, if they are; the packs are pinned, once for each page."""
-        self._load()
+        if not self._loaded:
+            with self._reading:
+                self._read(self._catalogue.manifests())
+                self._loaded = True
         with self._lock:
             places = [self._places.get(key) for key in keys]
             self._pins.update(place.pack for place in places if place)
@@ -61,22 +62,18 @@ class Pages:
         with self._lock:
             self._pins.update(ids)
 
-    def unpin(self, ids: Iterable[str]) -> None:
-        """Take back one `pin` of each."""
+    def unpin(self, ids: Iterable[str], manifest: str) -> None:
+        """Take back one `pin` of each; unless a version names the manifest, there may be something to collect."""
         with self._lock:
             self._pins.subtract(ids)
             self._pins = +self._pins
+        if manifest not in self._catalogue.manifests():
+            self.collect_at(self._clock())
 
     def collect_at(self, at: float) -> None:
         """There may be something to collect from then on."""
         with self._lock:
             self.next_collection = at if self.next_collection is None else min(at, self.next_collection)
-
-    def unpin_unnamed(self, ids: Iterable[str], manifest: str) -> None:
-        """Take back pins; unless a version names the manifest, there may be something to collect."""
-        self.unpin(ids)
-        if manifest not in self._catalogue.manifests():
-            self.collect_at(self._clock())
 
     def add(self, manifest: Manifest) -> None:
         """A manifest is stored; its pages can be found from now on."""
@@ -92,14 +89,6 @@ class Pages:
             if self._places.get(key) == place:
                 del self._places[key]
                 self._keys[place.pack].discard(key)
-
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        with self._reading:
-            if not self._loaded:
-                self._read(self._catalogue.manifests())
-                self._loaded = True
 
     def _read(self, ids: Iterable[str]) -> None:
         unknown = [one for one in ids if one not in self._packs]
@@ -148,7 +137,7 @@ class Pages:
 
     def _condemn(self, manifests: set[str], packs: set[str], strange: set[str]) -> tuple[set[str], set[str]]:
         """Which of these listed objects to delete; the pages of those packs can no longer be found."""
-        unclear = self._catalogue.damaged
+        unclear = any(entry.damaged for _, _, entry in self._catalogue.all())
         with self._lock:
             named, pinned = self._catalogue.manifests(), self._pins.keys()
             dead = (manifests | self._packs.keys()) - named - pinned
@@ -160,7 +149,7 @@ class Pages:
             unneeded = packs - needed - pinned
             dead_packs = {one for one in unneeded if one in known or self._ours(one) or self._old(one)}
             if unclear:  # nobody can say what the damaged record refers to
-                dead_packs = set()
+                dead_packs.clear()
             for one in dead_packs:
                 for key in self._keys.pop(one, ()):
                     del self._places[key]

@@ -1,23 +1,92 @@
-"""Records: names and manifests as bytes, behind a checksum.
+"""Records: what is kept of a snapshot - its lineage, its entry in the catalogue - and the same as bytes.
 
-Every record names itself, so that one that was moved to another's place is noticed as well. See stored.proto.
+Every record names itself and stands behind a checksum, so that damage, or another's record in its place, is noticed.
+See stored.proto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError
 
-from jaxctx.lifetime import Lifetime
-from jaxctx.store.snapshot import Lineage, Version
-from jaxctx.v1 import stored_pb2
+from jaxctx.lifetime import FOREVER, Lifetime
+from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
+
+M = TypeVar("M", StoredName, StoredManifest)
 
 _HEADER = 24  # checksum and length
 _KEY, _CHECKSUM = 32, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lineage:
+    """What a snapshot holds, page data apart: `seq_len == committed_pages * page_size + working_tokens`."""
+
+    identity: bytes  # all else that determines KV, the tenant's namespace included
+    model_revision: str
+    salt: str
+    kv_dtype: str
+    page_size: int  # tokens
+    page_bytes: int  # of every page, a partly filled one too
+    tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
+    marks: Mapping[int, bytes]  # by index, of tokens not computed in the usual way
+    seq_len: int  # tokens with KV
+    committed_pages: int
+    working_tokens: int
+    manual_commit: bool
+
+    @property
+    def pages(self) -> int:
+        """Pages with KV, the last one perhaps partly filled."""
+        return -(-self.seq_len // self.page_size)
+
+    def page_keys(self) -> list[bytes]:
+        """The address of each page: SHA-256 over all that its KV depends on, by way of the page before it."""
+        fields = (self.identity, self.model_revision.encode(), self.salt.encode(), self.kv_dtype.encode())
+        root = b"".join(struct.pack("<Q", len(part)) + part for part in fields)
+        parent = hashlib.sha256(b"root" + struct.pack("<QQ", self.page_size, self.page_bytes) + root).digest()
+        marks: dict[int, bytes] = {}
+        for index in sorted(self.marks):
+            number, mark = index // self.page_size, self.marks[index]
+            marks[number] = marks.get(number, b"") + struct.pack("<QQ", index, len(mark)) + mark
+        ids, keys = self.tokens[: self.seq_len].astype("<i4", copy=False).tobytes(), []
+        for number in range(self.pages):
+            page = ids[number * self.page_size * 4 : (number + 1) * self.page_size * 4]
+            key = hashlib.sha256(b"page" + parent + struct.pack("<Q", len(page)) + page + marks.get(number, b""))
+            keys.append(parent := key.digest())
+        return keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One version of a name in the catalogue. The store fills in what stands behind `labels`."""
+
+    tenant: str
+    name: str
+    tokens: int  # with KV and buffered
+    seq_len: int  # with KV
+    pages: int
+    size_bytes: int  # of its pages; pages that snapshots share count in each
+    model_revision: str
+    salt: str
+    manual_commit: bool
+    context_id: str
+    held: object = None  # of one in memory: whatever the engine holds it by
+    lifetime: Lifetime = FOREVER
+    labels: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0  # 1, 2, …; a name that was deleted begins again at 1
+    parent_version: int = 0  # 0, or the version that this one replaced
+    durable: bool = False
+    manifest: str = ""  # of a durable one
+    created_at: float = 0.0  # unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,146 +112,108 @@ class Manifest:
         return frozenset(place.pack for place in self.places)
 
 
+# Fields that are written down as they are, under the same name.
+_LINEAGE = {each.name for each in fields(Lineage)} - {"tokens", "marks"}
+_VERSION = {each.name for each in fields(Version)} - {"tenant", "name", "durable", "held", "labels", "lifetime"}
+
+
 def checksum(data: bytes | bytearray | memoryview) -> bytes:
     """xxh3-128."""
     return xxhash.xxh3_128_digest(data)
 
 
-def _seal(record: bytes) -> bytes:
-    body = len(record).to_bytes(8, "little") + record
-    return checksum(body) + body
-
-
-def _unseal(data: bytes) -> bytes | None:
-    # TensorStore's file driver does not truncate the lock file that a crash left, and makes it the value: what is
-    # written over a longer one ends with the rest of that. Hence the length.
-    length = int.from_bytes(data[16:_HEADER], "little")
-    body = data[16 : _HEADER + length]
-    return body[8:] if len(data) >= _HEADER + length and checksum(body) == data[:16] else None
-
-
-def encode_name(tenant: str, name: str, last_version: int, versions: Sequence[Version]) -> bytes:
-    """The record of a name, of its durable versions only."""
-    record = stored_pb2.StoredName(tenant=tenant, name=name, last_version=last_version)
-    for version in versions:
-        if version.durable:
-            record.versions.append(
-                stored_pb2.StoredVersion(
-                    version=version.version,
-                    parent_version=version.parent_version,
-                    manifest=version.manifest,
-                    created_at=version.created_at,
-                    expires_at=version.lifetime.at,
-                    ttl_s=version.lifetime.seconds,
-                    sliding=version.lifetime.sliding,
-                    labels=dict(version.labels),
-                    tokens=version.tokens,
-                    seq_len=version.seq_len,
-                    pages=version.pages,
-                    size_bytes=version.size_bytes,
-                    model_revision=version.model_revision,
-                    salt=version.salt,
-                    manual_commit=version.manual_commit,
-                    context_id=version.context_id,
-                )
-            )
-    return _seal(record.SerializeToString(deterministic=True))
+def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[Version]) -> bytes:
+    """The record of a name, of these durable versions."""
+    stored = [
+        StoredVersion(
+            **_values(version, _VERSION),
+            labels=dict(version.labels),
+            expires_at=version.lifetime.at,
+            ttl_s=version.lifetime.seconds,
+            sliding=version.lifetime.sliding,
+        )
+        for version in versions
+    ]
+    return _seal(StoredName(tenant=tenant, name=name, last_version=last_version, versions=stored))
 
 
 def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version, ...]] | None:
     """The last version number and the durable versions; None if the record is damaged."""
-    record = stored_pb2.StoredName()
-    if not _parse(record, data) or (record.tenant, record.name) != (tenant, name):
+    record = _unseal(StoredName(), data)
+    if record is None or (record.tenant, record.name) != (tenant, name):
         return None
     return record.last_version, tuple(
         Version(
             tenant=tenant,
             name=name,
-            version=stored.version,
-            parent_version=stored.parent_version,
             durable=True,
-            manifest=stored.manifest,
-            created_at=stored.created_at,
+            **_values(stored, _VERSION),
+            labels=dict(stored.labels),
             lifetime=Lifetime(
                 stored.expires_at if stored.HasField("expires_at") else None,
                 stored.ttl_s if stored.HasField("ttl_s") else None,
                 stored.sliding,
             ),
-            labels=dict(stored.labels),
-            tokens=stored.tokens,
-            seq_len=stored.seq_len,
-            pages=stored.pages,
-            size_bytes=stored.size_bytes,
-            model_revision=stored.model_revision,
-            salt=stored.salt,
-            manual_commit=stored.manual_commit,
-            context_id=stored.context_id,
         )
         for stored in record.versions
     )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
+    """The record of a manifest."""
     lineage, packs = manifest.lineage, sorted(manifest.packs)
     numbers = {pack: number for number, pack in enumerate(packs)}
     return _seal(
-        stored_pb2.StoredManifest(
+        StoredManifest(
             id=manifest.id,
-            identity=lineage.identity,
-            model_revision=lineage.model_revision,
-            salt=lineage.salt,
-            kv_dtype=lineage.kv_dtype,
-            page_size=lineage.page_size,
-            page_bytes=lineage.page_bytes,
+            **_values(lineage, _LINEAGE),
             tokens=lineage.tokens.astype("<i4", copy=False).tobytes(),
             marks=dict(lineage.marks),
-            seq_len=lineage.seq_len,
-            committed_pages=lineage.committed_pages,
-            working_tokens=lineage.working_tokens,
-            manual_commit=lineage.manual_commit,
             packs=packs,
             page_keys=b"".join(manifest.keys),
             page_checksums=b"".join(place.checksum for place in manifest.places),
             page_packs=[numbers[place.pack] for place in manifest.places],
             page_offsets=[place.offset for place in manifest.places],
-        ).SerializeToString()
+        )
     )
 
 
 def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     """None if it is damaged."""
-    record = stored_pb2.StoredManifest()
-    if not _parse(record, data) or record.id != manifest_id:
+    record = _unseal(StoredManifest(), data)
+    if record is None or record.id != manifest_id:
         return None
-    lineage = Lineage(
-        identity=record.identity,
-        model_revision=record.model_revision,
-        salt=record.salt,
-        kv_dtype=record.kv_dtype,
-        page_size=record.page_size,
-        page_bytes=record.page_bytes,
-        tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False),
-        marks=dict(record.marks),
-        seq_len=record.seq_len,
-        committed_pages=record.committed_pages,
-        working_tokens=record.working_tokens,
-        manual_commit=record.manual_commit,
-    )
+    tokens = np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False)
+    lineage = Lineage(**_values(record, _LINEAGE), tokens=tokens, marks=dict(record.marks))
     keys, checksums = _split(record.page_keys, _KEY), _split(record.page_checksums, _CHECKSUM)
-    places = [
-        Place(record.packs[pack], offset, digest)
-        for pack, offset, digest in zip(record.page_packs, record.page_offsets, checksums, strict=True)
-    ]
-    return Manifest(manifest_id, lineage, keys, places)
+    packs = [record.packs[number] for number in record.page_packs]
+    return Manifest(manifest_id, lineage, keys, [*map(Place, packs, record.page_offsets, checksums)])
 
 
-def _parse(record: stored_pb2.StoredName | stored_pb2.StoredManifest, data: bytes) -> bool:
-    body = _unseal(data)
-    try:
-        return body is not None and bool(record.ParseFromString(body) or True)
-    except DecodeError:
-        return False
+def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def _split(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _seal(message: StoredName | StoredManifest) -> bytes:
+    record = message.SerializeToString(deterministic=True)
+    body = len(record).to_bytes(8, "little") + record
+    return checksum(body) + body
+
+
+def _unseal(message: M, data: bytes) -> M | None:
+    """The message, filled; None if the record is damaged."""
+    # TensorStore's file driver does not truncate the lock file that a crash left, and makes it the value: what is
+    # written over a longer one ends with the rest of that. Hence the length.
+    length = int.from_bytes(data[16:_HEADER], "little")
+    body = data[16 : _HEADER + length]
+    if len(data) < _HEADER + length or checksum(body) != data[:16]:
+        return None
+    try:
+        message.ParseFromString(body[8:])
+    except DecodeError:
+        return None
+    return message

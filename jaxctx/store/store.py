@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
 
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
 from jaxctx.lifetime import Lifetime
 from jaxctx.store.catalogue import Catalogue, Edit, Entry, damaged, missing
-from jaxctx.store.files import open_objects
-from jaxctx.store.objects import Objects
-from jaxctx.store.pages import Pages
-from jaxctx.store.records import decode_manifest
-from jaxctx.store.snapshot import Lineage, Version
+from jaxctx.store.objects import Objects, open_objects
+from jaxctx.store.pages import RETRY_S, Pages
+from jaxctx.store.records import Lineage, Version, decode_manifest
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 
 HISTORY = 32  # versions kept of a name; the oldest goes when one more is saved
-RETRY_S = 10.0  # after which it is tried again to remove an expired version for good
 
 
 class SnapshotStore:
@@ -44,23 +43,33 @@ class SnapshotStore:
 
     def get(self, tenant: str, name: str, version: int | None = None) -> Version:
         """One version; None: the latest."""
-        return _pick(self._catalogue.live(tenant, name), name, version)
-
-    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[Version]:
-        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
-        return self._catalogue.latest(tenant, prefix, after, limit)
+        return _pick(self._live(tenant, name), name, version)
 
     def history(self, tenant: str, name: str) -> Sequence[Version]:
         """All versions of a name that are kept, latest first."""
-        return [*reversed(self._catalogue.live(tenant, name))]
+        return self._live(tenant, name)[::-1]
+
+    def _live(self, tenant: str, name: str) -> tuple[Version, ...]:
+        entry = self._catalogue.entry(tenant, name)
+        versions = entry.live(self._clock())
+        if not versions:
+            raise damaged(name) if entry.damaged else missing(name)
+        return versions
+
+    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[Version]:
+        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
+        names, now = self._catalogue.names(tenant), self._clock()
+        chosen = sorted(name for name in names if name > after and name.startswith(prefix))
+        return list(islice(chain.from_iterable(names[name].live(now)[-1:] for name in chosen), limit))
 
     def count(self) -> int:
-        """Versions of all tenants."""
-        return self._catalogue.count()
+        """Versions of all tenants, those that are over but not removed yet among them."""
+        return sum(len(entry.versions) for _, _, entry in self._catalogue.all())
 
     def usage(self, tenant: str) -> tuple[int, int]:
         """Versions of the tenant, and bytes of their pages."""
-        versions = self._catalogue.all(tenant)
+        now = self._clock()
+        versions = [version for entry in self._catalogue.names(tenant).values() for version in entry.live(now)]
         return len(versions), sum(version.size_bytes for version in versions)
 
     # Changes: durable before they return, where they concern durable versions.
@@ -71,13 +80,7 @@ class SnapshotStore:
         Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
         VERSION_MISMATCH; or NotFound).
         """
-        return self._put(replace(version, durable=False, manifest=""), overwrite)
 
-    def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
-        """Raise what `put` or `finish` would now, before the work is done; answers at once."""
-        _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
-
-    def _put(self, version: Version, overwrite: int | None) -> Version:
         def edit(entry: Entry, now: float) -> Entry:
             kept = _check(entry, version.name, overwrite, now)
             number = entry.last_version + 1 if kept else 1
@@ -85,8 +88,12 @@ class SnapshotStore:
             return replace(entry.keep([*kept, new][-HISTORY:]), last_version=number)
 
         gone, after = self._change(version.tenant, version.name, edit)
-        self._catalogue.lose(gone)
+        self._catalogue.lost += gone
         return after.versions[-1]
+
+    def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
+        """Raise what `put` or `finish` would now, before the work is done; answers at once."""
+        _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
 
     def take(self, tenant: str, name: str, version: int | None = None) -> Version:
         """Delete a version, and with the latest one (None) its name; of two takers one gets it, the other NotFound.
@@ -101,7 +108,7 @@ class SnapshotStore:
 
         taken: list[Version] = []
         gone, _ = self._change(tenant, name, edit)
-        self._catalogue.lose(one for one in gone if one is not taken[-1])
+        self._catalogue.lost += [one for one in gone if one is not taken[-1]]
         return taken[-1]
 
     def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[Version]:
@@ -128,15 +135,9 @@ class SnapshotStore:
         self, tenant: str, name: str, lifetime: Lifetime | None = None, labels: Mapping[str, str] | None = None
     ) -> Version:
         """Change what is given of the latest version."""
-
-        def edit(found: Version, now: float) -> Version:
-            return replace(
-                found,
-                lifetime=found.lifetime if lifetime is None else lifetime,
-                labels=found.labels if labels is None else labels,
-            )
-
-        return self._edit(tenant, name, None, edit)
+        given = {"lifetime": lifetime, "labels": labels}
+        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        return self._edit(tenant, name, None, lambda found, now: replace(found, **changes))
 
     def touch(self, tenant: str, name: str, version: int) -> Version:
         """A use: a sliding lifetime begins again."""
@@ -145,23 +146,24 @@ class SnapshotStore:
     def _edit(
         self, tenant: str, name: str, version: int | None, change: Callable[[Version, float], Version]
     ) -> Version:
-        chosen = 0
-
         def edit(entry: Entry, now: float) -> Entry:
-            nonlocal chosen
-            chosen = _pick(entry.live(now), name, version).version
-            return entry.keep(change(one, now) if one.version == chosen else one for one in entry.versions)
+            found = _pick(entry.live(now), name, version)
+            changed.append(change(found, now))
+            return entry.keep(changed[-1] if one is found else one for one in entry.versions)
 
-        _, after = self._change(tenant, name, edit)
-        return _pick(after.versions, name, chosen)
+        changed: list[Version] = []
+        self._change(tenant, name, edit)
+        return changed[-1]
 
     def expire(self) -> Sequence[Version]:
-        """Remove what is over, and pages that nobody needs any more; to be called at `next_expiry`, in no hurry.
+        """Remove what is over, and pages that nobody needs any more; to be called now and then, in no hurry.
 
         Returns those versions, and others that went since the last call without anybody being told. What cannot be
         removed now is not readable either, and tried again later.
         """
-        now, removed = self._clock(), self._catalogue.take_lost()
+        now, removed = self._clock(), list[Version]()
+        while self._catalogue.lost:
+            removed.append(self._catalogue.lost.popleft())
         for tenant, name in self._catalogue.take_endings(now):
             try:
                 removed += self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))[0]
@@ -171,11 +173,6 @@ class SnapshotStore:
             with suppress(JaxctxError):
                 self.collect()
         return removed
-
-    def next_expiry(self) -> float | None:
-        """When `expire` has something to do; answers at once."""
-        times = [self._catalogue.next_ending(), self._pages.next_collection if self._pages else None]
-        return min((at for at in times if at is not None), default=None)
 
     # Durable snapshots
 
@@ -187,14 +184,14 @@ class SnapshotStore:
         """
         if self._objects is None or self._pages is None:
             raise FailedPrecondition("this server has no store for durable snapshots", reason="NO_STORE")
-        return SnapshotWriter(self._objects, self._pages, self._put, lineage)
+        return SnapshotWriter(self._objects, self._pages, self.put, lineage)
 
     def open(self, version: Version) -> SnapshotReader:
         """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
         if self._objects is None or self._pages is None or not version.durable:
             raise ValueError("only durable versions can be read")
-        self._pages.pin([version.manifest])
         pinned = [version.manifest]
+        self._pages.pin(pinned)
         try:
             if self.get(version.tenant, version.name, version.version).manifest != version.manifest:
                 raise missing(version.name)
@@ -202,10 +199,10 @@ class SnapshotStore:
             manifest = decode_manifest(stored, version.manifest) if stored is not None else None
             if manifest is None:
                 raise damaged(version.name)
-            self._pages.pin(manifest.packs)
         except BaseException:
-            self._pages.unpin(pinned)
+            self._pages.unpin(pinned, version.manifest)
             raise
+        self._pages.pin(manifest.packs)
         return SnapshotReader(self._objects, self._pages, manifest)
 
     def collect(self) -> int:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.errors import JaxctxError
-from jaxctx.store.objects import Buffer, Objects, Part, Pending, Upload
+from jaxctx.store.objects import Buffer, Objects, Pending
 from jaxctx.store.pages import Pages
-from jaxctx.store.records import Manifest, Place, checksum, encode_manifest
-from jaxctx.store.snapshot import Lineage, Version
+from jaxctx.store.records import Lineage, Manifest, Place, Version, checksum, encode_manifest
 
-PACK_BYTES = 32 << 20
-_UPLOADS = 2  # packs that become durable while the next one is written
+PACK_BYTES = 32 << 20  # that are collected before they are written
+READ_AHEAD_BYTES = 8 << 20
+_UPLOADS = 2  # packs that become durable while the next one is collected
 
 Commit = Callable[[Version, int | None], Version]
 
@@ -32,34 +32,31 @@ class SnapshotWriter:
         self._keys = lineage.page_keys()
         self._places = pages.find(self._keys)
         self._manifest = pages.new_id()
+        pages.pin([self._manifest])
         self._pins = [place.pack for place in self._places if place] + [self._manifest]
-        self._packs: list[str] = []  # that this writer made
+        self._pack, self._data = "", list[Buffer]()  # the pages of a pack that are collected
+        self._writing: deque[Pending[object]] = deque()
         self._written: list[str] = []  # keys to delete if it comes to nothing
-        self._upload: Upload | None = None
-        self._offset = 0
-        self._finishing: deque[Pending[None]] = deque()
         self._open = True
         self._lock = threading.RLock()
         self.missing: Sequence[int] = [number for number, place in enumerate(self._places) if place is None]
         """Numbers of the pages whose data the store did not have when the save began."""
-        pages.pin([self._manifest])
 
     def add(self, number: int, data: Buffer) -> None:
         """The data of one missing page, which must not change until `finish` or `abort` returns."""
-        view = memoryview(data).cast("B")
+        view, size = memoryview(data).cast("B"), self._lineage.page_bytes
         with self._lock:
-            if not self._open or self._places[number] is not None or len(view) != self._lineage.page_bytes:
+            if not self._open or self._places[number] is not None or len(view) != size:
                 raise ValueError(f"page {number} of {len(view)} bytes: not missing, not a page, or too late")
-            try:
-                if self._upload is None or self._offset + len(view) > PACK_BYTES:
-                    self._next_pack()
-                assert self._upload is not None
-                self._upload.write(view)
-            except JaxctxError:
-                self.abort()
-                raise
-            self._places[number] = Place(self._packs[-1], self._offset, checksum(view))
-            self._offset += len(view)
+            if self._data and (len(self._data) + 1) * size > PACK_BYTES:
+                self._write(f"packs/{self._pack}", self._data, _UPLOADS)
+                self._data = []
+            if not self._data:
+                self._pack = self._pages.new_id()
+                self._pages.pin([self._pack])
+                self._pins.append(self._pack)
+            self._places[number] = Place(self._pack, len(self._data) * size, checksum(view))
+            self._data.append(view)
 
     def finish(self, version: Version, overwrite: int | None = None) -> Version:
         """Make it durable and visible. Takes from `version` who it is for; what it holds is the lineage's.
@@ -71,7 +68,9 @@ class SnapshotWriter:
             if not self._open or len(places) < len(self._places):
                 raise ValueError(f"{len(self._places) - len(places)} pages are missing, or the writer is closed")
             manifest = Manifest(self._manifest, self._lineage, self._keys, places)
-            self._store(manifest)
+            if self._data:
+                self._write(f"packs/{self._pack}", self._data, 0)  # the manifest refers to packs that last
+            self._write(f"manifests/{manifest.id}", [encode_manifest(manifest)], 0)
             try:
                 version = self._commit(self._describe(version), overwrite)
             except JaxctxError as error:
@@ -98,55 +97,32 @@ class SnapshotWriter:
             manual_commit=lineage.manual_commit,
         )
 
-    def _store(self, manifest: Manifest) -> None:
-        try:
-            self._end_pack()
-            while self._finishing:
-                self._finishing.popleft()()
-            upload = self._create(f"manifests/{manifest.id}")
-            upload.write(encode_manifest(manifest))
-            upload.finish()()
-        except JaxctxError:
-            self.abort()
-            raise
-
     def abort(self) -> None:
         """Give up; what was written is deleted, now or by the next collection. Nothing once finished."""
         with self._lock:
             if self._open:
                 self._close(delete=True)
 
-    def _create(self, key: str) -> Upload:
-        upload = self._objects.create(key)
+    def _write(self, key: str, parts: Sequence[Buffer], behind: int) -> None:
+        """Begin to write an object, and wait until at most `behind` of all are not durable yet."""
         self._written.append(key)
-        return upload
-
-    def _next_pack(self) -> None:
-        self._end_pack()
-        pack = self._pages.new_id()
-        self._pages.pin([pack])
-        self._pins.append(pack)
-        self._packs.append(pack)
-        self._upload = self._create(f"packs/{pack}")
-
-    def _end_pack(self) -> None:
-        if self._upload is not None:
-            self._finishing.append(self._upload.finish())
-            self._upload, self._offset = None, 0
-            if len(self._finishing) > _UPLOADS:
-                self._finishing.popleft()()
+        try:
+            self._writing.append(self._objects.write(key, parts))
+            while len(self._writing) > behind:
+                self._writing.popleft()()
+        except JaxctxError:
+            self.abort()
+            raise
 
     def _close(self, *, delete: bool) -> None:
-        self._open = False
-        if self._upload is not None:
-            self._upload.abandon()
-        for wait in self._finishing:
+        self._open, self._data = False, []
+        for wait in self._writing:
             with suppress(JaxctxError):
                 wait()
         for key in self._written if delete else ():
             with suppress(JaxctxError):
                 self._objects.delete(key)
-        self._pages.unpin_unnamed(self._pins, self._manifest)
+        self._pages.unpin(self._pins, self._manifest)
 
 
 class SnapshotReader:
@@ -155,24 +131,26 @@ class SnapshotReader:
     def __init__(self, objects: Objects, pages: Pages, manifest: Manifest) -> None:
         """The manifest and its packs are pinned already."""
         self._objects, self._pages, self._manifest = objects, pages, manifest
+        self.lineage: Lineage = manifest.lineage
         self._open = True
-
-    @property
-    def lineage(self) -> Lineage:
-        return self._manifest.lineage
 
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
         """The data of pages, in the order asked for; None for one that is lost. Reads ahead a few MiB."""
-        runs = list(self._runs(numbers))
-        parts = self._objects.fetch([self._part(run) for run in runs])
-        for run in runs:  # and no name for the data: the memory of one part serves the next
-            yield from self._checked(run, next(parts))
+        runs = deque(self._runs(numbers))
+        asked: deque[tuple[list[int], Pending[bytes | None]]] = deque()
+        ahead = READ_AHEAD_BYTES // max(self._objects.part_bytes, self.lineage.page_bytes)
+        while runs or asked:
+            while runs and len(asked) <= ahead:
+                run = runs.popleft()
+                asked.append((run, self._fetch(run)))
+            run, wait = asked.popleft()
+            yield from self._checked(run, wait())  # and no name for the data: its memory serves the next part
 
     def close(self) -> None:
         """Its pages may be collected from now on."""
         if self._open:
             self._open = False
-            self._pages.unpin_unnamed([self._manifest.id, *self._manifest.packs], self._manifest.id)
+            self._pages.unpin([self._manifest.id, *self._manifest.packs], self._manifest.id)
 
     def _runs(self, numbers: Iterable[int]) -> Iterator[list[int]]:
         """The numbers, cut where the next page does not lie behind the one before it, or the read gets too long."""
@@ -188,14 +166,16 @@ class SnapshotReader:
         if run:
             yield run
 
-    def _part(self, run: list[int]) -> Part:
+    def _fetch(self, run: list[int]) -> Pending[bytes | None]:
         place = self._manifest.places[run[0]]
-        return Part(f"packs/{place.pack}", place.offset, place.offset + len(run) * self.lineage.page_bytes)
+        return self._objects.fetch(
+            f"packs/{place.pack}", place.offset, place.offset + len(run) * self.lineage.page_bytes
+        )
 
     def _checked(self, run: list[int], data: bytes | None) -> Iterator[tuple[int, memoryview | None]]:
         if data is None and len(run) > 1:  # a part is lost: which?
             for number in run:
-                yield from self._checked([number], next(self._objects.fetch([self._part([number])])))
+                yield from self._checked([number], self._fetch([number])())
             return
         view, size = memoryview(data or b""), self.lineage.page_bytes
         for index, number in enumerate(run):

@@ -128,10 +128,10 @@ class MemoryObjects:
         found = self.values.get(key), self.stamps.get(key, ABSENT)
         return lambda: found
 
-    def fetch(self, parts):
-        for key, start, stop in parts:
-            self.calls.append(("fetch", key))
-            yield self.values[key][start:stop] if key in self.values else None
+    def fetch(self, key, start, stop):
+        self.calls.append(("fetch", key))
+        found = self.values[key][start:stop] if key in self.values else None
+        return lambda: found
 
     def replace(self, key, value, expected):
         self.calls.append(("replace", key))
@@ -148,9 +148,11 @@ class MemoryObjects:
         self.writes += 1
         self.values[key], self.stamps[key] = bytes(value), b"generation %d" % self.writes
 
-    def create(self, key):
-        self.calls.append(("create", key))
-        return MemoryUpload(self, key)
+    def write(self, key, parts):
+        self.calls.append(("write", key))
+        self._set(key, b"".join(parts))
+        self.volatile.add(key)
+        return lambda: self.volatile.discard(key)
 
     def delete(self, key):
         self.calls.append(("delete", key))
@@ -165,20 +167,3 @@ class MemoryObjects:
 
     def count(self, prefix: str) -> int:
         return sum(key.startswith(prefix) for key in self.values)
-
-
-class MemoryUpload:
-    def __init__(self, objects: MemoryObjects, key: str) -> None:
-        self.objects, self.key, self.parts = objects, key, b""
-
-    def write(self, data):
-        self.parts += bytes(data)
-
-    def finish(self):
-        self.objects.calls.append(("finish", self.key))
-        self.objects._set(self.key, self.parts)
-        self.objects.volatile.add(self.key)
-        return lambda: self.objects.volatile.discard(self.key)
-
-    def abandon(self):
-        pass

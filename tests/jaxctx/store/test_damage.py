@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from jaxctx.errors import DataLoss, JaxctxError, NotFound
-from jaxctx.store.files import open_objects
+from jaxctx.store.objects import open_objects
 
 from .interrupted import LATER, check_no_garbage
 from .saving import Clock, MemoryObjects, check, described, lineage, lost_pages, open_store, save

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.store import objects as store_objects
 from jaxctx.store import transfer
-from jaxctx.store.files import open_objects
-from jaxctx.store.objects import failed
+from jaxctx.store.objects import failed, open_objects
 
 from .interrupted import SCENARIOS, Interrupted, check_no_garbage, prepare, state
 from .saving import Clock, MemoryObjects, check, lineage, open_store, page, save
@@ -115,10 +115,11 @@ def test_what_may_be_named_is_not_deleted():
 
 
 def test_expiry_is_tried_again():
-    objects, clock, broken = MemoryObjects(), Clock(), []
+    objects, clock, broken, tries = MemoryObjects(), Clock(), [], []
 
     def point():
         if broken:
+            tries.append(clock.now)
             raise Unavailable("broken", reason="STORE_FAILED")
 
     store = open_store(Interrupted(objects, point), clock)
@@ -128,9 +129,11 @@ def test_expiry_is_tried_again():
     broken.append(True)
     assert store.expire() == []
     assert store.list("t") == []
-    assert clock.now < store.next_expiry() <= clock.now + 10
+    clock.now += 9.9
+    assert store.expire() == []
+    assert set(tries) == {clock.now - 9.9}  # not at once
     broken.clear()
-    clock.now += 10
+    clock.now += 0.1
     assert [one.name for one in store.expire()] == ["a"]
     assert not objects.values
 
@@ -193,20 +196,19 @@ def test_a_full_disk_while_pages_are_written(tmp_path, monkeypatch):
     objects = open_objects(str(tmp_path))
     store = open_store(objects)
     writer = store.begin(held := lineage(range(40)))
-    created = objects.create
 
-    def create(key):
-        upload = created(key)
-        upload._file.close()
-        upload._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        return upload
+    def opened(path, mode):
+        with open(path, mode):
+            return open("/dev/full", "wb")
 
     writer.add(0, page(held.page_keys()[0]))
-    monkeypatch.setattr(objects, "create", create)
-    writer.add(1, page(held.page_keys()[1]))
+    monkeypatch.setattr(store_objects, "open", opened, raising=False)
     with pytest.raises(ResourceExhausted) as error:
-        writer.add(2, page(held.page_keys()[2]))
+        for number in range(1, 10):
+            writer.add(number, page(held.page_keys()[number]))
     assert error.value.reason == "STORE_FULL"
+    with pytest.raises(ValueError, match="too late"):
+        writer.add(9, page(held.page_keys()[9]))
     writer.abort()
     assert objects.list("packs/") == []
     objects.close()

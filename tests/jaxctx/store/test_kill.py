@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx.store.files import open_objects
+from jaxctx.store.objects import open_objects
 
 from .interrupted import SCENARIOS, Interrupted, check_no_garbage, files, prepare, state
 from .saving import MemoryObjects, open_store

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import pytest
 
 from jaxctx.errors import NotFound, Unavailable
-from jaxctx.store import files
-from jaxctx.store.files import open_objects
+from jaxctx.store import objects as store_objects
+from jaxctx.store.objects import open_objects
 
 from .interrupted import check_no_garbage, prepare, state
 from .saving import Clock, check, lineage, lost_pages, open_store, save
@@ -100,7 +100,7 @@ def test_a_lost_object_is_a_loss(url):
 
 
 def test_no_server(endpoint, monkeypatch):
-    monkeypatch.setitem(files._RETRIES, "max_retries", 1)
+    monkeypatch.setitem(store_objects._RETRIES, "max_retries", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         objects = open_objects(f"s3://bucket/x?endpoint=http://127.0.0.1:{free.getsockname()[1]}&aws_region=us-east-1")

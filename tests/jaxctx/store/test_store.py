@@ -11,7 +11,7 @@ from jaxctx.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, 
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import SnapshotStore
 from jaxctx.store import store as store_module
-from jaxctx.store.files import open_objects
+from jaxctx.store.objects import open_objects
 
 from .saving import (
     PAGE_BYTES,
@@ -164,10 +164,9 @@ def test_the_oldest_version_goes(objects, monkeypatch):
     for version in range(1, 6):
         save(store, range(version * 4), overwrite=version)
     assert [one.version for one in store.history("t", "a")] == [6, 5, 4]
-    assert store.next_expiry() is not None
     assert [one.held for one in store.expire() if not one.durable] == ["first"]
-    assert store.next_expiry() is None
     assert len(objects.list("manifests/")) == 3
+    assert store.expire() == []
 
 
 def test_names_of_others_do_not_exist(objects):
@@ -365,14 +364,15 @@ def test_time_to_live(objects):
     save(store, range(9), "slides", seconds=10, sliding=True, clock=clock)
     store.put(described("held", held="mine", lifetime=Lifetime.begin(5, False, clock())))
     save(store, range(10), "ever")
-    store.expire()
-    assert store.next_expiry() == START + 5
+    clock.now = START + 4.999
+    assert store.expire() == []
+    assert store.get("t", "held").held == "mine"
     clock.now = START + 5
     with pytest.raises(NotFound):
         store.get("t", "held")
     assert [one.held for one in store.expire()] == ["mine"]
-    assert store.next_expiry() == START + 10
     clock.now = START + 9.999
+    assert store.expire() == []
     assert store.get("t", "fixed").lifetime.at == START + 10
     store.touch("t", "fixed", 1)
     store.touch("t", "slides", 1)
@@ -414,7 +414,7 @@ def test_without_a_store():
     with pytest.raises(FailedPrecondition) as error:
         store.begin(lineage(range(4)))
     assert error.value.reason == "NO_STORE"
-    assert (store.expire(), store.next_expiry(), store.collect()) == ([], None, 0)
+    assert (store.expire(), store.collect()) == ([], 0)
     store.close()
 
 

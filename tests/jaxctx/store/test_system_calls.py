@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx.store.files import open_objects
+from jaxctx.store.objects import open_objects
 
 from .interrupted import SCENARIOS, check_no_garbage, files, prepare, state
 from .saving import open_store
