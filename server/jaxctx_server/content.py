@@ -17,7 +17,7 @@ from typing import TypeVar
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, TokenContent
-from jaxctx_server.validate.checks import utf8_size
+from jaxctx_server.validate.field import utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
 LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own

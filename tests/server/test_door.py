@@ -25,7 +25,7 @@ from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import admin_service_pb2, model_service_pb2, snapshot_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role
-from jaxctx_server.grpc import stages
+from jaxctx_server.grpc import pipeline
 from jaxctx_server.grpc.server import SERVICES, options
 
 STREAMED = ("Generate", "WatchContexts")
@@ -410,7 +410,7 @@ async def test_reflection_lists_the_services(door: Any) -> None:
 
 
 async def test_calls_without_a_key_have_a_limit_of_their_own(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "MAX_OPEN_CALLS", 2)
+    monkeypatch.setattr(pipeline, "MAX_OPEN_CALLS", 2)
     async with open_door(keys=KEYS, max_calls=4) as door:  # of which the transport lets four in at once
         health = health_pb2_grpc.HealthStub(door.channel)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]

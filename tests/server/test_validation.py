@@ -12,8 +12,8 @@ import pytest
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, snapshot_service_pb2
-from jaxctx_server import requests, snapshot_requests
-from jaxctx_server.validate import contexts, generation, passes, snapshots
+from jaxctx_server.grpc.service import Decoded
+from jaxctx_server.validate import contexts, generation, snapshots, validate
 
 ANY = object()  # every value of its type is in range
 BIG = "x" * ((2 << 20) + 1)
@@ -292,22 +292,12 @@ def test_the_table_has_every_field_of_every_request() -> None:
     assert TABLE["GenerateRequest"]["sampling"].keys() == {field.name for field in sampling.fields}
 
 
-def test_the_plain_requests_have_every_field_of_their_messages() -> None:
-    both = {**vars(requests), **vars(snapshot_requests)}
-    plain = {each.__name__: each for each in both.values() if dataclasses.is_dataclass(each)}
-    descriptors = [method.input_type for _, method in METHODS.values() if method.input_type.fields]
-    for descriptor in descriptors:
-        descriptors += [
-            field.message_type
-            for field in descriptor.fields
-            if field.message_type is not None
-            and not field.message_type.GetOptions().map_entry
-            and field.message_type not in descriptors
-        ]
-    assert plain.keys() == {descriptor.name for descriptor in descriptors}
-    for descriptor in descriptors:
-        fields = [field.name for field in dataclasses.fields(plain[descriptor.name])]
-        assert fields == [field.name for field in descriptor.fields]
+def test_a_name_that_no_field_has_is_a_defect_and_not_a_field_that_was_not_sent(limits: Any) -> None:
+    decoded = Decoded(context_service_pb2.FillRequest(context_id="a", messages={"messages": [{}]}))
+    assert decoded.keys() == {field.name for field in context_service_pb2.FillRequest.DESCRIPTOR.fields}
+    assert (decoded["context_id"], decoded["text"], decoded["add_special_tokens"]) == ("a", None, None)
+    with pytest.raises(AttributeError, match="content"):
+        validate(lambda request: request["content"], limits, decoded)
 
 
 async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
@@ -422,23 +412,22 @@ async def test_bytes_that_are_no_message(door: Any, data: bytes) -> None:
         ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
         ({"stop_token_ids": [10**400]}, "stop_token_ids[0]"),
         ({"stop_token_ids": {"1": 2}}, "stop_token_ids"),
-        ({"sampling": {"temperature": 1}}, "sampling"),
-        ({"sampling": requests.Sampling(temperature="hot")}, "sampling.temperature"),
-        ({"sampling": requests.Sampling(temperature=10**400)}, "sampling.temperature"),
-        ({"sampling": requests.Sampling(logit_bias=[1])}, "sampling.logit_bias"),
-        ({"sampling": requests.Sampling(logit_bias={"1": 1})}, "sampling.logit_bias[]"),
+        ({"sampling": [1]}, "sampling"),
+        ({"sampling": {"temperature": "hot"}}, "sampling.temperature"),
+        ({"sampling": {"temperature": 10**400}}, "sampling.temperature"),
+        ({"sampling": {"logit_bias": [1]}}, "sampling.logit_bias"),
+        ({"sampling": {"logit_bias": {"1": 1}}}, "sampling.logit_bias[]"),
     ],
 )
 def test_values_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        generation.generate(limits, requests.GenerateRequest(**{"context_id": "a", **fields}))
+        validate(generation.generate, limits, {"context_id": "a", **fields})
     assert [violation.field for violation in raised.value.violations] == [named]
 
 
 def test_whole_numbers_are_numbers(limits: Any) -> None:
-    checked = generation.generate(
-        limits, requests.GenerateRequest(context_id="a", sampling=requests.Sampling(temperature=0, seed=None))
-    )
+    request = {"context_id": "a", "sampling": {"temperature": 0, "seed": None}}
+    checked = validate(generation.generate, limits, request)
     assert checked.sampling.temperature == 0.0
     assert type(checked.sampling.temperature) is float
 
@@ -447,19 +436,20 @@ def test_whole_numbers_are_numbers(limits: Any) -> None:
     ("messages", "named"),
     [
         ("hello", "messages"),
-        (requests.ChatMessages(messages=["hello"]), "messages.messages[0]"),
-        (requests.ChatMessages(messages=[requests.ChatMessage(role="u", content=7)]), "messages.messages[0].content"),
+        ({"messages": ["hello"]}, "messages.messages[0]"),
+        ({"messages": [None]}, "messages.messages[0]"),
+        ({"messages": [{"role": "u", "content": 7}]}, "messages.messages[0].content"),
     ],
 )
 def test_messages_of_wrong_types(limits: Any, messages: Any, named: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        contexts.fill(limits, requests.FillRequest(context_id="a", messages=messages))
+        validate(contexts.fill, limits, {"context_id": "a", "messages": messages})
     assert [violation.field for violation in raised.value.violations] == [named]
 
 
 def test_descriptions_repeat_no_text(limits: Any) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        generation.generate(limits, requests.GenerateRequest(context_id="my secret", stop=["private" * 50]))
+        validate(generation.generate, limits, {"context_id": "my secret", "stop": ["private" * 50]})
     assert "secret" not in str(raised.value)
     assert "private" not in str(raised.value)
 
@@ -468,37 +458,37 @@ def test_descriptions_repeat_no_text(limits: Any) -> None:
     ("fields", "named"),
     [
         ({"masks": [[(0, 1)]]}, "masks[0]"),
-        ({"masks": [requests.AttentionMask(bounds=["0", "1"])]}, "masks[0].bounds"),
-        ({"masks": [requests.AttentionMask(bounds=[0, True])]}, "masks[0].bounds"),
+        ({"masks": [{"bounds": ["0", "1"]}]}, "masks[0].bounds"),
+        ({"masks": [{"bounds": [0, True]}]}, "masks[0].bounds"),
         ({"positions": ["0"]}, "positions[0]"),
-        ({"outputs": [{"index": 0}]}, "outputs[0]"),
-        ({"outputs": [requests.PassOutput(sample={"top_k": 1})]}, "outputs[0].sample"),
+        ({"outputs": [0]}, "outputs[0]"),
+        ({"outputs": [{"sample": [{"top_k": 1}]}]}, "outputs[0].sample"),
     ],
 )
 def test_passes_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        passes.forward(limits, requests.ForwardRequest(context_id="a", tokens=[1], **fields))
+        validate(generation.forward, limits, {"context_id": "a", "tokens": [1], **fields})
     assert [violation.field for violation in raised.value.violations] == [named]
 
 
 def test_logits_fit_into_an_answer(limits: Any) -> None:
     big = dataclasses.replace(limits, vocab_size=1 << 20)  # 4 MiB a row
-    outputs = [requests.PassOutput(index=i, logits=True) for i in range(13)]
-    request = requests.ForwardRequest(context_id="a", tokens=[1] * 13, outputs=outputs[:12])
-    assert len(passes.forward(big, request).outputs) == 12
+    outputs = [{"index": i, "logits": True} for i in range(13)]
+    request = {"context_id": "a", "tokens": [1] * 13, "outputs": outputs[:12]}
+    assert len(validate(generation.forward, big, request).outputs) == 12
     with pytest.raises(InvalidArgument, match="up to 12 tokens, not 13"):
-        passes.forward(big, dataclasses.replace(request, outputs=outputs))
+        validate(generation.forward, big, {**request, "outputs": outputs})
 
 
-@pytest.mark.parametrize("ttl", [7, requests.Ttl(duration=7), requests.Ttl(duration=requests.Duration(seconds=1.5))])
+@pytest.mark.parametrize("ttl", [7, {"duration": 7}, {"duration": {"seconds": 1.5}}])
 def test_times_of_wrong_types(limits: Any, ttl: Any) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        snapshots.save(limits, snapshot_requests.SaveRequest(context_id="a", name="n", ttl=ttl))
+        validate(snapshots.save, limits, {"context_id": "a", "name": "n", "ttl": ttl})
     assert raised.value.violations[0].field.startswith("ttl")
     assert len(raised.value.violations) == 1
 
 
 def test_masks_may_touch_and_end_anywhere_in_the_context(limits: Any) -> None:
-    masks = [requests.AttentionMask(bounds=[0, 4, 4, 10_000]), requests.AttentionMask()]
-    request = requests.ForwardRequest(context_id="a", tokens=[1, 2], masks=masks)
-    assert passes.forward(limits, request).masks == [((0, 4), (4, 10_000)), ()]
+    masks = [{"bounds": [0, 4, 4, 10_000]}, {}]
+    request = {"context_id": "a", "tokens": [1, 2], "masks": masks}
+    assert validate(generation.forward, limits, request).masks == [((0, 4), (4, 10_000)), ()]

@@ -1,20 +1,31 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""AdminService: load, drain, cache."""
+"""What the server says of itself: AdminService (load, drain, cache) and grpc.health.v1.
+
+Health of "" says that the process is alive, of a service's name that it takes work. It is not the servicer of
+grpcio-health-checking: its watchers hold a lock while they write, so that one that does not read would hold up a drain,
+and one that leaves makes others miss changes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx.v1 import admin_service_pb2_grpc
 from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.serving import Serving
+from jaxctx_server.grpc.service import Service
+from jaxctx_server.serving import Serving, State
+
+Health = health_pb2.HealthCheckResponse
 
 
-class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
+class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
     """See the service in protos/jaxctx/v1/admin_service.proto."""
-
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         engine = self._serving.served().engine
@@ -26,3 +37,34 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
         return pb.ClearCacheResponse(pages_dropped=await self._serving.served().engine.clear_cache())
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Says what `Serving` says."""
+
+    def __init__(self, serving: Serving, services: Collection[str]) -> None:
+        self._serving = serving
+        self._services = services
+
+    async def Check(self, request: Any, context: Context) -> Any:
+        """The status of a service now; NOT_FOUND for a name that is none."""
+        if request.service and request.service not in self._services:
+            raise NotFound("there is no such service", reason="SERVICE_NOT_FOUND")
+        return Health(status=self._status(request.service))
+
+    async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        """The status of a service now and whenever it changes, until the server stops."""
+        sent = None
+        while self._serving.state is not State.STOPPED:
+            change = self._serving.change
+            status = self._status(request.service)
+            if status != sent:
+                yield Health(status=status)
+                sent = status
+            await change.wait()
+
+    def _status(self, service: str) -> int:
+        if service and service not in self._services:
+            return int(Health.SERVICE_UNKNOWN)
+        serving = service == "" or self._serving.state is State.READY
+        return int(Health.SERVING if serving else Health.NOT_SERVING)

@@ -1,53 +1,44 @@
-"""Every call's way in and out: the stages in one order, then the method; whatever is raised becomes a status.
+"""Every call's way in and out: who calls, under which id, among how many; then the method; errors become statuses.
 
-Stages are asynchronous context managers around the rest of the call, entered in the order given. A new concern (traces,
-metrics) is one more of them. The request is parsed behind them, so bytes that are no message are an error like others.
+The request is parsed behind all that, so bytes that are no message are an error like others.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import wire
-from jaxctx.engine.interface import Caller
-from jaxctx.errors import InvalidArgument
-from jaxctx_server.access import NOBODY, Principal
-from jaxctx_server.incident import as_error
+from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted
+from jaxctx_server.access import METHODS, NOBODY, Authoriser, Principal, Role
+from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Metadata = tuple[tuple[str, str | bytes], ...]
+log = logging.getLogger("jaxctx.calls")
+MAX_OPEN_CALLS = 64  # of methods that need no key
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 
 @dataclass(slots=True)
 class Call:
-    """One call on its way through the stages, which fill in what they find out."""
+    """One call, and what was found out about it."""
 
     method: str  # "/jaxctx.v1.ContextService/Fill"
-    context: Context
     principal: Principal = NOBODY
     request_id: str = ""
 
-    def header(self, name: str) -> str | None:
-        """A request header; of several with one name, the first."""
-        for key, value in self.context.invocation_metadata() or ():
-            if key == name:
-                return value if isinstance(value, str) else None
-        return None
 
-    def add_trailer(self, name: str, value: str) -> None:
-        """Send a header at the end of the call, however it ends."""
-        self.context.set_trailing_metadata((*_trailers(self.context), (name, value)))
-
-
-Stage = Callable[[Call], AbstractAsyncContextManager[None]]
 _CALL: ContextVar[Call] = ContextVar("call")
 
 
@@ -56,18 +47,15 @@ def current_call() -> Call:
     return _CALL.get()
 
 
-def caller(context: Context, clock: Callable[[], float]) -> Caller:
-    """Whose namespace the running method works in, and until when; `clock` is the one of the engine's deadlines."""
-    remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-    deadline = None if remaining_s is None else clock() + remaining_s
-    return Caller(tenant=current_call().principal.tenant, deadline=deadline)
-
-
 class Pipeline(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = stages
+    def __init__(self, authoriser: Authoriser, max_calls: int) -> None:
+        """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
+        who have none cannot use up the places of others.
+        """
+        self._authoriser = authoriser
+        self._free = {True: MAX_OPEN_CALLS, False: max_calls}  # places, by whether the method is open to anyone
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -75,7 +63,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The method's handler within the stages; None for a method that does not exist."""
+        """The method's handler within the pipeline; None for a method that does not exist."""
         method = handler_call_details.method
         if method not in self._wrapped:
             handler = await continuation(handler_call_details)
@@ -86,65 +74,84 @@ class Pipeline(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         served: Any = handler  # whichever of its four behaviours there is
-        parse = served.request_deserializer
+
+        def parsed(data: bytes) -> Any:
+            try:
+                return served.request_deserializer(data)
+            except DecodeError:
+                raise InvalidArgument.field("request", "is no such message, or has text that is not UTF-8") from None
 
         async def unary(data: bytes, context: Context) -> object:
             async with self._call(method, context):
-                return await served.unary_unary(_parsed(parse, data), context)
+                return await served.unary_unary(parsed(data), context)
 
-        async def stream(data: bytes, context: Context) -> None:
+        async def stream(data: Any, context: Context) -> None:
             async with self._call(method, context):
-                await _send(served.unary_stream(_parsed(parse, data), context), context)
-
-        async def both(requests: AsyncIterator[bytes], context: Context) -> None:
-            async with self._call(method, context):
-                parsed = (_parsed(parse, data) async for data in requests)
-                await _send(served.stream_stream(parsed, context), context)
+                if handler.request_streaming:
+                    responses = served.stream_stream((parsed(each) async for each in data), context)
+                else:
+                    responses = served.unary_stream(parsed(data), context)
+                async with aclosing(responses):  # at once, if the caller goes away
+                    async for response in responses:
+                        await context.write(response)
 
         if handler.request_streaming:
-            return _handler(both, handler, grpc.stream_stream_rpc_method_handler)
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         if handler.response_streaming:
-            return _handler(stream, handler, grpc.unary_stream_rpc_method_handler)
-        return _handler(unary, handler, grpc.unary_unary_rpc_method_handler)
+            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
     @asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around one call: stages inside, the translation of errors outside."""
-        call = Call(method, context)
+        """Around one call. Nothing of the request has been looked at before it is known that its caller may."""
+        call = Call(method)
         token = _CALL.set(call)
         try:
-            async with AsyncExitStack() as stages:
-                for stage in self._stages:
-                    await stages.enter_async_context(stage(call))
+            call.principal = self._authoriser.authorise(method, _header(context, "authorization"))
+            given = _header(context, "x-request-id") or ""
+            call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+            context.set_trailing_metadata((("x-request-id", call.request_id),))
+            with _logged(call), self._place(method):
                 yield
         except grpc.aio.BaseError:
             raise  # the transport's: the caller is gone
         except Exception as error:
             status = wire.to_status(as_error(error, method=method, request_id=call.request_id))
-            trailers = (*_trailers(context), *(status.trailing_metadata or ()))
+            trailers = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
             await context.abort(status.code, status.details, trailers)
         finally:
             _CALL.reset(token)
 
+    @contextmanager
+    def _place(self, method: str) -> Iterator[None]:
+        """A place among the calls that run. What each may ask for is the validator's business."""
+        is_open = METHODS.get(method) is Role.ANYONE
+        if not self._free[is_open]:
+            raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
+        self._free[is_open] -= 1
+        try:
+            yield
+        finally:
+            self._free[is_open] += 1
 
-def _handler(behaviour: Any, handler: Handler, make: Callable[..., Handler]) -> Handler:
-    """With the bytes of the request left to `behaviour`."""
-    return make(behaviour, request_deserializer=None, response_serializer=handler.response_serializer)
 
-
-def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
+@contextmanager
+def _logged(call: Call) -> Iterator[None]:
+    """A line for each call, at level DEBUG."""
+    started, outcome = time.monotonic(), "CANCELLED"
     try:
-        return parse(data)
-    except DecodeError:
-        raise InvalidArgument.field("request", "is no such message, or has text that is not UTF-8") from None
+        yield
+        outcome = "OK"
+    except Exception as error:
+        outcome = error.code if isinstance(error, JaxctxError) else "INTERNAL"
+        raise
+    finally:
+        facts = {"method": call.method, "request_id": call.request_id, "caller": call.principal.name}
+        log.debug("call", extra={**facts, "code": outcome, "seconds": round(time.monotonic() - started, 6)})
 
 
-async def _send(responses: Any, context: Context) -> None:
-    """Write what a streaming method yields. Its generator is closed at once if the caller goes away."""
-    async with aclosing(responses):
-        async for response in responses:
-            await context.write(response)
-
-
-def _trailers(context: Context) -> Metadata:
-    return tuple(context.trailing_metadata() or ())
+def _header(context: Context, name: str) -> str | None:
+    """A request header; of several with one name, the first."""
+    values = (value for key, value in context.invocation_metadata() or () if key == name)
+    value = next(values, None)
+    return value if isinstance(value, str) else None

@@ -20,10 +20,8 @@ from jaxctx.v1 import (
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Authoriser
-from jaxctx_server.grpc import stages
-from jaxctx_server.grpc.admin_service import AdminService
+from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
-from jaxctx_server.grpc.health import Health
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
 from jaxctx_server.grpc.snapshot_service import SnapshotService
@@ -68,12 +66,11 @@ def make_server(
 
     `clock` is the engine's clock of deadlines.
     """
-    pipeline = Pipeline([stages.authorisation(authoriser), stages.request_id, stages.limits(max_calls)])
-    server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
+    server = grpc.aio.server(interceptors=[Pipeline(authoriser, max_calls)], options=options(max_calls))
     context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
     snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(serving, clock), server)
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving), server)
-    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving), server)
-    health_pb2_grpc.add_HealthServicer_to_server(Health(serving, SERVICES), server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving, clock), server)
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving, clock), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     return server

@@ -1,13 +1,11 @@
-"""Content: what a Fill appends and a Plan asks about, as text | tokens | messages."""
+"""Content as text | tokens | messages: what a Fill appends, what a Plan asks about; and requests of ModelService."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxctx_server import requests
-from jaxctx_server.validate.checks import Checks, utf8_size
-from jaxctx_server.validate.limits import Limits
+from jaxctx_server.validate.field import Field, utf8_size
 
 CHOICES = ("text", "tokens", "messages")
 ANSWERED = ("user", "tool")  # roles after which the assistant speaks
@@ -39,54 +37,56 @@ class MessageContent:
 Content = TextContent | TokenContent | MessageContent
 
 
-def content(checks: Checks, limits: Limits, request: requests.FillRequest | requests.PlanRequest) -> Content:
+def content(request: Field) -> Content:
     """Exactly one of the three, not empty."""
-    given = [name for name in CHOICES if getattr(request, name) is not None]
-    add_special_tokens = checks.flag("add_special_tokens", request.add_special_tokens, None)
-    if len(given) != 1:
-        checks.refuse("content", "exactly one of text, tokens and messages must be set")
-        return TokenContent(())
-    if request.text is not None:
-        return TextContent(checks.string("text", request.text, 1, limits.max_text_bytes), add_special_tokens)
-    if request.messages is not None:
-        return messages(checks, limits, request.messages)
-    ids = request.tokens.ids if isinstance(request.tokens, requests.TokenIds) else request.tokens
-    high = limits.max_context_tokens
-    return TokenContent(checks.token_ids("tokens.ids", ids, limits.vocab_size, high, low=1))
+    add_special_tokens = request["add_special_tokens"].flag(None)
+    match [name for name in CHOICES if request[name].value is not None]:
+        case ["text"]:
+            return TextContent(request["text"].text(1, request.limits.max_text_bytes), add_special_tokens)
+        case ["tokens"]:
+            return TokenContent(request["tokens"]["ids"].token_ids(request.limits.max_context_tokens, low=1))
+        case ["messages"]:
+            return messages(request["messages"])
+    request.at("content", None).refuse("exactly one of text, tokens and messages must be set")
+    return TokenContent(())
 
 
-def messages(checks: Checks, limits: Limits, value: object) -> MessageContent:
+def messages(field: Field) -> MessageContent:
     """A conversation; by itself it ends with what opens an answer if somebody waits for one."""
-    if not isinstance(value, requests.ChatMessages):
-        checks.refuse("messages", "must be set")
+    limits = field.limits
+    if not field.message("must be set"):
         return MessageContent((), False)
-    entries = checks.items("messages.messages", value.messages, limits.max_messages, low=1)
     checked = [
-        _message(checks, limits, f"messages.messages[{place}]", entry)
-        for place, entry in enumerate(_within(checks, limits, entries))
+        {
+            "role": entry["role"].text(1, limits.max_role_bytes),
+            "content": entry["content"].text(0, limits.max_text_bytes),
+        }
+        for entry in field["messages"].items(limits.max_messages, low=1)
+        if entry.message("must be a message")
     ]
+    if sum(utf8_size(text) or 0 for message in checked for text in message.values()) > limits.max_text_bytes:
+        field["messages"].refuse(f"must be up to {limits.max_text_bytes} bytes together")
     last_role = checked[-1]["role"] if checked else ""
-    path = "messages.add_generation_prompt"
-    return MessageContent(checked, checks.flag(path, value.add_generation_prompt, last_role in ANSWERED))
+    return MessageContent(checked, field["add_generation_prompt"].flag(last_role in ANSWERED))
 
 
-def _within(checks: Checks, limits: Limits, entries: Sequence[object]) -> Sequence[object]:
-    """The entries if their texts together are within the limit, else none."""
-    total = 0
-    for entry in entries:
-        if isinstance(entry, requests.ChatMessage):
-            total += sum(utf8_size(part) or 0 for part in (entry.role, entry.content) if isinstance(part, str))
-        if total > limits.max_text_bytes:
-            checks.refuse("messages.messages", f"must be up to {limits.max_text_bytes} bytes together")
-            return ()
-    return entries
+def model_id(request: Field) -> str:
+    """A model's name; "" for the default one. Whether there is such a model is not a matter of form."""
+    return request["model_id"].text(0, request.limits.max_name_bytes)
 
 
-def _message(checks: Checks, limits: Limits, path: str, entry: object) -> dict[str, str]:
-    if not isinstance(entry, requests.ChatMessage):
-        checks.refuse(path, "must be a message")
-        return {"role": "", "content": ""}
-    return {
-        "role": checks.string(f"{path}.role", entry.role, 1, limits.max_role_bytes),
-        "content": checks.string(f"{path}.content", entry.content, 0, limits.max_text_bytes),
-    }
+def tokenize(request: Field) -> tuple[str, TextContent]:
+    """The model, and text to tokenise as for an empty context."""
+    text = request["text"].text(0, request.limits.max_text_bytes)
+    return model_id(request), TextContent(text, request["add_special_tokens"].flag(True))
+
+
+def detokenize(request: Field) -> tuple[str, list[int], bool]:
+    """The model, the tokens, and whether to skip special ones."""
+    tokens = request["tokens"].token_ids(request.limits.max_detokenize_tokens)
+    return model_id(request), tokens, request["skip_special_tokens"].flag(False)
+
+
+def apply_chat_template(request: Field) -> tuple[str, MessageContent]:
+    """The model, and messages to render."""
+    return model_id(request), messages(request["messages"])
