@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server import logs
 from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
@@ -60,11 +59,12 @@ def serve(config: ServeConfig) -> int:
         raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
     if config.max_batch_tokens < config.max_batch:
         raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
-    logs.configure(config.log_level, sys.stderr)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx.errors import InvalidArgument
+    from jaxctx_server import logs
     from jaxctx_server.keys import read_keys
 
+    logs.configure(config.log_level, sys.stderr)
     try:
         keys = None if config.keys is None else read_keys(config.keys)
     except InvalidArgument as error:
