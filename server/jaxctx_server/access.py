@@ -2,6 +2,14 @@
 
 A role is attached to the method, not to a path of a door: a route of another door names the method that it stands for.
 A method that is not in the table is refused for everybody.
+
+The keys file has one key a line, hashed, with the tenant and the role that it stands for:
+
+    # name:sha256 of the key, in hex:tenant[:role]
+    alice:<64 digits>:research
+    ops:<64 digits>:operations:admin
+
+Keys are to be long and random (`openssl rand -hex 32`); then a plain hash (`printf %s "$KEY" | sha256sum`) does.
 """
 
 from __future__ import annotations
@@ -9,12 +17,17 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxctx.errors import PermissionDenied, Unauthenticated
+from jaxctx_server.start import USAGE, StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
 class Role(enum.IntEnum):
@@ -98,3 +111,36 @@ class Authoriser:
         if not found:
             raise Unauthenticated("unknown key")
         return Principal(found[0].name, found[0].tenant, found[0].role)
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """The keys in a file, at least one. Raises StartError naming the file and line of what is wrong."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--keys: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
+    keys: list[Key] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            where = f"--keys: {path}, line {number}"
+            key = _key(line.strip(), where)
+            if any(key.name == other.name or key.sha256 == other.sha256 for other in keys):
+                raise StartError(f"{where}: the name or the key is there already", USAGE)
+            keys.append(key)
+    if not keys:
+        raise StartError(f"--keys: {path}: has no keys", USAGE)
+    return tuple(keys)
+
+
+def _key(line: str, where: str) -> Key:
+    """Says what is wrong with a line without repeating it: it may hold a key by mistake."""
+    name, digest, tenant, role, *more = [*line.split(":"), *([""] * 3)]
+    roles = {"": Role.USER, "user": Role.USER, "admin": Role.ADMIN}
+    if not all(NAME.fullmatch(part) for part in (name, tenant)):
+        raise StartError(f"{where}: name and tenant must be 1 to 64 characters of A-Z a-z 0-9 . _ -", USAGE)
+    if not SHA256.fullmatch(digest):
+        raise StartError(f"{where}: the second part must be the SHA-256 of a key, 64 hexadecimal digits", USAGE)
+    if role not in roles or any(more):
+        form = "name:sha256:tenant, or name:sha256:tenant:role with role user or admin"
+        raise StartError(f"{where}: must be {form}", USAGE)
+    return Key(name, bytes.fromhex(digest), tenant, roles[role])

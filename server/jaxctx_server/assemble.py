@@ -20,9 +20,8 @@ from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, echo_text, load_text
 from jaxctx.model.weights import load_model
-from jaxctx_server.config import ServeConfig
+from jaxctx_server.config import ServeConfig, flag_of
 from jaxctx_server.progress import Progress
-from jaxctx_server.sources import flag_of
 from jaxctx_server.start import MODEL, USAGE, StartError
 
 ECHO = "echo"  # in place of a directory: the model for tests that echoes its context's pages

@@ -31,12 +31,13 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     """Run the command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        from jaxctx_server.config import ConvertConfig, ServeConfig
-        from jaxctx_server.sources import read_config
+        import tyro
+
+        from jaxctx_server.config import ConvertConfig, read_config
 
         if argv and argv[0] == "convert":
-            return convert(read_config(ConvertConfig, argv[1:], environ, f"{PROGRAM} convert"))
-        return serve(read_config(ServeConfig, argv, environ, PROGRAM))
+            return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=argv[1:]))
+        return serve(read_config(argv, environ, PROGRAM))
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -60,15 +61,11 @@ def serve(config: ServeConfig) -> int:
     if config.max_batch_tokens < config.max_batch:
         raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
-    from jaxctx.errors import InvalidArgument
     from jaxctx_server import logs
-    from jaxctx_server.keys import read_keys
+    from jaxctx_server.access import read_keys
 
     logs.configure(config.log_level, sys.stderr)
-    try:
-        keys = None if config.keys is None else read_keys(config.keys)
-    except InvalidArgument as error:
-        raise StartError(error.message, USAGE) from error
+    keys = None if config.keys is None else read_keys(config.keys)
     from jaxctx_server import serve as life
 
     def load(config, progress):  # type: ignore[no-untyped-def]

@@ -2,17 +2,29 @@
 
     flag --page-size 32    environment JAXCTX_PAGE_SIZE=32    file, by --config: page_size = 32
 
-A flag goes before the environment, that before the file, and that before the default. See `sources.py`.
+A flag goes before the environment, that before the file, and that before the default.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import os
+import sys
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
+
+from jaxctx_server.start import USAGE, StartError
+
+PREFIX = "JAXCTX_"
+NEAR = 0.75  # similarity (difflib) of names that may be meant for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +140,98 @@ class ConvertConfig:
     """Directory to write; must not exist."""
     dtype: Dtype = "auto"
     """Type to store; auto: as stored in SRC."""
+
+
+def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> ServeConfig:
+    """The settings. Raises StartError naming the flag, variable or key that is wrong.
+
+    `--help` and unknown flags end the process, as command lines do.
+    """
+    kinds = {name: _Kind(hint) for name, hint in get_type_hints(ServeConfig, include_extras=True).items()}
+    variables = {PREFIX + name.upper(): name for name in kinds}
+    _warn_of_mistyped(environ, variables, prog)
+    settings = {name: environ[variable] for variable, name in variables.items() if environ.get(variable)}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    path = parser.parse_known_args(argv)[0].config or settings.get("config")
+    values = _from_file(Path(path), kinds) if path is not None else {}
+    values |= {name: kinds[name].parsed(text, PREFIX + name.upper()) for name, text in settings.items()}
+    config = tyro.cli(ServeConfig, prog=prog, args=list(argv), default=ServeConfig(**values))
+    for name, kind in kinds.items():
+        kind.check(flag_of(name), getattr(config, name))
+    return config
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _warn_of_mistyped(environ: Mapping[str, str], variables: Mapping[str, str], prog: str) -> None:
+    """A line for each variable that is nearly one of ours. Others with the prefix may be another program's."""
+    names = [name.upper() for name in variables.values()]
+    for key in environ:
+        if key.startswith(PREFIX) and key not in variables:
+            for near in difflib.get_close_matches(key.removeprefix(PREFIX).upper(), names, 1, NEAR):
+                print(f"{prog}: {key}: there is no such setting; did you mean {PREFIX}{near}?", file=sys.stderr)
+
+
+def _from_file(path: Path, kinds: Mapping[str, _Kind]) -> dict[str, Any]:
+    where = f"--config: {path}"
+    try:
+        entries = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartError(f"{where}: {getattr(error, 'strerror', None) or error}", USAGE) from error
+    values = {}
+    for key, value in entries.items():
+        name = key.replace("-", "_")
+        if name not in kinds or name == "config":
+            near = difflib.get_close_matches(name, kinds.keys() - {"config"}, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise StartError(f"{where}: {key}: there is no such setting{hint}", USAGE)
+        values[name] = kinds[name].converted(value, f"{where}: {key}")
+    return values
+
+
+class _Kind:
+    """The type of a field: a plain type, a choice of strings, or one of these or None; and perhaps a range."""
+
+    def __init__(self, hint: Any) -> None:
+        hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        self._range = next((note for note in notes if isinstance(note, Range)), None)
+        self._optional = get_origin(hint) is types.UnionType
+        if self._optional:
+            hint = get_args(hint)[0]
+        self._choices = get_args(hint)
+        self._type: type = str if self._choices else hint
+
+    def parsed(self, text: str, where: str) -> Any:
+        """The value of an environment variable."""
+        value: Any = text
+        if self._type in (int, float) and text != "None":
+            with suppress(ValueError):  # a text that is none is refused as such
+                value = self._type(text)
+        return self.converted(value, where)
+
+    def converted(self, value: Any, where: str) -> Any:
+        """The value of a key of the file."""
+        if self._optional and value in (None, "None"):
+            return None
+        if (self._type, type(value)) in ((Path, str), (float, int)):
+            value = self._type(value)
+        if not isinstance(value, self._type) or (self._type is int and isinstance(value, bool)):
+            raise StartError(f"{where}: must be {self._expected()}, not {value!r}", USAGE)
+        self.check(where, value)
+        return value
+
+    def check(self, where: str, value: Any) -> None:
+        """Raise StartError unless the value is in range."""
+        in_range = self._range is None or value is None or value in self._range
+        if not in_range or (self._choices and value not in self._choices):
+            raise StartError(f"{where}: must be {self._expected()}, not {value}", USAGE)
+
+    def _expected(self) -> str:
+        if self._choices:
+            return f"one of {', '.join(self._choices)}"
+        noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(self._type, "text")
+        return f"{noun} {self._range}" if self._range else noun

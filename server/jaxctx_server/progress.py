@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import rich.progress
 from rich.console import Console
 
 MEBIBYTE = 1 << 20
 PAUSE_S = 2.0  # between plain lines of one task
-
-
-class Progress(Protocol):
-    """What a start reports."""
-
-    def weights(self, done: int, total: int) -> None:
-        """So many bytes of the weights are there."""
-        ...
-
-    def compiled(self, name: str, done: int, total: int) -> None:
-        """Function `name` is compiled, which makes `done` of `total`."""
-        ...
 
 
 @contextmanager
@@ -42,20 +31,27 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
         yield BarProgress(bars)
 
 
-class BarProgress:
+class Progress(ABC):
+    """What a start reports."""
+
+    def weights(self, done: int, total: int) -> None:
+        """So many bytes of the weights are there."""
+        self._show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
+
+    def compiled(self, name: str, done: int, total: int) -> None:
+        """Function `name` is compiled, which makes `done` of `total`."""
+        self._show("compiling", done, total, f"{done}/{total} {name}")
+
+    @abstractmethod
+    def _show(self, task: str, done: int, total: int, amount: str) -> None: ...
+
+
+class BarProgress(Progress):
     """A bar for the weights, and then one for what is compiled."""
 
     def __init__(self, bars: rich.progress.Progress) -> None:
         self._bars = bars
         self._tasks: dict[str, rich.progress.TaskID] = {}
-
-    def weights(self, done: int, total: int) -> None:
-        """See `Progress`."""
-        self._show("weights", done, total, _mebibytes(done, total))
-
-    def compiled(self, name: str, done: int, total: int) -> None:
-        """See `Progress`."""
-        self._show("compiling", done, total, f"{done}/{total} {name}")
 
     def _show(self, task: str, done: int, total: int, amount: str) -> None:
         if task not in self._tasks:
@@ -63,7 +59,7 @@ class BarProgress:
         self._bars.update(self._tasks[task], completed=done, total=total, amount=amount)
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """A line now and then, and one when each task is done."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -71,20 +67,8 @@ class PlainProgress:
         self._clock = clock
         self._next_s: dict[str, float] = {}
 
-    def weights(self, done: int, total: int) -> None:
-        """See `Progress`."""
-        self._show("weights", done == total, _mebibytes(done, total))
-
-    def compiled(self, name: str, done: int, total: int) -> None:
-        """See `Progress`."""
-        self._show("compiling", done == total, f"{done}/{total} {name}")
-
-    def _show(self, task: str, last: bool, amount: str) -> None:
+    def _show(self, task: str, done: int, total: int, amount: str) -> None:
         now = self._clock()
-        if last or now >= self._next_s.get(task, now):
+        if done == total or now >= self._next_s.get(task, now):
             self._next_s[task] = now + PAUSE_S
             print(f"{task}: {amount}", file=self._stream, flush=True)
-
-
-def _mebibytes(done: int, total: int) -> str:
-    return f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB"

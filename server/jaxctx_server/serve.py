@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -20,17 +20,15 @@ import grpc
 from jaxctx.errors import JaxctxError
 from jaxctx_server.access import Authoriser, Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
-from jaxctx_server.banner import banner
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.progress import Progress, shown
 from jaxctx_server.serving import Served, Serving
-from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError
+from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError, banner
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
-    from jaxctx.engine.interface import Engine
     from jaxctx_server.assemble import Loaded
 
 log = logging.getLogger("jaxctx.server")
@@ -69,12 +67,16 @@ async def serve(
         key_count = None if keys is None else len(keys)
         text = banner(info, version=version("jaxctx"), addresses=addresses, keys=key_count, seconds=seconds)
         print(text, file=out, flush=True)
-        failed = await _failed(loaded.engine, stop)
-        drained = not failed and await _drain(serving, config.drain_timeout_s)
+        failure = await _unless(stop, asyncio.ensure_future(loaded.engine.failure()))
+        if failure is None:
+            status = OK if await _drain(serving, config.drain_timeout_s) else CUT_OFF
+        else:
+            log.critical("the engine failed: %s", failure)
+            status = DEFECT  # a supervisor then restarts the process
         serving.stop()
-        await server.stop(LAST_WORDS_S if drained or failed else 0)
+        await server.stop(0 if status == CUT_OFF else LAST_WORDS_S)
         await asyncio.to_thread(loaded.stop)
-        return DEFECT if failed else OK if drained else CUT_OFF
+        return status
     finally:
         serving.stop()
         await server.stop(0)
@@ -98,18 +100,6 @@ def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[
     return bound
 
 
-async def _failed(engine: Engine, stop: asyncio.Event) -> bool:
-    """Wait until `stop` is set or the engine fails; says whether it failed. A supervisor then restarts the process."""
-    failure, stopping = asyncio.ensure_future(engine.failure()), asyncio.create_task(stop.wait())
-    await asyncio.wait((failure, stopping), return_when=asyncio.FIRST_COMPLETED)
-    failed = failure.done()
-    if failed:
-        log.critical("the engine failed: %s", failure.result())
-    failure.cancel()
-    stopping.cancel()
-    return failed
-
-
 async def _drain(serving: Serving, timeout_s: float) -> bool:
     """Whether all running work finished in time."""
     log.info("draining: no new work; running work has %.0f s (a second signal stops at once)", timeout_s)
@@ -130,29 +120,22 @@ async def _unless(stop: asyncio.Event, result: asyncio.Future[T]) -> T | None:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((stopping, result), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    return await result if result.done() else None
+    if result.done():
+        return await result
+    result.cancel()
+    return None
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run on a thread that does not keep the process alive: an interrupted start must not wait for a compiler."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled any more
 
     def run() -> None:
         try:
-            outcome: tuple[T | None, BaseException | None] = (work(), None)
+            future.set_result(work())
         except BaseException as error:
-            outcome = (None, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, *outcome)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="jaxctx-load", daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)

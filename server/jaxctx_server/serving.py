@@ -40,26 +40,16 @@ class Serving:
     """The one state of a server. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._state = State.LOADING
+        self.state = State.LOADING
+        self.change = asyncio.Event()  # set when `state` changes; take it before reading that, so that none is missed
         self._served: Served | None = None
         self._drained: asyncio.Task[None] | None = None
-        self._change = asyncio.Event()
-
-    @property
-    def state(self) -> State:
-        """Where the server is in its life."""
-        return self._state
-
-    @property
-    def change(self) -> asyncio.Event:
-        """Is set when `state` changes. Take it before reading `state`, so that no change is missed."""
-        return self._change
 
     def served(self) -> Served:
         """What is served. While draining too: the engine refuses what is new and answers what is not."""
         if self._served is None:
             raise Unavailable("the server is loading", retry_after_s=1.0)
-        if self._state is State.STOPPED:
+        if self.state is State.STOPPED:
             raise Unavailable("the server has stopped", retry_after_s=5.0)
         return self._served
 
@@ -85,6 +75,6 @@ class Serving:
         self._enter(State.STOPPED)
 
     def _enter(self, state: State) -> None:
-        self._state = state
-        self._change.set()
-        self._change = asyncio.Event()
+        self.state = state
+        self.change.set()
+        self.change = asyncio.Event()

@@ -1,6 +1,12 @@
-"""How a start can fail, and what the process then says to whoever started it."""
+"""What the process says to whoever started it: the banner once it serves, or else one line and an exit status."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxctx.engine.interface import EngineInfo
 
 OK = 0  # drained and stopped
 DEFECT = 1  # an error that should not have been possible; the log has a traceback
@@ -17,3 +23,31 @@ class StartError(Exception):
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def banner(info: EngineInfo, *, version: str, addresses: Sequence[str], keys: int | None, seconds: float) -> str:
+    """What is served, with which capacity, and where. `addresses` are the real ones; `keys` is how many there are, None
+    if the server has none.
+    """
+    mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
+    access = "none: whoever reaches these addresses may do everything" if keys is None else f"{keys} accepted"
+    kv_tokens = info.pages_total * info.page_size
+    rows = [
+        ("model", f"{info.model_id} ({info.architecture}, {count(info.parameters)} parameters, {info.dtype})"),
+        ("revision", info.model_revision),
+        ("devices", f"{info.platform}, {mesh}"),
+        ("KV", f"{kv_tokens:,} tokens in {info.pages_total:,} pages of {info.page_size}, {info.kv_dtype}"),
+        ("contexts", f"up to {info.max_context_tokens:,} tokens each; {info.max_batch} run at once"),
+        *(("gRPC", address) for address in addresses),
+        ("keys", access),
+    ]
+    lines = [f"  {name:<9} {text}" for name, text in rows]
+    return "\n".join([f"jaxctx {version}", *lines, f"ready in {seconds:.1f} s"])
+
+
+def count(number: int) -> str:
+    """ "596.0 M" for 596 million."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import tyro
 
-from jaxctx_server.config import ConvertConfig, Range, ServeConfig, default_compile_cache
-from jaxctx_server.sources import read_config
+from jaxctx_server.config import ConvertConfig, Range, ServeConfig, default_compile_cache, read_config
 from jaxctx_server.start import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:
-    return read_config(ServeConfig, argv, environ or {}, "jaxctx-serve")
+    return read_config(argv, environ or {}, "jaxctx-serve")
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
@@ -181,7 +181,7 @@ def test_help_documents_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_convert() -> None:
-    config = read_config(ConvertConfig, ["a", "b", "--dtype", "float32"], {"JAXCTX_SRC": "x"}, "jaxctx-serve convert")
+    config = tyro.cli(ConvertConfig, args=["a", "b", "--dtype", "float32"])
     assert (config.src, config.dst, config.dtype) == (Path("a"), Path("b"), "float32")
 
 

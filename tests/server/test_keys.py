@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx.errors import InvalidArgument
-from jaxctx_server.access import Role
-from jaxctx_server.keys import read_keys
+from jaxctx_server.access import Role, read_keys
+from jaxctx_server.start import USAGE, StartError
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -46,15 +45,16 @@ def test_names_tenants_and_roles(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_line(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument) as raised:
+    with pytest.raises(StartError) as raised:
         read_keys(write(tmp_path, text))
-    assert message in raised.value.message
-    assert "secret" not in raised.value.message.replace("secrets", "")
+    assert raised.value.exit_status == USAGE
+    assert message in str(raised.value)
+    assert "secret" not in str(raised.value).replace("secrets", "")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="No such file"):
+    with pytest.raises(StartError, match="No such file"):
         read_keys(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidArgument, match="not text"):
+    with pytest.raises(StartError, match="not text"):
         read_keys(tmp_path / "binary")

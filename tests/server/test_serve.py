@@ -24,12 +24,11 @@ from jaxctx.errors import Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
-from jaxctx_server.banner import count
 from jaxctx_server.command import SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import PlainProgress, shown
 from jaxctx_server.serve import serve
-from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, count
 
 
 class Life:
