@@ -22,7 +22,6 @@ from jaxctx.engine.core import EngineCore, World
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.loop import StepLoop
 from jaxctx.model.echo import EchoModel
 from jaxctx.model.text import echo_text
 from jaxctx.store import SnapshotStore
@@ -102,10 +101,9 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         rng, ids = random.Random(1), itertools.count()
         world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-        core = EngineCore(config, devices[key], served.text, identity, served.model.vocab_size, world)
-        loop = StepLoop(core, devices[key], config.steps_in_flight)
+        core = EngineCore(config, devices[key], served.text, identity, world)
         snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: f"{rng.getrandbits(128):032x}")
-        engine = LocalEngine(loop, engine_info(served, config), snapshots, stream_buffer=config.stream_buffer)
+        engine = LocalEngine(core, engine_info(served, config), snapshots)
         engine.start()
         started.append(engine)
         return engine

@@ -7,72 +7,60 @@ Every method is called on the step thread and returns at once; `snapshots` does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
-from jaxctx.cache.contexts import Context, ContextCache, Identity
-from jaxctx.engine.answers import Publication
+from jaxctx.cache.contexts import Context
 from jaxctx.engine.delivery import expiry
 from jaxctx.engine.device import Device
+from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Publication, SaveRequest, Ttl
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.quotas import HIDDEN
-from jaxctx.engine.requests import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import Lineage, Version
 
 
+@dataclass(slots=True)
 class Archive:
-    """Of one engine; `model` is the identity of its pages, tenant and salt apart."""
+    """Of one engine. `clock` tells unix seconds."""
 
-    def __init__(
-        self,
-        cache: ContextCache,
-        contexts: ContextOperations,
-        device: Device,
-        model: Identity,
-        max_tokens: int,
-        wall_clock: Callable[[], float],
-        new_id: Callable[[], str],
-    ) -> None:
-        self._cache = cache
-        self._contexts = contexts
-        self._device = device
-        self._model = model
-        self._max_tokens = max_tokens
-        self._wall_clock = wall_clock
-        self._new_id = new_id
-        self._publications: dict[str, Context] = {}  # some may have ended by now
+    contexts: ContextOperations
+    device: Device
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    _publications: dict[str, Context] = field(default_factory=dict)  # some may have ended by now
 
     # --- save ----------------------------------------------------------------------------------------------------
 
     def freeze(self, caller: Caller, context_id: str) -> Context:
         """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
-        context = self._cache.get(caller.tenant, context_id)
-        self._cache.touch(context)
-        frozen = self._contexts.fork(context, [None], tenant=HIDDEN + caller.tenant)[0]
+        context = self.contexts.cache.get(caller.tenant, context_id)
+        self.contexts.cache.touch(context)
+        frozen = self.contexts.branch(context, [None], tenant=HIDDEN + caller.tenant)[0]
         frozen.pinned = True
         return frozen
 
     def lifetime(self, ttl: Ttl) -> Lifetime:
         """Of a snapshot that is saved or changed now."""
-        return Lifetime.begin(ttl.seconds, ttl.sliding, self._wall_clock())
+        return Lifetime.begin(ttl.seconds, ttl.sliding, self.clock())
 
     def version(self, caller: Caller, request: SaveRequest, frozen: Context, usage: tuple[int, int]) -> Version:
         """What the catalogue will say of it. Raises QUOTA; `usage` is what the tenant has, versions and bytes."""
         tokens = frozen.computed if frozen.suspended else frozen.seq_len
         pages = -(-tokens // frozen.page_size)
         count, size_bytes = usage
-        self._contexts.lives.quotas.check_snapshots(count + 1, size_bytes + pages * self._device.page_bytes)
+        self.contexts.lives.quotas.check_snapshots(count + 1, size_bytes + pages * self.device.page_bytes)
         return Version(
             tenant=caller.tenant,
             name=request.name,
             tokens=frozen.length,
             seq_len=tokens,
             pages=pages,
-            size_bytes=pages * self._device.page_bytes,
-            model_revision=self._model.model_revision,
+            size_bytes=pages * self.device.page_bytes,
+            model_revision=self.contexts.model.model_revision,
             salt=frozen.identity.salt,
             manual_commit=frozen.manual_commit,
             context_id=request.context_id,
@@ -85,11 +73,11 @@ class Archive:
         """All of a frozen context that is on the device, page data apart."""
         return Lineage(
             identity=frozen.identity.encode(),
-            model_revision=self._model.model_revision,
+            model_revision=self.contexts.model.model_revision,
             salt=frozen.identity.salt,
-            kv_dtype=self._model.kv_dtype,
+            kv_dtype=self.contexts.model.kv_dtype,
             page_size=frozen.page_size,
-            page_bytes=self._device.page_bytes,
+            page_bytes=self.device.page_bytes,
             tokens=frozen.tokens(),
             marks=frozen.all_marks() if frozen.marked else {},
             seq_len=frozen.seq_len,
@@ -100,13 +88,13 @@ class Archive:
 
     def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
         """The data of some of its pages, by their places in its sequence; ready when the device got there."""
-        return self._device.save_pages(frozen.page_table()[np.asarray(numbers)].tolist())
+        return self.device.save_pages(frozen.page_table()[np.asarray(numbers)].tolist())
 
     def drop(self, contexts: Iterable[Context]) -> None:
         """Forget contexts, frozen ones or such as came to nothing."""
         for context in contexts:
             if not context.closed:
-                self._contexts.lives.close(context)
+                self.contexts.lives.close(context)
 
     # --- open ----------------------------------------------------------------------------------------------------
 
@@ -116,27 +104,31 @@ class Archive:
         assert isinstance(frozen, Context)
         if frozen.closed:
             raise NotFound(f"no snapshot {request.name!r}", reason="SNAPSHOT_NOT_FOUND")
-        context = self._contexts.fork(frozen, [request.context_id], tenant=caller.tenant)[0]
-        return self._contexts.opened(context, request, version)
+        context = self.contexts.branch(frozen, [request.context_id], tenant=caller.tenant)[0]
+        return self.contexts.opened(context, request, version)
 
     def revive(
         self, caller: Caller, request: OpenRequest, version: Version, lineage: Lineage
     ) -> tuple[Context, list[tuple[int, int]]]:
         """A context of a stored lineage, and the pages it needs from the store: (place in the sequence, host slot)."""
-        usable = self._usable(lineage)
+        usable = (lineage.model_revision, lineage.kv_dtype, lineage.page_size, lineage.page_bytes) == (
+            self.contexts.model.model_revision,
+            self.contexts.model.kv_dtype,
+            self.contexts.cache.page_size,
+            self.device.page_bytes,
+        )
         if not usable and not request.recompute:
             raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
-        if len(lineage.tokens) > self._max_tokens:
-            raise FailedPrecondition(
-                f"of {len(lineage.tokens)} tokens; here a context holds at most {self._max_tokens}"
-            )
+        most = self.contexts.config.max_context_tokens
+        if len(lineage.tokens) > most:
+            raise FailedPrecondition(f"of {len(lineage.tokens)} tokens; here a context holds at most {most}")
         create = CreateRequest(context_id=request.context_id, salt=lineage.salt, manual_commit=lineage.manual_commit)
-        context = self._contexts.opened(self._contexts.make(caller, create), request, version)
+        context = self.contexts.opened(self.contexts.make(caller, create), request, version)
         marks = [lineage.marks.get(index, b"") for index in range(len(lineage.tokens))] if lineage.marks else ()
-        self._cache.append(context, lineage.tokens, marks)
-        slots = self._cache.park(context, lineage.seq_len, lineage.committed_pages)
+        self.contexts.cache.append(context, lineage.tokens, marks)
+        slots = self.contexts.cache.park(context, lineage.seq_len, lineage.committed_pages)
         if not usable:
-            self._cache.memory.drop_stash(context)
+            self.contexts.cache.memory.drop_stash(context)
         return context, slots if usable else []
 
     # --- publications --------------------------------------------------------------------------------------------
@@ -144,14 +136,14 @@ class Archive:
     def publish(
         self, caller: Caller, context_id: str, ttl: Ttl | None, labels: Mapping[str, str] | None
     ) -> Publication:
-        """See `Engine.publish`; of a context that is not suspended."""
-        context = self._cache.get(caller.tenant, context_id)
-        pages, lives = context.committed_pages, self._contexts.lives
+        """Of a context that is not suspended."""
+        context = self.contexts.cache.get(caller.tenant, context_id)
+        pages, lives = context.committed_pages, self.contexts.lives
         if not pages:
             raise FailedPrecondition("the context has no full page to publish")
         lives.quotas.check_pin(caller.tenant, None, pages)
-        self._contexts.claim(pages)
-        published = self._cache.publish(context, f"pub_{self._new_id()}", tenant=HIDDEN + caller.tenant)
+        self.contexts.claim(pages)
+        published = self.contexts.cache.publish(context, f"pub_{self.new_id()}", tenant=HIDDEN + caller.tenant)
         published.labels = dict(labels or {})
         lives.quotas.charge(caller.tenant, published, pages)
         lives.set_ttl(published, ttl or Ttl(None))
@@ -159,14 +151,12 @@ class Archive:
         return _publication(published)
 
     def unpublish(self, caller: Caller, publication_id: str) -> None:
-        """See `Engine.unpublish`."""
         published = self._publications.get(publication_id)
         if published is None or published not in self._published(caller):
             raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
         self.drop([published])
 
-    def publications(self, caller: Caller) -> list[Publication]:
-        """See `Engine.publications`."""
+    def publications(self, caller: Caller) -> Sequence[Publication]:
         return [_publication(published) for published in self._published(caller)]
 
     @property
@@ -175,18 +165,10 @@ class Archive:
         return sum(not each.closed for each in self._publications.values())
 
     def _published(self, caller: Caller) -> list[Context]:
-        now = self._wall_clock()
+        now = self.clock()
         self._publications = {each.id: each for each in self._publications.values() if not each.closed}
         mine = (each for each in self._publications.values() if each.tenant == HIDDEN + caller.tenant)
         return [each for each in mine if not each.lifetime.over(now)]
-
-    def _usable(self, lineage: Lineage) -> bool:
-        return (lineage.model_revision, lineage.kv_dtype, lineage.page_size, lineage.page_bytes) == (
-            self._model.model_revision,
-            self._model.kv_dtype,
-            self._cache.page_size,
-            self._device.page_bytes,
-        )
 
 
 def _publication(published: Context) -> Publication:

@@ -16,7 +16,6 @@ from jaxctx.engine.core import EngineCore, World
 from jaxctx.engine.device import CompileProgress, Device
 from jaxctx.engine.interface import EngineInfo
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.loop import StepLoop
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.text import ModelText
 from jaxctx.store import SnapshotStore
@@ -64,13 +63,9 @@ def open_engine(
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-    core = EngineCore(config, device, served.text, identity, served.model.vocab_size, world)
-    engine = LocalEngine(
-        StepLoop(core, device, config.steps_in_flight),
-        engine_info(served, config, mesh),
-        SnapshotStore(store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16)),
-        stream_buffer=config.stream_buffer,
-    )
+    core = EngineCore(config, device, served.text, identity, world)
+    snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16))
+    engine = LocalEngine(core, engine_info(served, config, mesh), snapshots)
     engine.start()
     return engine
 

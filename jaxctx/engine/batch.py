@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxctx.cache.marks import decode_mark
+from jaxctx.engine.passes import Sampler, needs_logits
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.step import StepInputs
 from jaxctx_kernels import Segment
@@ -32,12 +35,28 @@ class Batch:
 
     parts: Seq[Part]
     rows: int
-    samples: int
-    unusual: bool = False  # one part, whose rows have positions and masks of their own
+    outputs: int = 0  # of unusual rows, which are of one part: how many outputs the step must have, at least 1
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether whole distributions are to be told."""
+        asked = ((part.sequence.passing, index) for part in self.parts for index in part.outputs)
+        return any(passing is not None and needs_logits(passing.outputs[index]) for passing, index in asked)
 
 
-def write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
-    """Put a part's rows into the step's inputs; returns what they look at."""
+def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment]:
+    """Put all of it into the step's inputs, the plan apart; returns what the parts look at."""
+    segments = [_write_part(part, views, page_size) for part in batch.parts]
+    if batch.outputs:
+        part, context = batch.parts[0], batch.parts[0].sequence.context
+        if context.marked:
+            write_marks(views, part.position, part.rows, context.all_marks(part.position // page_size))
+        if part.sequence.passing is not None:
+            write_outputs(views, part.position, part.outputs, part.sequence.passing.samplers)
+    return segments
+
+
+def _write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     sequence, context = part.sequence, part.sequence.context
     rows = slice(part.first_row, part.first_row + part.rows)
     positions = np.arange(part.position, part.position + part.rows, dtype=np.int32)
@@ -58,3 +77,28 @@ def write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
         suppress = drawn < sequence.request.min_tokens
         sequence.sampler.write(views.sampling[part.sample], position=part.position + part.rows, suppress=suppress)
     return Segment(part.first_row, part.rows, part.position, table)
+
+
+def write_marks(views: StepInputs, first: int, rows: int, marks: Mapping[int, bytes]) -> None:
+    """Give rows `0 .. rows - 1`, of the indices from `first` on, the positions and masks of `marks`, by index."""
+    for row in range(rows):
+        if not (encoded := marks.get(first + row)):
+            continue
+        mark = decode_mark(encoded)
+        views.positions[row] = mark.position
+        if mark.ranges:
+            seen = np.zeros(32 * views.mask.shape[1], np.bool_)
+            for start, stop in mark.ranges:
+                seen[start:stop] = True
+            views.mask[row] = np.packbits(seen, bitorder="little").view("<i4")
+
+
+def write_outputs(views: StepInputs, first: int, outputs: Seq[int], samplers: Mapping[int, Sampler]) -> None:
+    """Ask about the tokens at the indices `outputs`, in this order; `first` is that of row 0.
+
+    Tokens are drawn by their `samplers`, by index, in nobody's slot: without penalties and bias. Others are greedy.
+    """
+    for place, index in enumerate(outputs):
+        views.sample_rows[place] = index - first
+        if index in samplers:
+            samplers[index].write(views.sampling[place], position=index + 1, suppress=False)

@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxctx.cache.contexts import Context, ContextCache
+from jaxctx.engine.sequence import Sequence
 
 
 class PageBudget:
-    """Of one engine."""
+    """Of one engine, whose `running` sequences have pages reserved."""
 
-    def __init__(self, cache: ContextCache) -> None:
+    def __init__(self, cache: ContextCache, running: list[Sequence]) -> None:
         self._cache = cache
-        self.reserved = 0
+        self._running = running
         self.suspensions = 0
         self.on_suspend: Callable[[Context], None] = lambda context: None
+
+    @property
+    def reserved(self) -> int:
+        """Pages that running sequences were promised and have not taken yet."""
+        return sum(sequence.reserved for sequence in self._running)
 
     def claimable(self) -> int:
         """Pages that nobody holds and nobody was promised."""

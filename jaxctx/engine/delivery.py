@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from jaxctx.cache.contexts import ContextCache
-from jaxctx.engine.answers import (
+from jaxctx.engine.interface import (
     ContextInfo,
     EngineStats,
     Expiry,

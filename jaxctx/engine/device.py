@@ -24,10 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine import page_moves
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.slots import MAX_BIAS as MAX_BIAS  # for the core, as the next two
-from jaxctx.engine.slots import MAX_STOPS as MAX_STOPS
-from jaxctx.engine.slots import PACKED_WORDS, load_packed
-from jaxctx.engine.slots import SlotHistory as SlotHistory
+from jaxctx.engine.slots import PACKED_WORDS, SlotHistory, load_packed
 from jaxctx.engine.step import DeviceState, LayerPool, StepInputs, StepShape, make_step, split
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_state
@@ -54,7 +51,9 @@ class Device:
         self._neutral = row_words()
         self._steps: dict[StepShape, Executable] = {}
         self._others: dict[str, Executable] = {}  # what is not a step
-        self._compilations = CompilationCounter()
+        self.compilations = 0  # on threads that count them
+        self._counting: int | None = None  # the thread that does
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
@@ -106,10 +105,7 @@ class Device:
             for shape in reversed(self.shapes + self.pass_shapes)
         }
         jobs |= {
-            "page copy": self._compile_copy,
-            "page save": self._compile_save,
-            "page load": self._compile_load,
-            "slot load": self._compile_slot_load,
+            name: partial(self._compile_other, name) for name in ("page copy", "page save", "page load", "slot load")
         }
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
             futures = {pool.submit(job): name for name, job in jobs.items()}
@@ -129,28 +125,24 @@ class Device:
         step = make_step(self._model, shape)
         self._steps[shape] = self._lower(step, (1, 2), self._params, self._pools, self._state, self._ints(shape.size))
 
-    def _compile_copy(self) -> None:
-        self._others["copy"] = self._lower(page_moves.copy, (0,), self._pools, self._ints(2, COPY_CHUNK))
-
-    def _compile_save(self) -> None:
-        pages = self._ints(COPY_CHUNK)
-        self._others["save"] = self._lower(page_moves.save, (), self._pools, pages, out_shardings=self._kept)
-
-    def _compile_load(self) -> None:
-        load = partial(page_moves.load, on_device=self._on_device)
-        data = (self._no_page,) * COPY_CHUNK
-        self._others["load"] = self._lower(load, (0,), self._pools, self._ints(COPY_CHUNK), data)
-
-    def _compile_slot_load(self) -> None:
-        def load(state: DeviceState, packed: jax.Array) -> DeviceState:
-            return state._replace(slots=load_packed(state.slots, packed))
-
-        self._others["slot"] = self._lower(load, (0,), self._state, self._ints(PACKED_WORDS))
+    def _compile_other(self, name: str) -> None:
+        pools, pages = self._pools, self._ints(COPY_CHUNK)
+        match name:
+            case "page copy":
+                compiled = self._lower(page_moves.copy, (0,), pools, self._ints(2, COPY_CHUNK))
+            case "page save":
+                compiled = self._lower(page_moves.save, (), pools, pages, out_shardings=self._kept)
+            case "page load":
+                load = partial(page_moves.load, on_device=self._on_device)
+                compiled = self._lower(load, (0,), pools, pages, (self._no_page,) * COPY_CHUNK)
+            case _:
+                compiled = self._lower(_load_slot, (0,), self._state, self._ints(PACKED_WORDS))
+        self._others[name] = compiled
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
         for shape in self.shapes + self.pass_shapes:
-            jax.block_until_ready(self._run(shape, self.blank(shape)[0]))
+            jax.block_until_ready(self.run(shape, self.blank(shape)[0]))
         self.copy_pages([PageCopy(0, 0)])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
@@ -158,18 +150,10 @@ class Device:
 
     # --- every step ----------------------------------------------------------------------------------------------
 
-    def shape_for(self, rows: int) -> StepShape:
-        """The smallest compiled shape that holds `rows`."""
-        return next(shape for shape in self.shapes if shape.rows >= rows)
-
-    def pass_shape_for(self, rows: int, outputs: int) -> StepShape:
-        """The smallest compiled pass that holds `rows`, of which `outputs` are asked about."""
-        return next(shape for shape in self.pass_shapes if shape.rows >= rows and shape.samples >= outputs)
-
-    @property
-    def pass_limits(self) -> tuple[int, int]:
-        """Rows and outputs of the largest pass."""
-        return self.pass_shapes[-1].rows, self.pass_shapes[-1].samples
+    def shape_for(self, rows: int, outputs: int = 0) -> StepShape:
+        """The smallest compiled shape that holds `rows`; with `outputs`, of a pass that is asked about so many."""
+        shapes = self.pass_shapes if outputs else self.shapes
+        return next(shape for shape in shapes if shape.rows >= rows and shape.samples >= outputs)
 
     def blank(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
         """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`.
@@ -183,23 +167,19 @@ class Device:
         views.mask[:] = -1
         return packed, views
 
-    def run(self, shape: StepShape, packed: np.ndarray) -> jax.Array:
-        """Dispatch one step; returns its output while it still runs. `packed` must not be written to afterwards."""
-        return self._run(shape, packed)[0]
+    def run(self, shape: StepShape, packed: np.ndarray, *, logits: bool = False) -> tuple[jax.Array | None, jax.Array]:
+        """Dispatch one step; returns the logits of a pass, if they are wanted, and its output, while it still runs.
 
-    def run_pass(self, shape: StepShape, packed: np.ndarray, *, logits: bool = True) -> tuple[jax.Array, jax.Array]:
-        """As `run`, of a pass: returns its logits, which come to the host only if they are wanted, and its output."""
-        output, told = self._run(shape, packed)
-        if logits:
-            told.copy_to_host_async()
-        return told, output
-
-    def _run(self, shape: StepShape, packed: np.ndarray) -> tuple[jax.Array, Any]:
+        `packed` must not be written to afterwards.
+        """
         self._pools, self._state, output, told = self._steps[shape](
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        return output, told
+        if not logits:
+            return None, output
+        told.copy_to_host_async()
+        return told, output
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
@@ -207,7 +187,7 @@ class Device:
             pairs = np.zeros((2, COPY_CHUNK), np.int32)  # (0, 0) pads: scratch onto itself
             for column, copy in enumerate(copies[start : start + COPY_CHUNK]):
                 pairs[:, column] = copy.source, copy.target
-            self._pools = self._others["copy"](self._pools, self._put(pairs))
+            self._pools = self._others["page copy"](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
         """What is in the pages after all steps dispatched so far, an array each, in host memory where possible.
@@ -216,7 +196,7 @@ class Device:
         """
         saved: list[jax.Array] = []
         for start in range(0, len(pages), COPY_CHUNK):
-            saved += self._others["save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
+            saved += self._others["page save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
         del saved[len(pages) :]
         if self._kept is self._on_device:
             for page in saved:
@@ -232,12 +212,12 @@ class Device:
             ids = _padded(pages[start : start + COPY_CHUNK])
             chunk = [jax.device_put(page, self._kept) for page in data[start : start + COPY_CHUNK]]
             chunk += [self._no_page] * (COPY_CHUNK - len(chunk))
-            self._pools = self._others["load"](self._pools, self._put(ids), tuple(chunk))
+            self._pools = self._others["page load"](self._pools, self._put(ids), tuple(chunk))
 
     def load_slot(self, slot: int, history: SlotHistory) -> None:
         """Tell a slot about the sequence that takes it, in as many calls as its tokens need."""
         for packed in history.pack(slot):
-            self._state = self._others["slot"](self._state, self._put(packed))
+            self._state = self._others["slot load"](self._state, self._put(packed))
 
     def _put(self, array: np.ndarray) -> jax.Array:
         placed: jax.Array = jax.device_put(array, self._replicated())
@@ -245,14 +225,20 @@ class Device:
 
     @contextmanager
     def count_compilations(self) -> Iterator[None]:
-        """Count compilations of the calling thread from here on (the step thread's: there must be none)."""
-        with self._compilations.watch():
+        """Count XLA compilations of the calling thread until the block ends (the step thread's: there must be none)."""
+        self._counting = threading.get_ident()
+        try:
             yield
+        finally:
+            self._counting = None
 
-    @property
-    def compilations(self) -> int:
-        """Compilations on the watched thread since it began to be watched."""
-        return self._compilations.count
+    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._counting:
+            self.compilations += 1
+
+
+def _load_slot(state: DeviceState, packed: jax.Array) -> DeviceState:
+    return state._replace(slots=load_packed(state.slots, packed))
 
 
 def _padded(pages: Sequence[int]) -> np.ndarray:
@@ -260,25 +246,3 @@ def _padded(pages: Sequence[int]) -> np.ndarray:
     padded = np.zeros(COPY_CHUNK, np.int32)
     padded[: len(pages)] = pages
     return padded
-
-
-class CompilationCounter:
-    """Counts XLA compilations that happen on one thread, through JAX's own monitoring events."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._thread: int | None = None
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def _listen(self, event: str, duration_secs: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._thread:
-            self.count += 1
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Count the calling thread's compilations until the block ends."""
-        self._thread = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._thread = None

@@ -14,14 +14,13 @@ from functools import partial
 
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
-from jaxctx.engine.answers import Change
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.interface import Change, CreateRequest, OpenRequest, Ttl
 from jaxctx.engine.quotas import Quotas
-from jaxctx.engine.requests import CreateRequest, OpenRequest, Ttl
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
-from jaxctx.errors import JaxctxError
+from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import Alarms, Lifetime
 
 PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
@@ -94,8 +93,11 @@ class Lives:
         held, writer = context.committed_pages + context.working_pages, self._writers.get(context)
         return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
 
-    def close(self, context: Context, change: Change = Change.CLOSED) -> None:
-        """Give up a context that nobody writes to."""
+    def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
+        """Give up a context; its writer is ended first, and told why."""
+        writer = self._writers.get(context)
+        if writer is not None:
+            self._fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self._cache.close(context)
         self.changed(context, change)
@@ -104,13 +106,10 @@ class Lives:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self._clock()
         for context in self._cache.lifetimes.due(now):
-            writer = self._writers.get(context)
-            if writer is not None and context.lifetime.sliding:
+            if context in self._writers and context.lifetime.sliding:
                 self._cache.set_lifetime(context, context.lifetime.anew(now))
                 continue
-            if writer is not None:
-                self._fail(writer, expired(context.id))
-            self.close(context, Change.EXPIRED)
+            self.close(context, Change.EXPIRED, expired(context.id))
             self.expired += 1
             self._scheduler.reconsider()
         for context in self._pins.due(now):

@@ -1,244 +1,136 @@
-"""LocalEngine: the Engine interface in process, each method a command to the step thread."""
+"""LocalEngine: the Engine interface in process, most of its methods a command to the step thread."""
 
 from __future__ import annotations
 
 import asyncio
-import builtins
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxctx.engine.answers import (
-    Comparison,
+from jaxctx.engine.core import EngineCore
+from jaxctx.engine.interface import (
+    Caller,
     ContextEvent,
     ContextInfo,
-    ContextPages,
+    CreateRequest,
+    Engine,
     EngineInfo,
     EngineStats,
     FillResult,
+    ForwardRequest,
     ForwardResult,
     GeneratePiece,
+    GenerateRequest,
     PlanResult,
-    Publication,
-    SnapshotInfo,
 )
-from jaxctx.engine.forward import results
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Stream
-from jaxctx.engine.requests import (
-    Caller,
-    CreateRequest,
-    ForwardRequest,
-    GenerateRequest,
-    OpenRequest,
-    SaveRequest,
-    Ttl,
-)
 from jaxctx.engine.sequence import Sequence as Running
 from jaxctx.engine.snapshots import Snapshots
 from jaxctx.engine.watch import Watch
-from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
 from jaxctx.store import SnapshotStore
 
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
 ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the caller
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class LocalEngine:
-    """The Engine interface over a `StepLoop` of this process. `start` before use, `stop` at the end."""
 
-    def __init__(self, loop: StepLoop, info: EngineInfo, store: SnapshotStore, *, stream_buffer: int) -> None:
-        self.loop = loop
-        self.core = loop.core
-        self._snapshots = Snapshots(loop, store)
-        self._info = info
-        self._stream_buffer = stream_buffer
+def command(
+    operation: Callable[[EngineCore], Callable[P, R]],
+) -> Callable[Concatenate[LocalEngine, P], Coroutine[Any, Any, R]]:
+    """A method that runs an operation of the core on the step thread."""
 
-    @property
-    def info(self) -> EngineInfo:
-        """What does not change while the engine lives."""
-        return self._info
+    async def method(self: LocalEngine, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.loop.call(operation(self.core), *args, **kwargs)
+
+    return method
+
+
+class LocalEngine(Snapshots, Engine):
+    """The Engine interface over a step thread of this process. `start` before use, `stop` at the end."""
+
+    def __init__(self, core: EngineCore, info: EngineInfo, store: SnapshotStore) -> None:
+        super().__init__(StepLoop(core), store)
+        self.core = core
+        self.info = info
 
     def start(self) -> None:
         """Begin to take work."""
         self.loop.start()
-        self._snapshots.start()
+        self.start_reaping()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
-        self._snapshots.stop()
+        self.stop_reaping()
+        self.store.close()
         self.loop.stop()
 
+    # --- what computes nothing -----------------------------------------------------------------------------------
+
+    truncate = command(lambda core: core.contexts.truncate)
+    rewind = command(lambda core: core.contexts.rewind)
+    commit_pages = command(lambda core: core.contexts.commit_pages)
+    release_pages = command(lambda core: core.contexts.release_pages)
+    update = command(lambda core: core.contexts.update)
+    close = command(lambda core: core.contexts.close)
+    get = command(lambda core: core.contexts.get)
+    pages = command(lambda core: core.contexts.pages)
+    list = command(lambda core: core.contexts.list)
+    compare = command(lambda core: core.contexts.compare)
+    unpublish = command(lambda core: core.archive.unpublish)
+    publications = command(lambda core: core.archive.publications)
+    clear_cache = command(lambda core: core.cache.clear_cached)
+
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
-        """See `Engine.create`."""
+        return (await self._make(caller, lambda: [self.core.contexts.create(caller, request)]))[0]
 
-        def create() -> list[ContextInfo]:
-            self.core.raise_if_draining()
-            return [self.core.contexts.create(caller, request)]
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
+        return await self._make(caller, lambda: self.core.contexts.fork(caller, context_id, ids))
 
-        return (await self._make(caller, create))[0]
-
-    async def _make(self, caller: Caller, make: Callable[[], list[ContextInfo]]) -> list[ContextInfo]:
+    async def _make(self, caller: Caller, make: Callable[[], Sequence[ContextInfo]]) -> Sequence[ContextInfo]:
         """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
-        made: list[ContextInfo] = []
+        made: Sequence[ContextInfo] = ()
 
         def command() -> None:
-            made.extend(make())
+            nonlocal made
+            self.core.raise_if_draining()
+            made = make()
 
         try:
             await self.loop.call(command)
         except asyncio.CancelledError:
-            self._post(partial(self._close_all, caller, made))
+            self.loop.tell(lambda: self._close_all(caller, made))
             raise
         return made
 
     def _close_all(self, caller: Caller, contexts: Sequence[ContextInfo]) -> None:
         for info in contexts:
             with suppress(NotFound):  # closed by its client already
-                self.core.close(caller, info.context_id)
-
-    def _post(self, command: Callable[[], None]) -> None:
-        """To the step thread, if there still is one."""
-        with suppress(Unavailable):
-            self.loop.post(command)
-
-    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
-        """See `Engine.fill`."""
-        return await self._fill(caller, context_id, as_ids(tokens), defer)
-
-    async def flush(self, caller: Caller, context_id: str) -> FillResult:
-        """See `Engine.flush`."""
-        return await self._fill(caller, context_id, as_ids(()), False)
-
-    async def _fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool) -> FillResult:
-        result: FillResult = await self.loop.work(partial(self.core.fill, caller, context_id, tokens, defer))
-        return result
-
-    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
-        """See `Engine.forward`."""
-        done = await self.loop.work(partial(self.core.forward, caller, request))
-        return await asyncio.to_thread(results, done)
-
-    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
-        """See `Engine.generate`."""
-        forks: list[ContextInfo] = []
-        running: list[Running] = []
-        stream = Stream(
-            asyncio.get_running_loop(),
-            self.loop.outbox,
-            outputs=request.n,
-            limit=self._stream_buffer,
-            wake=lambda: self._post(lambda: None),
-        )
-
-        def start() -> None:  # one command: nothing can come between the forks and their registration
-            ids = [request.context_id]
-            if request.n == 1:
-                self.core.raise_if_draining()
-            else:  # accepted when it was flushed
-                forks.extend(self.core.fork(caller, request.context_id, [None] * request.n))
-                ids = [fork.context_id for fork in forks]
-            for index, context_id in enumerate(ids):
-                running.append(self.core.generate(caller, request, context_id, index, stream))
-
-        complete = False
-        try:
-            if request.n > 1:
-                await self.flush(caller, request.context_id)
-            await self.loop.call(start)
-            async for piece in stream.pieces():
-                yield piece
-            complete = True
-        finally:
-            if not complete:
-                self._post(partial(self._abandon, caller, running, forks))
-
-    def _abandon(self, caller: Caller, running: list[Running], forks: list[ContextInfo]) -> None:
-        """The reader left or one output failed: stop all, and close the forks, whose ids nobody may know."""
-        for sequence in running:
-            self.core.end(sequence)
-        self._close_all(caller, forks)
-
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
-        """See `Engine.fork`."""
-
-        def fork() -> list[ContextInfo]:
-            self.core.raise_if_draining()
-            return self.core.fork(caller, context_id, ids)
-
-        return await self._make(caller, fork)
-
-    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
-        """See `Engine.truncate`."""
-        return await self.loop.call(self.core.contexts.truncate, caller, context_id, tokens)
-
-    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
-        """See `Engine.rewind`."""
-        return await self.loop.call(self.core.contexts.rewind, caller, context_id, to)
+                self.core.contexts.close(caller, info.context_id)
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """See `Engine.reserve_pages`; asks again until shortly before the caller's deadline."""
+        """Asks again until shortly before the caller's deadline."""
         while True:
             info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
             if info is not None:
                 return info
-            if caller.deadline is None or self.core.now() > caller.deadline - ANSWER_MARGIN_S:
+            if caller.deadline is None or self.core.world.clock() > caller.deadline - ANSWER_MARGIN_S:
                 raise ResourceExhausted(f"{pages} pages are not to be had now; none was taken", retry_after_s=1.0)
             await asyncio.sleep(RETRY_S)
-
-    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """See `Engine.commit_pages`."""
-        return await self.loop.call(self.core.contexts.commit_pages, caller, context_id, pages)
-
-    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """See `Engine.release_pages`."""
-        return await self.loop.call(self.core.contexts.release_pages, caller, context_id, pages)
-
-    async def update(
-        self,
-        caller: Caller,
-        context_id: str,
-        *,
-        priority: int | None = None,
-        pinned: bool | None = None,
-        pin_s: float | None = None,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> ContextInfo:
-        """See `Engine.update`."""
-        return await self.loop.call(self.core.update, caller, context_id, priority, pinned, pin_s, ttl, labels)
-
-    async def close(self, caller: Caller, context_id: str) -> None:
-        """See `Engine.close`."""
-        await self.loop.call(self.core.close, caller, context_id)
-
-    async def get(self, caller: Caller, context_id: str) -> ContextInfo:
-        """See `Engine.get`."""
-        return await self.loop.call(self.core.contexts.get, caller, context_id)
-
-    async def pages(self, caller: Caller, context_id: str) -> ContextPages:
-        """See `Engine.pages`."""
-        return await self.loop.call(self.core.contexts.pages, caller, context_id)
-
-    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
-        """See `Engine.list`."""
-        return await self.loop.call(self.core.contexts.list, caller, after, limit)
 
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> PlanResult:
-        """See `Engine.plan`."""
-        return await self.loop.call(self.core.plan, caller, as_ids(tokens), context_id, salt)
-
-    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
-        """See `Engine.compare`."""
-        return await self.loop.call(self.core.contexts.compare, caller, a, b)
+        return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
     async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
-        """See `Engine.watch`."""
         arrived, watchers = asyncio.Event(), self.core.lives.watchers
         watch = Watch(caller.tenant, partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set))
         try:
@@ -251,67 +143,77 @@ class LocalEngine:
                 if not events:
                     await arrived.wait()
         finally:
-            self._post(partial(watchers.leave, watch))
+            self.loop.tell(partial(watchers.leave, watch))
 
-    # --- snapshots -----------------------------------------------------------------------------------------------
+    # --- what computes -------------------------------------------------------------------------------------------
 
-    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
-        """See `Engine.save`."""
-        return await self._snapshots.save(caller, request)
+    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+        work = partial(self.core.fill, caller, context_id, self._ids(tokens), defer)
+        result: FillResult = await self.loop.work(work)
+        return result
 
-    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
-        """See `Engine.open`."""
-        return await self._snapshots.open(caller, request)
+    async def flush(self, caller: Caller, context_id: str) -> FillResult:
+        return await self.fill(caller, context_id, ())
 
-    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
-        """See `Engine.snapshot`."""
-        return self._snapshots.info(caller, name, version)
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        work = partial(self.core.forward, caller, request, self._ids(request.tokens))
+        rows, context = await self.loop.work(work)
+        # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
+        outputs = await asyncio.to_thread(lambda: [row.result() for row in rows])
+        return ForwardResult(outputs=outputs, context=context)
 
-    async def snapshots(
-        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> builtins.list[SnapshotInfo]:
-        """See `Engine.snapshots`."""
-        return self._snapshots.list(caller, prefix, after, limit)
+    def _ids(self, tokens: Sequence[int]) -> np.ndarray:
+        """As int32; JAX does not check indices: an id beyond the vocabulary would silently be another token."""
+        ids, size = np.asarray(tokens, np.int64).reshape(-1), self.info.vocab_size
+        if ids.size and not (ids.min() >= 0 and ids.max() < size):
+            raise InvalidArgument.field("tokens", f"ids must be 0 to {size - 1}")
+        return ids.astype(np.int32)
 
-    async def history(self, caller: Caller, name: str) -> builtins.list[SnapshotInfo]:
-        """See `Engine.history`."""
-        return self._snapshots.history(caller, name)
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        forks: Sequence[ContextInfo] = ()
+        running: list[Running] = []
+        stream = Stream(
+            asyncio.get_running_loop(),
+            self.loop.outbox,
+            outputs=request.n,
+            limit=self.core.config.stream_buffer,
+            wake=self.loop.wake,
+        )
 
-    async def update_snapshot(
-        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> SnapshotInfo:
-        """See `Engine.update_snapshot`."""
-        return await self._snapshots.update(caller, name, ttl, labels)
+        def start() -> None:  # one command: nothing can come between the forks and their registration
+            nonlocal forks
+            ids = [request.context_id]
+            if request.n == 1:
+                self.core.raise_if_draining()
+            else:  # accepted when it was flushed
+                forks = self.core.contexts.fork(caller, request.context_id, [None] * request.n)
+                ids = [fork.context_id for fork in forks]
+            for index, context_id in enumerate(ids):
+                running.append(self.core.generate(caller, request, context_id, index, stream))
 
-    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        """See `Engine.delete_snapshot`."""
-        return await self._snapshots.delete(caller, name, version)
+        def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
+            for sequence in running:
+                self.core.end(sequence)
+            self._close_all(caller, forks)
 
-    async def publish(
-        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
-        """See `Engine.publish`."""
-        context = await self.loop.call(self.core.cache.get, caller.tenant, context_id)
-        if context.suspended:
-            await self._snapshots.resume(caller, context)
-        return await self.loop.call(self.core.archive.publish, caller, context_id, ttl, labels)
+        complete = False
+        try:
+            if request.n > 1:
+                await self.flush(caller, request.context_id)
+            await self.loop.call(start)
+            async for piece in stream.pieces():
+                yield piece
+            complete = True
+        finally:
+            if not complete:
+                self.loop.tell(abandon)
 
-    async def unpublish(self, caller: Caller, publication_id: str) -> None:
-        """See `Engine.unpublish`."""
-        await self.loop.call(self.core.archive.unpublish, caller, publication_id)
-
-    async def publications(self, caller: Caller) -> builtins.list[Publication]:
-        """See `Engine.publications`."""
-        return await self.loop.call(self.core.archive.publications, caller)
+    # --- the engine ----------------------------------------------------------------------------------------------
 
     async def stats(self) -> EngineStats:
-        """See `Engine.stats`."""
-        stats = await self.loop.call(self.core.stats)
-        return replace(stats, snapshots=self._snapshots.store.count())
+        return replace(await self.loop.call(self.core.stats), snapshots=self.store.count())
 
     async def drain(self) -> None:
-        """See `Engine.drain`."""
-
         def begin() -> bool:
             self.core.draining = True
             return self.core.idle
@@ -320,17 +222,4 @@ class LocalEngine:
             await asyncio.sleep(RETRY_S)
 
     async def failure(self) -> str:
-        """See `Engine.failure`."""
         return await asyncio.shield(asyncio.wrap_future(self.loop.failure))
-
-    async def clear_cache(self) -> int:
-        """See `Engine.clear_cache`."""
-        return await self.loop.call(self.core.cache.clear_cached)
-
-
-def as_ids(tokens: Sequence[int]) -> np.ndarray:
-    """Token ids as int32; ids that do not fit are refused before anything is allocated for them."""
-    ids = np.asarray(tokens, np.int64).reshape(-1)
-    if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
-        raise InvalidArgument.field("tokens", "ids must not be negative or beyond the vocabulary")
-    return ids.astype(np.int32)

@@ -18,41 +18,30 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from jaxctx.engine.core import EngineCore, Flight
-from jaxctx.engine.device import Device
 from jaxctx.engine.mail import Outbox, Promise
-from jaxctx.engine.sequence import Reply, Sequence
+from jaxctx.engine.sequence import Sequence
 from jaxctx.errors import Unavailable
 
 log = logging.getLogger("jaxctx.engine")
+P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """A step whose output is on the host, or the error it ended with."""
-
-    flight: Flight
-    output: Any  # as the flight's, in numpy
-    error: Exception | None = None
 
 
 class StepLoop:
     """See the module docstring. `start` before use, `stop` at the end."""
 
-    def __init__(self, core: EngineCore, device: Device, steps_in_flight: int) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self.core = core
-        core.transfers.on_arrival = self._arrived
+        core.transfers.on_arrival = self.wake
         self.outbox = Outbox()
-        self._device = device
-        self._steps_in_flight = steps_in_flight
-        self._inbox: queue.SimpleQueue[Callable[[], object] | Landed] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
@@ -63,18 +52,13 @@ class StepLoop:
             threading.Thread(target=self._fetch, name="jaxctx-fetch", daemon=True),
         ]
 
-    @property
-    def alive(self) -> bool:
-        """Whether commands are still taken."""
-        return not self._stopping
-
     def start(self) -> None:
         """Start the threads. The device is compiled already."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
+        """End running work with Unavailable and join the threads. For an orderly end, drain first."""
         if not self._threads[0].is_alive():
             return
         self._inbox.put(self._stop)
@@ -89,7 +73,7 @@ class StepLoop:
         self._flown.put(None)
 
     def _run(self) -> None:
-        with self._device.count_compilations():
+        with self.core.device.count_compilations():
             while not self._stopping:
                 try:
                     self._turn()
@@ -103,18 +87,15 @@ class StepLoop:
         """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
         works = not self.failure.done()
         timeout = self.core.expire() if works else None
-        room = works and self._flying < self._steps_in_flight
+        room = works and self._flying < self.core.config.steps_in_flight
         more = room and (self._dispatch() or self.core.scheduler.restored)
         if works:
             self.core.carry_out()
         self.outbox.flush()
-        try:
-            message = self._inbox.get(block=not more, timeout=timeout)
+        with suppress(queue.Empty):
+            self._take(self._inbox.get(block=not more, timeout=timeout))
             while True:
-                self._take(message)
-                message = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+                self._take(self._inbox.get_nowait())
 
     def _dispatch(self) -> bool:
         try:
@@ -127,90 +108,91 @@ class StepLoop:
             self._flown.put(flight)
         return flight is not None
 
-    def _take(self, message: Callable[[], object] | Landed) -> None:
-        if not isinstance(message, Landed):
-            try:
-                message()
-            except Exception:
-                self._break("a command failed halfway")
-            return
+    def _take(self, command: Callable[[], object]) -> None:
+        try:
+            command()
+        except Exception:
+            self._break("a command failed halfway")
+
+    def _landed(self, flight: Flight, output: Any) -> None:
+        """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         self._flying -= 1
-        if message.output is None:
-            log.error("a step failed on the device", exc_info=message.error)
-            self._break("a step failed on the device")
+        if isinstance(output, Exception):
+            self._break("a step failed on the device", output)
             return
         try:
-            self.core.settle(message.flight, message.output)
+            self.core.settle(flight, output)
         except Exception:
             self._break("a step's results could not be booked")
 
-    def _break(self, what: str) -> None:
+    def _break(self, what: str, error: Exception | None = None) -> None:
         """The device's arrays or the books are in doubt: end everything, take nothing more."""
-        log.critical("engine stopped: %s", what, exc_info=True)
+        log.critical("engine stopped: %s", what, exc_info=error or True)
         if not self.failure.done():
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
 
-    def _arrived(self) -> None:
-        with suppress(Unavailable):
-            self.post(lambda: None)
-
     def _fetch(self) -> None:
         while (flight := self._flown.get()) is not None:
             try:
-                self._inbox.put(Landed(flight, jax.tree.map(np.asarray, flight.output)))
+                output = jax.tree.map(np.asarray, flight.output)
             except Exception as error:
-                self._inbox.put(Landed(flight, None, error))
+                output = error
+            self._inbox.put(partial(self._landed, flight, output))
 
-    async def call(self, function: Callable[..., T], *args: Any) -> T:
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
-        promise = Promise(asyncio.get_running_loop(), self.outbox)
+        result: T = await self.work(lambda promise: promise.done(function(*args, **kwargs)))
+        return result
 
-        def command() -> None:
-            try:
-                self.raise_if_unavailable()
-                self.core.lives.reap()
-                promise.done(function(*args))
-            except Exception as error:
-                promise.failed(error)
-
-        self.post(command)
-        return await promise.future  # type: ignore[no-any-return]
-
-    async def work(self, submit: Callable[[Reply], Sequence | None]) -> Any:
-        """Run `submit` on the step thread and wait until the sequence that it submits is done; the reply's result.
+    async def work(self, submit: Callable[[Promise], Sequence | None]) -> Any:
+        """Run `submit` on the step thread and wait for what it, or the sequence that it submits, tells its promise.
 
         Cancelling ends the sequence.
         """
         promise = Promise(asyncio.get_running_loop(), self.outbox)
-        submitted: list[Sequence | None] = [None]
+        submitted: list[Sequence | None] = []
 
         def command() -> None:
             try:
-                self.raise_if_unavailable()
+                if self._stopping:
+                    raise stopped()
+                if self.failure.done():
+                    raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
                 self.core.lives.reap()
-                submitted[0] = submit(promise)
+                submitted.append(submit(promise))
             except Exception as error:
                 promise.failed(error)
+
+        def end() -> None:
+            for sequence in submitted:
+                if sequence is not None:
+                    self.core.end(sequence)
 
         self.post(command)
         try:
             return await promise.future
         except asyncio.CancelledError:
-            with suppress(Unavailable):
-                self.post(lambda: self.core.end(submitted[0]) if submitted[0] else None)
+            self.tell(end)
             raise
 
     def post(self, command: Callable[[], object]) -> None:
         """Run `command` on the step thread, after all posted before it. It must not raise."""
         with self._posting:
             if self._stopping:
-                raise Unavailable("the server has stopped", retry_after_s=1.0)
+                raise stopped()
             self._inbox.put(command)
 
-    def raise_if_unavailable(self) -> None:
-        """Refuse what would get no answer any more."""
-        if self._stopping:
-            raise Unavailable("the server has stopped", retry_after_s=1.0)
-        if self.failure.done():
-            raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
+    def tell(self, command: Callable[[], object]) -> None:
+        """`post`, if there still is a step thread."""
+        with suppress(Unavailable):
+            self.post(command)
+
+    def wake(self) -> None:
+        """Something has changed that the core does not know of: look again."""
+        self.tell(lambda: None)
+
+
+def stopped() -> Unavailable:
+    """What callers of a loop that has ended are told."""
+    return Unavailable("the server has stopped", retry_after_s=1.0)

@@ -1,15 +1,16 @@
 """Operations: what a client does to contexts without computing anything.
 
 Bookkeeping in the cache; the page copies that this takes are among the cache's moves, which come after every step
-dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error
-changes nothing. Pages come from what the scheduler has not promised to running work (`claim`).
+dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error changes nothing.
+Pages come from what the scheduler has not promised to running work (`claim`). What callers may rely on is said in
+`interface`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -17,47 +18,50 @@ import numpy as np
 from jaxctx.cache.compare import compare
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
-from jaxctx.engine.answers import Change, Comparison, ContextInfo, ContextPages, ContextState, PlanResult, Tier
-from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.delivery import expiry
+from jaxctx.engine.interface import (
+    Caller,
+    Change,
+    Comparison,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    CreateRequest,
+    OpenRequest,
+    PlanResult,
+    Tier,
+    Ttl,
+)
 from jaxctx.engine.lives import Lives
-from jaxctx.engine.requests import Caller, CreateRequest, OpenRequest, Ttl
+from jaxctx.engine.scheduler import Scheduler
+from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
 from jaxctx.store import Version
 
 
+@dataclass(frozen=True, slots=True)
 class ContextOperations:
-    """Everything on contexts but fill, generate and close. `busy` holds the contexts that have a writer."""
+    """Of one engine; `model` is the identity of its pages, tenant and salt apart."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        cache: ContextCache,
-        budget: PageBudget,
-        model: Identity,
-        busy: Container[Context],
-        lives: Lives,
-    ) -> None:
-        self._config = config
-        self._cache = cache
-        self._budget = budget
-        self._model = model
-        self._busy = busy
-        self.lives = lives
+    config: EngineConfig
+    cache: ContextCache
+    scheduler: Scheduler
+    writers: Mapping[Context, Work]
+    lives: Lives
+    model: Identity
 
     # --- birth ---------------------------------------------------------------------------------------------------
 
     def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
-        """A new, empty context. AlreadyExists if the chosen id is taken."""
         context = self.make(caller, request)
         self.lives.begin(context, request, Change.CREATED)
         return self.describe(context)
 
     def make(self, caller: Caller, request: CreateRequest) -> Context:
-        """See `create`; settings are for `Lives.begin`."""
+        """A new, empty context, whose settings are for `Lives.begin`. AlreadyExists if the chosen id is taken."""
         self._raise_if_too_many(1, caller.tenant)
-        return self._cache.create(
+        return self.cache.create(
             self.identity(caller, request.salt),
             tenant=caller.tenant,
             context_id=request.context_id,
@@ -77,34 +81,41 @@ class ContextOperations:
 
     def identity(self, caller: Caller, salt: str) -> Identity:
         """What pages of a context with this salt may be shared with: the same tenant, salt, model and KV type."""
-        return replace(self._model, namespace=caller.tenant, salt=salt)
+        return replace(self.model, namespace=caller.tenant, salt=salt)
 
-    def fork(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> list[Context]:
-        """One child per id (None: a new id), all or none. Works beside a writer: children have what was settled."""
+    def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
+        """Works beside a writer: the children have what was settled."""
+        parent = self.cache.get(caller.tenant, context_id)
+        children = self.branch(parent, ids)
+        self.cache.touch(parent)
+        for child in children:
+            self.lives.changed(child, Change.FORKED)
+        return [self.describe(child) for child in children]
+
+    def branch(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> Sequence[Context]:
+        """One child per id (None: a new id), all or none; filed under its parent's tenant or this one."""
         self._raise_if_too_many(len(ids), parent.tenant if tenant is None else tenant)
         children: list[Context] = []
         with self._not_a_victim(parent):
-            partial = -(-parent.working_tokens // self._config.page_size)
-            if not self._budget.claim(partial * len(ids)):
-                raise ResourceExhausted("no page for the partial pages of the forks", retry_after_s=1.0)
+            self.claim(-(-parent.working_tokens // self.config.page_size) * len(ids))
             try:
                 for chosen in ids:
-                    children.append(self._cache.fork(parent, context_id=chosen, tenant=tenant))
+                    children.append(self.cache.fork(parent, context_id=chosen, tenant=tenant))
             except BaseException:
                 for child in children:
-                    self._cache.close(child)
+                    self.cache.close(child)
                 raise
         return children
 
     def claim(self, pages: int) -> None:
         """Make sure of free pages. Raises ResourceExhausted."""
-        if not self._budget.claim(pages):
+        if not self.scheduler.budget.claim(pages):
             raise ResourceExhausted(f"{pages} pages are not to be had now", retry_after_s=1.0)
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
-        self.lives.quotas.check_contexts(self._cache.count(tenant) + more)
-        if len(self._cache) + more > self._config.max_contexts:
-            message = f"the engine holds at most {self._config.max_contexts} contexts"
+        self.lives.quotas.check_contexts(self.cache.count(tenant) + more)
+        if len(self.cache) + more > self.config.max_contexts:
+            message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
 
     @contextmanager
@@ -120,69 +131,67 @@ class ContextOperations:
 
     def writable(self, caller: Caller, context_id: str) -> Context:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
-        context = self._cache.get(caller.tenant, context_id)
-        if context in self._busy:
+        context = self.cache.get(caller.tenant, context_id)
+        if context in self.writers:
             raise Aborted("another operation is writing to this context", retry_after_s=0.1)
-        self._cache.touch(context)
+        self.cache.touch(context)
         return context
 
-    def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
-        """Drop trailing tokens of the buffered and working ones."""
+    def _control(self, caller: Caller, context_id: str, change: Callable[[Context, int], None], n: int) -> ContextInfo:
         context = self.writable(caller, context_id)
-        self._cache.control.truncate(context, tokens)
+        change(context, n)
         return self._changed(context)
 
+    def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        return self._control(caller, context_id, self.cache.control.truncate, tokens)
+
+    def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """FailedPrecondition if one of them is partial, OutOfRange past the last."""
+        return self._control(caller, context_id, self.cache.control.commit, pages)
+
+    def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """From the tail, with the tokens in them."""
+        return self._control(caller, context_id, self.cache.control.release, pages)
+
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
-        """Keep the first `to` tokens; a page that is cut in the middle is copied, nothing is computed."""
+        """A page that is cut in the middle is copied."""
         context = self.writable(caller, context_id)
         if to > context.length:
             raise OutOfRange(f"cannot rewind to {to}: the context has {context.length} tokens")
         with self._not_a_victim(context):
-            cut = bool(to % self._config.page_size) and to < context.committed_pages * self._config.page_size
-            if cut and not context.working_pages and not self._budget.claim(1):
-                raise ResourceExhausted("no page for the partial page", retry_after_s=1.0)
-            self._cache.control.rewind(context, to)
+            if to % self.config.page_size and to < context.seq_len and not context.working_pages:
+                self.claim(1)
+            self.cache.control.rewind(context, to)
         return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
         """None: not now, but perhaps when other work is done. Raises NEVER_FITS if the pool is too small."""
         context = self.writable(caller, context_id)
-        if pages > self._config.pages:
-            raise ResourceExhausted(f"{pages} pages of {self._config.pages} asked for", reason="NEVER_FITS")
+        if pages > self.config.pages:
+            raise ResourceExhausted(f"{pages} pages of {self.config.pages} asked for", reason="NEVER_FITS")
         with self._not_a_victim(context):
             # A suspended context takes its cached pages back first: they count too.
-            found = self._cache.peek(context) if context.suspended else Found(0, 0, 0, 0)
+            found = self.cache.peek(context) if context.suspended else Found(0, 0, 0, 0)
             own = context.committed_pages + context.working_pages + found.device
             self.lives.check_growth(context, own + pages)
-            if not self._budget.claim(pages + found.unheld):
+            if not self.scheduler.budget.claim(pages + found.unheld):
                 return None
-            self._cache.control.reserve(context, pages)
-        return self._changed(context)
-
-    def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """Commit the first `pages` working pages: FailedPrecondition if one is partial, OutOfRange past the last."""
-        context = self.writable(caller, context_id)
-        self._cache.control.commit(context, pages)
-        return self._changed(context)
-
-    def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """Give up `pages` working pages from the tail, with the tokens in them."""
-        context = self.writable(caller, context_id)
-        self._cache.control.release(context, pages)
+            self.cache.control.reserve(context, pages)
         return self._changed(context)
 
     def update(
         self,
         caller: Caller,
         context_id: str,
-        priority: int | None,
-        pinned: bool | None,
-        pin_s: float | None,
-        ttl: Ttl | None,
-        labels: Mapping[str, str] | None,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl: Ttl | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> ContextInfo:
-        """Change what is given; takes effect for work not yet admitted. `pin_s` goes with `pinned`."""
-        context = self._cache.get(caller.tenant, context_id)
+        """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
+        context = self.cache.get(caller.tenant, context_id)
         if pinned is not None:  # the only one that may be refused
             self.lives.pin(context, pinned, pin_s)
         if priority is not None:
@@ -191,20 +200,25 @@ class ContextOperations:
             self.lives.set_ttl(context, ttl)
         if labels is not None:
             context.labels = dict(labels)
+        writer = self.writers.get(context)
+        if writer is not None:
+            self.scheduler.reprioritise(writer)
+        self.scheduler.reconsider()
         return self._changed(context)
+
+    def close(self, caller: Caller, context_id: str) -> None:
+        self.lives.close(self.cache.get(caller.tenant, context_id))
 
     # --- look ----------------------------------------------------------------------------------------------------
 
     def get(self, caller: Caller, context_id: str) -> ContextInfo:
-        """Counters of one context."""
-        return self.describe(self._cache.get(caller.tenant, context_id))
+        return self.describe(self.cache.get(caller.tenant, context_id))
 
     def pages(self, caller: Caller, context_id: str) -> ContextPages:
-        """Physical layout and tokens of one context."""
-        context = self._cache.get(caller.tenant, context_id)
+        context = self.cache.get(caller.tenant, context_id)
         return ContextPages(
             page_ids=context.page_table().tolist(),
-            refcounts=self._cache.refcounts(context),
+            refcounts=self.cache.refcounts(context),
             tokens=context.tokens().tolist(),
             tiers=self._tiers(context),
         )
@@ -214,27 +228,25 @@ class ContextOperations:
             return [Tier.DEVICE] * len(context.page_table())
         found = [
             Tier.DEVICE if item.page != NOWHERE else Tier.HOST if item.host != NOWHERE else Tier.DISK
-            for item in self._cache.places(context)
+            for item in self.cache.places(context)
         ]
-        return [*found, *[Tier.LINEAGE] * (-(-context.computed // self._config.page_size) - len(found))]
+        return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 
-    def list(self, caller: Caller, after: str, limit: int) -> list[ContextInfo]:
-        """Contexts of the tenant in id order."""
-        return [self.describe(context) for context in self._cache.list(caller.tenant, after, limit)]
+    def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+        return [self.describe(context) for context in self.cache.list(caller.tenant, after, limit)]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
-        """What filling `tokens` would find and need; changes nothing."""
         if context_id is None:
-            return self._planned(len(tokens), 0, 0, self._cache.find(self.identity(caller, salt), tokens))
-        context = self._cache.get(caller.tenant, context_id)
+            return self._planned(len(tokens), 0, 0, self.cache.find(self.identity(caller, salt), tokens))
+        context = self.cache.get(caller.tenant, context_id)
         new = context.buffered_tokens + len(tokens)
         pages = context.committed_pages + context.working_pages
         with self._not_a_victim(context):
-            return self._planned(new, context.seq_len, pages, self._cache.peek(context, tokens))
+            return self._planned(new, context.seq_len, pages, self.cache.peek(context, tokens))
 
     def _planned(self, new: int, before: int, pages_before: int, found: Found) -> PlanResult:
         """`new` tokens after `before` with KV in `pages_before` pages; `found` as `peek` says it."""
-        size = self._config.page_size
+        size = self.config.page_size
         last = max(new - 1, 0)  # the last token is always computed
         ends = [min(pages * size, last) for pages in accumulate((found.device, found.host, found.disk))]
         return PlanResult(
@@ -245,12 +257,11 @@ class ContextOperations:
             disk=ends[2] - ends[1],
             computed=new - ends[2],
             pages_needed=max(-(-(before + new) // size) - pages_before - found.device, 0),
-            pages_available=self._budget.claimable() + self._cache.suspendable() - found.unheld,
+            pages_available=self.scheduler.budget.claimable() + self.cache.suspendable() - found.unheld,
         )
 
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
-        """Where two contexts part."""
-        first, second = (self._cache.get(caller.tenant, context_id) for context_id in (a, b))
+        first, second = (self.cache.get(caller.tenant, context_id) for context_id in (a, b))
         common, shared = compare(first, second)
         return Comparison(common_tokens=common, shared_pages=shared, length_a=first.length, length_b=second.length)
 
@@ -264,13 +275,13 @@ class ContextOperations:
         return ContextInfo(
             context_id=context.id,
             parent_id=context.parent_id,
-            state=ContextState.BUSY if context in self._busy else state,
+            state=ContextState.BUSY if context in self.writers else state,
             seq_len=context.seq_len,
             committed_pages=context.committed_pages,
             working_pages=context.working_pages,
             working_tokens=context.working_tokens,
             buffered_tokens=context.buffered_tokens,
-            page_size=self._config.page_size,
+            page_size=self.config.page_size,
             priority=context.priority,
             pinned=context.pinned,
             pinned_until=context.pinned_until,

@@ -1,67 +1,135 @@
-"""Passes: steps whose rows have positions and masks of their own, and which tell whole distributions.
+"""Passes: what is asked of tokens that a request gives explicitly, and what is told of them.
 
-A pass is written like any other step (`batch.write_part`), of one sequence's rows from row 0 on; `write_marks` and
-`write_outputs` add what is its own. `pass_result` turns a row of its logits into an answer; it is pure, and slow enough
-for a thread of its own.
+A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `PassRow.result`
+turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxctx.cache.marks import decode_mark
-from jaxctx.engine.answers import PassResult
-from jaxctx.engine.requests import PassOutput
-from jaxctx.engine.sequence import Sampler
-from jaxctx.engine.step import StepInputs
+from jaxctx.cache.marks import encode_mark
+from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput, PassResult
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.sampling import row_words
+
+POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words(position=0))[0])
 
 
-def write_marks(views: StepInputs, first: int, rows: int, marks: Mapping[int, bytes]) -> None:
-    """Give rows `0 .. rows - 1`, of the indices from `first` on, the positions and masks of `marks`, by index."""
-    for row in range(rows):
-        if not (encoded := marks.get(first + row)):
-            continue
-        mark = decode_mark(encoded)
-        views.positions[row] = mark.position
-        if mark.ranges:
-            seen = np.zeros(32 * views.mask.shape[1], np.bool_)
-            for start, stop in mark.ranges:
-                seen[start:stop] = True
-            views.mask[row] = np.packbits(seen, bitorder="little").view("<i4")
+class Sampler:
+    """Sampling options as the step wants them: `row_words`, patched per token."""
+
+    def __init__(self, request: GenerateRequest, seed: int) -> None:
+        """`seed` is 64 bits; equal seeds draw equally at equal positions, in any batch."""
+        s = request.sampling
+        self.seed = seed
+        self._words = {
+            suppress: row_words(
+                temperature=s.temperature,
+                top_k=s.top_k,
+                top_p=s.top_p,
+                min_p=s.min_p,
+                repetition=s.repetition_penalty,
+                presence=s.presence_penalty,
+                frequency=s.frequency_penalty,
+                seed=seed,
+                suppress=suppress,
+                biased=bool(s.logit_bias),
+                logprobs=request.logprobs,
+            )
+            for suppress in (False, True)
+        }
+        penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+        # Whether the slot must know the sequence's past before its first step.
+        self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0
+
+    def write(self, row: np.ndarray, *, position: int, suppress: bool) -> None:
+        """Fill int32 `row` `[ROW_WORDS]` for the token at `position`; `suppress` forbids stop tokens."""
+        row[:] = self._words[suppress]
+        row[POSITION_WORD] = position
 
 
-def write_outputs(views: StepInputs, first: int, outputs: Sequence[int], samplers: Mapping[int, Sampler]) -> None:
-    """Ask about the tokens at the indices `outputs`, in this order; `first` is that of row 0.
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs."""
 
-    Tokens are drawn by their `samplers`, by index, in nobody's slot: without penalties and bias. Others are greedy.
+    start: int
+    outputs: Mapping[int, PassOutput]  # by index in the context, ascending
+    samplers: Mapping[int, Sampler]  # of those that want a sample
+    keep_working: bool
+
+    def rows(self, indices: Sequence[int], logits: np.ndarray | None, tokens: np.ndarray) -> list[PassRow]:
+        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and `tokens`."""
+        told: list[PassRow] = []
+        for place, index in enumerate(indices):
+            asked, sampler = self.outputs[index], self.samplers.get(index)
+            own = logits[place] if logits is not None and needs_logits(asked) else None
+            drawn = (int(tokens[place]), sampler.seed) if sampler else (None, None)
+            told.append(PassRow(asked, own, *drawn))
+        return told
+
+
+def make_pass(request: ForwardRequest, first: int, new_seed: Callable[[], int]) -> Pass:
+    """Of tokens whose first one has the index `first`."""
+    outputs, samplers = {}, {}
+    for output in sorted(request.outputs, key=lambda output: output.index):
+        outputs[first + output.index] = output
+        if output.sample is not None:
+            seed = new_seed() if output.sample.seed is None else output.sample.seed
+            samplers[first + output.index] = Sampler(GenerateRequest(context_id="", sampling=output.sample), seed)
+    return Pass(first, outputs, samplers, request.keep_working)
+
+
+def marks(request: ForwardRequest, first: int, positions: int) -> list[bytes]:
+    """A mark for every token, none if all are usual. InvalidArgument for a position or a mask that cannot be.
+
+    `positions`: how many the model has.
     """
-    for place, index in enumerate(outputs):
-        views.sample_rows[place] = index - first
-        if index in samplers:
-            samplers[index].write(views.sampling[place], position=index + 1, suppress=False)
+    encoded: list[bytes] = []
+    for offset in range(len(request.tokens) if request.positions or request.masks else 0):
+        index = first + offset
+        position = request.positions[offset] if request.positions else index
+        ranges = request.masks[offset] if request.masks else ()
+        if not 0 <= position < positions:
+            raise InvalidArgument.field(f"positions[{offset}]", f"must be 0 to {positions - 1}")
+        if ranges and ranges[-1][1] > index + 1:
+            raise InvalidArgument.field(f"masks[{offset}]", f"token {index} sees nothing behind itself")
+        encoded.append(encode_mark(index, position, ranges))
+    return encoded if any(encoded) else []
 
 
-def pass_result(asked: PassOutput, logits: np.ndarray | None, token_id: int | None, seed: int | None) -> PassResult:
-    """What was asked of a row of float32 `logits` `[vocab]`, which are needed for all but a sample.
+def needs_logits(asked: PassOutput) -> bool:
+    """Whether more than a sample is asked for."""
+    return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
 
-    `token_id` is what was drawn and `seed` what repeats it, both None if nothing was to be. Logits that are no number
-    count as minus infinity, as they do for samples.
-    """
-    if logits is None or not (asked.logprob_ids or asked.top or asked.logits or asked.entropy):
-        return PassResult(index=asked.index, token_id=token_id, seed=seed)
-    finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
-    logprobs = log_softmax(finite.astype(np.float64))
-    return PassResult(
-        index=asked.index,
-        token_id=token_id,
-        seed=seed,
-        logprobs=logprobs[list(asked.logprob_ids)].tolist(),
-        top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
-        logits=logits.astype("<f4").tobytes() if asked.logits else b"",
-        entropy=entropy(logprobs) if asked.entropy else None,
-    )
+
+@dataclass(frozen=True, slots=True)
+class PassRow:
+    """What the step says of one token that was asked about."""
+
+    asked: PassOutput
+    logits: np.ndarray | None  # float32 [vocab], needed for all but a sample
+    token_id: int | None = None  # what was drawn, if anything was to be
+    seed: int | None = None  # that repeats it
+
+    def result(self) -> PassResult:
+        """What was asked for. Logits that are no number count as minus infinity, as they do for samples."""
+        asked, logits = self.asked, self.logits
+        drawn = PassResult(index=asked.index, token_id=self.token_id, seed=self.seed)
+        if logits is None or not needs_logits(asked):
+            return drawn
+        finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
+        logprobs = log_softmax(finite.astype(np.float64))
+        return replace(
+            drawn,
+            logprobs=logprobs[list(asked.logprob_ids)].tolist(),
+            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
+            logits=logits.astype("<f4").tobytes() if asked.logits else b"",
+            entropy=entropy(logprobs) if asked.entropy else None,
+        )
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

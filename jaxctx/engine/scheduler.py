@@ -31,39 +31,41 @@ from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.queue import WaitingQueue
 from jaxctx.engine.sequence import Sequence
+from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
 
 
 class Scheduler:
     """See the module docstring.
 
-    `load_slot` is called before the first step of a sequence that needs it, `refuse` for one that cannot be admitted;
-    `ready` tells whether the data of a host slot has arrived; `unusual` is how many rows and outputs an unusual step
-    has at most.
+    `load_slot` is called before the first step of a sequence that needs it, `refuse` for one that cannot be admitted,
+    `finish` for one that has nothing left to compute once it was restored; `ready` tells whether the data of a host
+    slot has arrived.
     """
 
     def __init__(
         self,
         cache: ContextCache,
         config: EngineConfig,
+        largest_pass: StepShape,
         load_slot: Callable[[Sequence], None],
         refuse: Callable[[Sequence, JaxctxError], None],
+        finish: Callable[[Sequence], None],
         ready: Ready,
-        unusual: tuple[int, int],
     ) -> None:
         self._cache = cache
         self._config = config
+        self._largest_pass = largest_pass
         self._load_slot = load_slot
         self._refuse = refuse
+        self._finish = finish
         self._ready = ready
-        self._unusual_rows, self._unusual_outputs = unusual
         self._unusual_next = False  # whose turn it is, where there are both
         self.restored = False  # pages came back just now: there may be more at once
-        self.complete: list[Sequence] = []  # had nothing left to compute when they had been restored
         self._free_slots = list(range(config.max_batch - 1, -1, -1))
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
-        self.budget = PageBudget(cache)
+        self.budget = PageBudget(cache, self.running)
         self._parked: list[Sequence] = []  # preempted because their readers lag
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
@@ -83,7 +85,7 @@ class Scheduler:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
         if self.waiting >= self._config.queue_limit:
             raise ResourceExhausted("the queue is full", reason="QUEUE_FULL", retry_after_s=1.0)
-        needed = self._pages_for(sequence.worst_case_tokens)
+        needed = self._cache.memory.pages_for(sequence.worst_case_tokens)
         if needed > self._config.pages:
             raise ResourceExhausted(
                 f"needs {needed} pages in the worst case; the engine has {self._config.pages}", reason="NEVER_FITS"
@@ -96,8 +98,7 @@ class Scheduler:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
         sequence.ended = True
         self._stop(sequence)
-        if self.queue.remove(sequence):
-            return
+        self.queue.remove(sequence)
         for place in (self._parked, *self._followers.values()):
             if sequence in place:
                 place.remove(sequence)
@@ -116,7 +117,6 @@ class Scheduler:
         """Do not run: slot, promised pages and pages taken in vain are free from now on."""
         sequence.epoch += 1
         self._dismiss_followers(sequence)
-        self.budget.reserved -= sequence.reserved
         sequence.reserved = 0
         context = sequence.context
         context.busy = False
@@ -126,13 +126,10 @@ class Scheduler:
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
         if not context.suspended:
-            surplus = context.working_pages - self._pages_for(context.working_tokens)
+            surplus = context.working_pages - self._cache.memory.pages_for(context.working_tokens)
             self._cache.control.release(context, min(surplus, sequence.taken))
         sequence.taken = 0
         self.reconsider()
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._config.page_size)
 
     # --- admission -----------------------------------------------------------------------------------------------
 
@@ -165,7 +162,7 @@ class Scheduler:
         If need be at the cost of contexts that do not run and of running sequences that are less important.
         """
         context = head.context
-        worst = self._pages_for(head.worst_case_tokens)
+        worst = self._cache.memory.pages_for(head.worst_case_tokens)
         if head.computed is None:
             self._cache.commit_full(context)
         while True:
@@ -182,7 +179,6 @@ class Scheduler:
             head.pending = wanted - context.seq_len
         self._cache.match(context, head.match_to)
         head.reserved = new
-        self.budget.reserved += new
         return True
 
     def _leader_of(self, head: Sequence) -> Sequence | None:
@@ -207,8 +203,11 @@ class Scheduler:
 
     def _dismiss_followers(self, leader: Sequence) -> None:
         for follower in reversed(self._followers.pop(leader, [])):
-            self.queue.push(follower, front=True)
-            self.reconsider()
+            self._requeue(follower)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self.queue.push(sequence, front=True)
+        self.reconsider()
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence, served=True)
@@ -227,9 +226,7 @@ class Scheduler:
             context, before = sequence.context, sequence.context.seq_len
             gained = self._cache.restore(context, pages, self._ready, sequence.match_to) if pages else 0
             self.restored |= gained > 0
-            spent = min(gained, sequence.reserved)
-            sequence.reserved -= spent
-            self.budget.reserved -= spent
+            sequence.reserved -= min(gained, sequence.reserved)
             if sequence.computed is None:
                 sequence.restored += context.seq_len - before
                 self.tokens_restored += context.seq_len - before
@@ -259,14 +256,14 @@ class Scheduler:
         sequence.read_only = sequence.next == sequence.known and sequence.compute_to is None
         if sequence.read_only:
             sequence.next -= 1
-        sequence.unusual = _unusual(sequence)
+        sequence.find_unusual()
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
         if sequence.sampler is not None and sequence.sampler.needs_history:
             self._load_slot(sequence)
         if not sequence.rows_ready:
-            self.complete.append(sequence)
+            self._finish(sequence)
 
     def _preempt_for(self, head: Sequence) -> bool:
         """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
@@ -282,7 +279,7 @@ class Scheduler:
         if lagging:
             self._parked.append(victim)
         else:
-            self.queue.push(victim, front=True)
+            self._requeue(victim)
         self.preemptions += 1
         return True
 
@@ -290,8 +287,7 @@ class Scheduler:
         """Let those run again whose readers have caught up."""
         for sequence in [s for s in self._parked if not s.reply.lagging()]:
             self._parked.remove(sequence)
-            self.queue.push(sequence, front=True)
-            self.reconsider()
+            self._requeue(sequence)
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -307,14 +303,14 @@ class Scheduler:
 
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
-            rows = min(sequence.unusual_rows(), self._unusual_rows)
+            rows = sequence.unusual_rows(self._largest_pass.rows)
             if rows and not sequence.reply.lagging():
                 asked = sequence.passing.outputs if sequence.passing is not None else ()
                 outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
-                if len(outputs) > self._unusual_outputs:
-                    del outputs[self._unusual_outputs :]
+                if len(outputs) > self._largest_pass.samples:
+                    del outputs[self._largest_pass.samples :]
                     rows = outputs[-1] + 1 - sequence.next
-                return Batch([self._take_rows(sequence, 0, rows, 0, outputs)], rows, 1, unusual=True)
+                return Batch([self._take_rows(sequence, 0, rows, 0, outputs)], rows, max(len(outputs), 1))
         return None
 
     def _usual_batch(self) -> Batch | None:
@@ -333,7 +329,7 @@ class Scheduler:
             parts.append(part)
             row += rows
             samples += part.sample >= 0
-        return Batch(parts, row, samples) if parts else None
+        return Batch(parts, row) if parts else None
 
     def _take_rows(self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = ()) -> Part:
         position, read_only = sequence.next, sequence.read_only
@@ -343,7 +339,6 @@ class Scheduler:
             taken = sequence.context.working_pages - before
             sequence.taken += taken
             sequence.reserved -= taken
-            self.budget.reserved -= taken
         sequence.next += rows
         sequence.read_only = False
         samples = sequence.next == sequence.known and sequence.remaining > 0
@@ -365,20 +360,3 @@ class Scheduler:
             if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
                 self._dismiss_followers(sequence)
         return live
-
-
-def _unusual(sequence: Sequence) -> list[tuple[int, int]]:
-    """The ranges of a sequence's rows that go into steps of their own: marked tokens, and what a pass asks about."""
-    context, first = sequence.context, sequence.next
-    indices: set[int] = set()
-    if context.marked:
-        indices.update(context.all_marks(first // context.page_size))
-    if sequence.passing is not None:
-        indices.update(sequence.passing.outputs)
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(index for index in indices if index >= first):
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = ranges[-1][0], index + 1
-        else:
-            ranges.append((index, index + 1))
-    return ranges

@@ -17,21 +17,18 @@ raises its epoch, so that late results are ignored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, GeneratePiece, GenerateRequest, PassOutput
+from jaxctx.engine.interface import Caller, GeneratePiece, GenerateRequest
 from jaxctx.engine.output import Output
+from jaxctx.engine.passes import Pass, PassRow, Sampler
 from jaxctx.errors import JaxctxError
-from jaxctx.model.sampling import row_words
 
 _arrivals = itertools.count()
-POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words(position=0))[0])
 
 
 class Reply(Protocol):
@@ -39,72 +36,15 @@ class Reply(Protocol):
 
     def piece(self, piece: GeneratePiece) -> None:
         """A part of an output (generations only)."""
-        ...
 
     def done(self, result: Any) -> None:
         """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
-        ...
 
     def failed(self, error: JaxctxError) -> None:
         """The end, with an error. Nothing follows."""
-        ...
 
     def lagging(self) -> bool:
         """Whether the reader is too far behind to take more."""
-        ...
-
-
-class Sampler:
-    """A generation's sampling options as the step wants them: `row_words`, patched per token."""
-
-    def __init__(self, request: GenerateRequest, seed: int) -> None:
-        """`seed` is 64 bits; equal seeds draw equally at equal positions, in any batch."""
-        s = request.sampling
-        self.seed = seed
-        self._options = {
-            "temperature": s.temperature,
-            "top_k": s.top_k,
-            "top_p": s.top_p,
-            "min_p": s.min_p,
-            "repetition": s.repetition_penalty,
-            "presence": s.presence_penalty,
-            "frequency": s.frequency_penalty,
-            "seed": seed,
-            "biased": bool(s.logit_bias),
-            "logprobs": request.logprobs,
-        }
-        self._words = {
-            suppress: row_words(**self._options, suppress=suppress)  # type: ignore[arg-type]
-            for suppress in (False, True)
-        }
-        penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
-        # Whether the slot must know the sequence's past before its first step.
-        self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0
-
-    def write(self, row: np.ndarray, *, position: int, suppress: bool) -> None:
-        """Fill int32 `row` `[ROW_WORDS]` for the token at `position`; `suppress` forbids stop tokens."""
-        row[:] = self._words[suppress]
-        row[POSITION_WORD] = position
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs."""
-
-    start: int
-    outputs: Mapping[int, PassOutput]  # by index in the context
-    samplers: Mapping[int, Sampler]  # of those that want a sample
-    keep_working: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PassRow:
-    """What the step says of one token that was asked about. `logits` `[vocab]` only if the answer needs them."""
-
-    asked: PassOutput
-    logits: np.ndarray | None
-    token_id: int | None
-    seed: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +73,7 @@ class Sequence:
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
     decoding: bool = False  # has dispatched its first sample
-    unusual: Seq[tuple[int, int]] = ()  # ranges of indices that go into steps of their own, ascending
+    unusual: Seq[int] = ()  # indices of the rows that go into steps of their own, ascending
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
     reserved: int = 0  # pages promised and not yet taken
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
@@ -178,19 +118,27 @@ class Sequence:
             return self.compute_to
         return self.context.length if self.passing is None else self.passing.start
 
+    def find_unusual(self) -> None:
+        """Which of its rows go into steps of their own: marked tokens, and what a pass asks about."""
+        indices = {*(self.passing.outputs if self.passing is not None else ())}
+        if self.context.marked:
+            indices |= self.context.all_marks(self.next // self.context.page_size).keys()
+        self.unusual = sorted(index for index in indices if index >= self.next)
+
     def usual_rows(self) -> int:
         """Rows that could go into the next step beside those of others."""
-        for start, stop in self.unusual:
-            if self.next < stop:
-                return min(self.rows_ready, max(start - self.next, 0))
-        return self.rows_ready
+        first = bisect_left(self.unusual, self.next)
+        return min([self.rows_ready, *(index - self.next for index in self.unusual[first : first + 1])])
 
-    def unusual_rows(self) -> int:
-        """Rows that could go into the next step by themselves."""
-        for start, stop in self.unusual:
-            if start <= self.next < stop:
-                return min(self.rows_ready, stop - self.next)
-        return 0
+    def unusual_rows(self, limit: int) -> int:
+        """Rows that could go into the next step by themselves, up to `limit`."""
+        first = bisect_left(self.unusual, self.next)
+        rows = 0
+        for index in self.unusual[first : first + min(self.rows_ready, limit)]:
+            if index != self.next + rows:
+                break
+            rows += 1
+        return rows
 
     @property
     def tokens_left(self) -> int:

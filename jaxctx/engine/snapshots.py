@@ -8,22 +8,19 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 from __future__ import annotations
 
 import asyncio
-import builtins
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.answers import FillResult, SnapshotInfo
 from jaxctx.engine.delivery import snapshot_info
+from jaxctx.engine.interface import Caller, FillResult, OpenRequest, Publication, SaveRequest, SnapshotInfo, Ttl
 from jaxctx.engine.loop import StepLoop
-from jaxctx.engine.requests import Caller, OpenRequest, SaveRequest, Ttl
-from jaxctx.errors import DataLoss, Unavailable
+from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
 CHUNK = 4  # pages that leave the device between two steps
@@ -32,64 +29,48 @@ REAP_S = 1.0  # how often versions that are over are looked for
 
 
 class Snapshots:
-    """Of one engine; `start` before use, `stop` at the end."""
+    """The part of a local engine that keeps contexts; its methods are those of `Engine`."""
 
     def __init__(self, loop: StepLoop, store: SnapshotStore) -> None:
+        self.loop = loop
         self.store = store
-        self._loop = loop
         self._archive = loop.core.archive
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
-    def start(self) -> None:
-        """Begin to remove versions that are over."""
-        self._reaper.start()
-
-    def stop(self) -> None:
-        """End the thread and close the store."""
-        self._stopped.set()
-        if self._reaper.is_alive():
-            self._reaper.join()
-        self.store.close()
-
     # --- save ----------------------------------------------------------------------------------------------------
 
     async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
-        """See `Engine.save`."""
-        await asyncio.to_thread(self.store.check, caller.tenant, request.name, request.overwrite_version)
-        async with self._frozen(caller, request) as frozen:
-            if request.durable and frozen.suspended:  # its pages are wanted
-                await self.resume(caller, frozen)
-            usage = self.store.usage(caller.tenant)
-            version = await self._loop.call(self._archive.version, caller, request, frozen, usage)
-            if request.durable:
-                version = await self._write(frozen, version, request.overwrite_version)
-            else:
-                version = await asyncio.to_thread(self.store.put, version, request.overwrite_version)
-                self._post(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
-        return snapshot_info(version, latest=True)
-
-    @asynccontextmanager
-    async def _frozen(self, caller: Caller, request: SaveRequest) -> AsyncIterator[Context]:
-        """A hidden fork of the context. Dropped at the end, unless it is what was to be kept."""
-        frozen: list[Context] = []
+        overwrite = request.overwrite_version
+        await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
+        hidden: list[Context] = []  # dropped at the end, unless it is what was to be kept
         kept = False
         try:
-            await self._loop.call(lambda: frozen.append(self._archive.freeze(caller, request.context_id)))
-            yield frozen[0]
-            kept = not request.durable
+            await self.loop.call(lambda: hidden.append(self._archive.freeze(caller, request.context_id)))
+            frozen = hidden[0]
+            if request.durable and frozen.suspended:  # its pages are wanted
+                await self._resume(caller, frozen)
+            usage = self.store.usage(caller.tenant)
+            version = await self.loop.call(self._archive.version, caller, request, frozen, usage)
+            if request.durable:
+                version = await self._write(frozen, version, overwrite)
+            else:
+                version = await asyncio.to_thread(self.store.put, version, overwrite)
+                self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
+                kept = True
         finally:
             if not kept:
-                self._post(partial(self._archive.drop, frozen))
+                self.loop.tell(partial(self._archive.drop, hidden))
+        return snapshot_info(version, latest=True)
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
-        lineage = await self._loop.call(self._archive.lineage, frozen)
+        lineage = await self.loop.call(self._archive.lineage, frozen)
         writer = await asyncio.to_thread(self.store.begin, lineage)
         try:
             writing: asyncio.Task[None] | None = None
             for start in range(0, len(writer.missing), CHUNK):
                 numbers = writer.missing[start : start + CHUNK]
-                pages = await self._loop.call(self._archive.read, frozen, numbers)
+                pages = await self.loop.call(self._archive.read, frozen, numbers)
                 if writing is not None:
                     await writing  # one chunk is written while the next leaves the device
                 writing = asyncio.create_task(asyncio.to_thread(_add, writer, numbers, pages))
@@ -103,94 +84,102 @@ class Snapshots:
     # --- open ----------------------------------------------------------------------------------------------------
 
     async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
-        """See `Engine.open`."""
         version = self.store.get(caller.tenant, request.name, request.version)
         made: list[Context] = []
         try:
             if version.durable:
                 result = await self._revive(caller, request, version, made)
             else:
-                await self._loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
-                result = await self.resume(caller, made[0])
+                await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
+                result = await self._resume(caller, made[0])
             if request.take:
                 taken = await asyncio.to_thread(self.store.take, caller.tenant, request.name, version.version)
-                self.release([taken])
+                self._release([taken])
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, caller.tenant, request.name, version.version)
         except BaseException:
-            self._post(partial(self._archive.drop, made))
+            self.loop.tell(partial(self._archive.drop, made))
             raise
         return result
 
     async def _revive(self, caller: Caller, request: OpenRequest, version: Version, made: list[Context]) -> FillResult:
         reader = await asyncio.to_thread(self.store.open, version)
-        slots: list[tuple[int, int]] = []
+        reading = Reading(self.loop, reader)
 
         def make() -> None:
             context, missing = self._archive.revive(caller, request, version, reader.lineage)
             made.append(context)
-            slots.extend(missing)
-            reading.expect(slots)
+            reading.expect(missing)
 
-        reading = Reading(self._loop, reader)
         try:
-            await self._loop.call(make)
+            await self.loop.call(make)
             reading.start()
-            return await self.resume(caller, made[0])
+            return await self._resume(caller, made[0])
         finally:
             reading.stop()
             await asyncio.to_thread(reader.close)
 
-    async def resume(self, caller: Caller, context: Context) -> FillResult:
+    async def _resume(self, caller: Caller, context: Context) -> FillResult:
         """Bring back, or compute, all tokens that had KV."""
-        result: FillResult = await self._loop.work(partial(self._loop.core.resume, caller, context))
+        result: FillResult = await self.loop.work(partial(self.loop.core.resume, caller, context))
         return result
+
+    async def publish(
+        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        context = await self.loop.call(self.loop.core.cache.get, caller.tenant, context_id)
+        if context.suspended:
+            await self._resume(caller, context)
+        return await self.loop.call(self._archive.publish, caller, context_id, ttl, labels)
 
     # --- the catalogue -------------------------------------------------------------------------------------------
 
-    def info(self, caller: Caller, name: str, version: int | None) -> SnapshotInfo:
-        """See `Engine.snapshot`."""
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
         found = self.store.get(caller.tenant, name, version)
         return snapshot_info(found, latest=self.store.get(caller.tenant, name).version == found.version)
 
-    def list(self, caller: Caller, prefix: str, after: str, limit: int) -> builtins.list[SnapshotInfo]:
-        """See `Engine.snapshots`."""
+    async def snapshots(
+        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> Sequence[SnapshotInfo]:
         return [snapshot_info(each, latest=True) for each in self.store.list(caller.tenant, prefix, after, limit)]
 
-    def history(self, caller: Caller, name: str) -> builtins.list[SnapshotInfo]:
-        """See `Engine.history`."""
+    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
         versions = self.store.history(caller.tenant, name)
         return [snapshot_info(version, latest=version is versions[0]) for version in versions]
 
-    async def update(
-        self, caller: Caller, name: str, ttl: Ttl | None, labels: Mapping[str, str] | None
+    async def update_snapshot(
+        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
     ) -> SnapshotInfo:
-        """See `Engine.update_snapshot`."""
         lifetime = None if ttl is None else self._archive.lifetime(ttl)
         version = await asyncio.to_thread(self.store.update, caller.tenant, name, lifetime, labels)
         return snapshot_info(version, latest=True)
 
-    async def delete(self, caller: Caller, name: str, version: int | None) -> int:
-        """See `Engine.delete_snapshot`."""
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         removed = await asyncio.to_thread(self.store.remove, caller.tenant, name, version)
-        self.release(removed)
+        self._release(removed)
         return len(removed)
 
     # --- the end of versions -------------------------------------------------------------------------------------
 
-    def release(self, versions: Sequence[Version]) -> None:
+    def _release(self, versions: Sequence[Version]) -> None:
         """Drop what versions that are gone held in memory."""
         held = [version.held for version in versions if isinstance(version.held, Context)]
         if held:
-            self._post(partial(self._archive.drop, held))
+            self.loop.tell(partial(self._archive.drop, held))
+
+    def start_reaping(self) -> None:
+        """Begin to remove versions that are over."""
+        self._reaper.start()
+
+    def stop_reaping(self) -> None:
+        """End that thread."""
+        self._stopped.set()
+        if self._reaper.is_alive():
+            self._reaper.join()
 
     def _reap(self) -> None:
         while not self._stopped.wait(REAP_S):
-            self.release(self.store.expire())
-
-    def _post(self, command: Callable[[], object]) -> None:
-        with suppress(Unavailable):
-            self._loop.post(command)
+            self._release(self.store.expire())
 
 
 class Reading:
@@ -231,7 +220,7 @@ class Reading:
                     self._pages[number].set_exception(DataLoss("a page failed its checksum"))
                 else:
                     self._pages[number].set_result(self._transfers.page(data))
-                self._wake()
+                self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
         else:
@@ -239,11 +228,7 @@ class Reading:
         for page in self._pages.values():
             if not page.done():
                 page.set_exception(loss)
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(Unavailable):
-            self._loop.post(lambda: None)
+        self._loop.wake()
 
 
 def _add(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxctx.cache.contexts import Context, ContextCache
-from jaxctx.engine.answers import Change, ContextEvent, ContextInfo
+from jaxctx.engine.interface import Change, ContextEvent, ContextInfo
 
 PENDING = 1024  # contexts that a reader may lag behind
 EVENTS = 128  # at most, of one read

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.marks import encode_mark
+from jaxctx.engine.batch import write_marks, write_outputs
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
-from jaxctx.engine.passes import pass_result, write_marks, write_outputs
-from jaxctx.engine.sequence import Sampler
+from jaxctx.engine.passes import PassRow, Sampler
 from jaxctx.engine.step import StepShape, read_output
 from jaxctx.model.bind import init_random
 from jaxctx.model.config import ModelConfig
@@ -93,13 +93,13 @@ class Subject:
             while first < LENGTH:
                 rows = min(chunks[len(logits) % len(chunks)], LENGTH - first)
                 asked = [index for index in outputs if first <= index < first + rows]
-                shape = self.device.pass_shape_for(rows, len(asked))
+                shape = self.device.shape_for(rows, max(len(asked), 1))
                 packed, views = self.device.blank(shape)
                 segment = self.write(views, first, rows, table)
                 write_marks(views, first, rows, marks)
                 write_outputs(views, first, asked, samplers)
                 plan_attention([segment], shape.plan, views.plan)
-                told, output = self.device.run_pass(shape, packed)
+                told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
                 first += rows
@@ -114,7 +114,7 @@ class Subject:
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH, suppress=False)
         plan_attention([segment], shape.plan, views.plan)
-        return int(read_output(np.asarray(self.device.run(shape, packed))).tokens[0])
+        return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
         """Logits of all tokens."""
@@ -231,17 +231,17 @@ def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
 def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: Subject) -> None:
     """As an ordinary step's is: a sequence may go on from a pass before the host has seen its token."""
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
-    shape = device.pass_shape_for(9, 1)
+    shape = device.shape_for(9, 1)
     packed, views = device.blank(shape)
     plan_attention([echo.write(views, 0, 9, table)], shape.plan, views.plan)
     views.sample_rows[0], views.slots[0] = 8, 2
-    _, by_pass = device.run_pass(shape, packed)
+    _, by_pass = device.run(shape, packed, logits=True)
 
     shape = device.shape_for(1)
     packed, views = device.blank(shape)
     plan_attention([echo.write(views, 9, 1, table)], shape.plan, views.plan)
     views.tokens[0] = -1 - 2  # the sample of slot 2
-    by_step = device.run(shape, packed)
+    _, by_step = device.run(shape, packed)
 
     first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_pass, by_step))
     told = echo.tokens[:9].tolist()
@@ -258,9 +258,8 @@ def test_pass_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, i
         return shape.rows, shape.samples
 
     assert [size(shape) for shape in device.pass_shapes] == shapes
-    assert device.pass_limits == shapes[-1]
-    assert size(device.pass_shape_for(4, 4)) == (4, 4)
-    assert size(device.pass_shape_for(limit, 0)) == shapes[-1] if limit <= 64 else True
+    assert size(device.shape_for(4, 4)) == (4, 4)
+    assert size(device.shape_for(limit, 1)) == shapes[-1] if limit <= 64 else True
     assert all(shape.mask_words == 3 for shape in device.pass_shapes)
     assert not any(shape.mask_words for shape in device.shapes)
 
@@ -272,7 +271,7 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
     total = math.fsum(math.exp(x - max(want)) for x in want)
     logprobs = [x - max(want) - math.log(total) for x in want]
     asked = PassOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
-    got = pass_result(asked, logits, 5, 99)
+    got = PassRow(asked, logits, 5, 99).result()
     assert (got.index, got.token_id, got.seed) == (3, 5, 99)
     assert got.logprobs == pytest.approx([logprobs[i] for i in (7, 0, 4999, 7)], abs=1e-12)
     best = sorted(range(5000), key=lambda i: -want[i])[:64]
@@ -283,17 +282,17 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
 
 
 def test_answers_hold_what_was_asked_for_and_no_more() -> None:
-    nothing = pass_result(PassOutput(index=1), None, None, None)
+    nothing = PassRow(PassOutput(index=1), None).result()
     assert (nothing.logprobs, nothing.top, nothing.logits, nothing.entropy) == ((), (), b"", None)
-    only = pass_result(PassOutput(index=1, entropy=True), np.zeros(8, np.float32), None, None)
+    only = PassRow(PassOutput(index=1, entropy=True), np.zeros(8, np.float32)).result()
     assert (list(only.logprobs), list(only.top), only.logits) == ([], [], b"")
     assert only.entropy == pytest.approx(math.log(8))
 
 
 def test_ties_go_to_the_lower_id_and_the_top_ends_with_the_vocabulary() -> None:
     logits = np.array([1, 2, 2, 0, 2, 1, 2, -3], np.float32)
-    assert [i for i, _ in pass_result(PassOutput(index=0, top=3), logits, None, None).top] == [1, 2, 4]
-    assert [i for i, _ in pass_result(PassOutput(index=0, top=64), logits, None, None).top] == [1, 2, 4, 6, 0, 5, 3, 7]
+    assert [i for i, _ in PassRow(PassOutput(index=0, top=3), logits).result().top] == [1, 2, 4]
+    assert [i for i, _ in PassRow(PassOutput(index=0, top=64), logits).result().top] == [1, 2, 4, 6, 0, 5, 3, 7]
 
 
 @pytest.mark.filterwarnings("error")
@@ -302,14 +301,14 @@ def test_answers_about_logits_that_are_no_numbers() -> None:
     inf = math.inf
     logits = np.array([0, math.nan, -inf, 0], np.float32)
     asked = PassOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
-    got = pass_result(asked, logits, None, None)
+    got = PassRow(asked, logits).result()
     assert got.logprobs == pytest.approx([-math.log(2), -inf, -inf])
     assert [i for i, _ in got.top] == [0, 3, 1, 2]
     assert got.entropy == pytest.approx(math.log(2))
     assert np.isnan(np.frombuffer(got.logits, "<f4")[1])
-    certain = pass_result(asked, np.array([-1e30, 3, inf, 1e30], np.float32), None, None)
+    certain = PassRow(asked, np.array([-1e30, 3, inf, 1e30], np.float32)).result()
     assert list(certain.logprobs)[2] == pytest.approx(0)
     assert certain.entropy == 0
-    void = pass_result(asked, np.full(4, math.nan, np.float32), None, None)
+    void = PassRow(asked, np.full(4, math.nan, np.float32)).result()
     assert list(void.logprobs) == [-inf] * 3
     assert void.entropy == 0
