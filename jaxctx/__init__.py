@@ -10,14 +10,9 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from jaxctx import aio, errors
-from jaxctx.client.blocking import Client, Context, Stream, loops
-from jaxctx.client.kept import Publication, Snapshot
-from jaxctx.client.options import GenerateOptions, SamplingOptions
-from jaxctx.client.passes import ForwardResult, Output, PassResult
-from jaxctx.client.types import (
+from jaxctx.answers import (
     Change,
     Comparison,
-    Completion,
     ContextEvent,
     ContextInfo,
     ContextPages,
@@ -28,14 +23,21 @@ from jaxctx.client.types import (
     Expiry,
     FillResult,
     FinishReason,
+    ForwardResult,
     Model,
-    Piece,
+    PassResult,
     PlanResult,
+    Publication,
     RenderedChat,
+    Snapshot,
     Tier,
     TokenLogprob,
     Usage,
 )
+from jaxctx.client.blocking import Client, Context, Stream
+from jaxctx.client.loops import blocking as loops
+from jaxctx.client.options import GenerateOptions, Output, SamplingOptions
+from jaxctx.client.streams import Completion, Piece
 from jaxctx.errors import JaxctxError
 
 try:

@@ -1,48 +1,45 @@
-"""How calls travel: channel options, retries, metadata and deadlines. Shared by both clients; opens nothing itself."""
+"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import grpc
+import grpc.aio
+
+from jaxctx.client.drive import Parts, Steps
 from jaxctx.errors import InvalidArgument
+from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
+from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
+from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
+from jaxctx.wire import from_rpc_error
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
-
-# A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
-# operation after a stream that was left early first asks, with these pauses, until it is not.
-SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 # Methods that may be repeated: those that change nothing, those that set rather than add, and those that carry an id
 # chosen here, which a second execution would find taken. A fill or a rewind is not among them: it may have happened;
 # nor are Save, whose second version would be one too many, and Take, which would not find the name again.
 _REPEATABLE = {
-    "jaxctx.v1.ContextService": (
-        "CreateContext",
-        "Fork",
-        "GetContext",
-        "ListContexts",
-        "UpdateContext",
-        "Plan",
-        "Compare",
-        "WatchContexts",
-    ),
-    "jaxctx.v1.SnapshotService": (
-        "Open",
-        "GetSnapshot",
-        "ListSnapshots",
-        "ListSnapshotVersions",
-        "UpdateSnapshot",
-        "ListPublications",
-    ),
-    "jaxctx.v1.ModelService": ("ListModels", "GetModel", "Tokenize", "Detokenize", "ApplyChatTemplate"),
-    "jaxctx.v1.AdminService": ("GetStats",),
+    "ContextService": "CreateContext Fork GetContext ListContexts UpdateContext Plan Compare WatchContexts",
+    "SnapshotService": "Open GetSnapshot ListSnapshots ListSnapshotVersions UpdateSnapshot ListPublications",
+    "ModelService": "ListModels GetModel Tokenize Detokenize ApplyChatTemplate",
+    "AdminService": "GetStats",
 }
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
-            "name": [{"service": service, "method": method} for method in methods],
+            "name": [{"service": f"jaxctx.v1.{service}", "method": method} for method in methods.split()],
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.1s",
@@ -54,8 +51,7 @@ _SERVICE_CONFIG = {
         for service, methods in _REPEATABLE.items()
     ]
 }
-
-CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
+_CHANNEL_OPTIONS = [
     # A prefill may be silent for long; a server that is gone must show all the same.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -69,28 +65,98 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class CallDefaults:
-    """What every call of a client carries. Space around the key (a file's last line feed) is not part of it.
+class Transport:
+    """How one of the two clients waits: what it calls gives a result at once, or something to await."""
 
-    Raises InvalidArgument for a key that no header can carry; an empty one is a setting that was forgotten.
-    """
+    channels: Any  # `grpc` or `grpc.aio`
+    sleep: Callable[[float], Any]  # seconds
+    read: Callable[[Any], Any]  # the next response of a streaming call; None after the last
 
-    api_key: str | None = field(repr=False)
-    timeout_s: float | None
 
-    def __post_init__(self) -> None:
-        if self.api_key is None:
-            return
-        key = self.api_key.strip()
-        if not key or not key.isascii() or not key.isprintable():
+BLOCKING = Transport(grpc, time.sleep, lambda call: next(call, None))
+ASYNCIO = Transport(grpc.aio, asyncio.sleep, lambda call: anext(aiter(call), None))
+
+
+class Connection:
+    """One channel to a server. Opens lazily; lives until it is closed."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        api_key: str | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Space around the key (a file's last line feed) is not part of it.
+
+        Raises InvalidArgument for a key that no header can carry; an empty one is a setting that was forgotten.
+        """
+        key = None if api_key is None else api_key.strip()
+        if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
-        object.__setattr__(self, "api_key", key)
+        self.transport = transport
+        self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._timeout_s = timeout_s
+        if credentials is None:
+            self.channel = transport.channels.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        else:
+            self.channel = transport.channels.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
+        self.contexts: ContextServiceStub = ContextServiceStub(self.channel)
+        self.snapshots: SnapshotServiceStub = SnapshotServiceStub(self.channel)
+        self.models: ModelServiceStub = ModelServiceStub(self.channel)
+        self.admin: AdminServiceStub = AdminServiceStub(self.channel)
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Request headers."""
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+    def begin(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
+        """Begin a call with the client's key, and its deadline if the call has none of its own."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return method(request, timeout=timeout_s, metadata=self.metadata)
 
-    def timeout(self, timeout_s: float | None) -> float | None:
-        """Seconds until the deadline of a call; None for none."""
-        return self.timeout_s if timeout_s is None else timeout_s
+    def call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
+        """Call a method of a stub. Raises the errors of `jaxctx.errors`."""
+        try:
+            response: A = yield self.begin(method, request, timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return response
+
+    def read(self, call: Any) -> Steps[Any]:
+        """The next response of a streaming call; None after the last. Raises the errors of `jaxctx.errors`."""
+        try:
+            response = yield self.transport.read(call)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return response
+
+
+class Listed(Parts[T]):
+    """A list that the server gives in parts."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        method: grpc.UnaryUnaryMultiCallable[Any, Any],
+        request: Any,
+        timeout_s: float | None,
+        field: str,
+        read: Callable[[Any], T],
+    ) -> None:
+        """`read` makes an item of each message in that field of the responses."""
+        self._connection = connection
+        self._call = method, request, timeout_s
+        self._field = field
+        self._read = read
+
+    def part(self) -> Steps[list[T]]:
+        _, request, _ = self._call
+        response = yield from self._connection.call(*self._call)
+        request.page_token = response.next_page_token
+        self.ended = not response.next_page_token
+        return [self._read(message) for message in getattr(response, self._field)]
+
+    def all(self) -> Steps[list[T]]:
+        """The whole list."""
+        found: list[T] = []
+        while not self.ended:
+            found += yield from self.part()
+        return found

@@ -6,7 +6,20 @@ Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anythi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
+
+Message = Mapping[str, str]  # {"role": …, "content": …}
+Ranges = Sequence[tuple[int, int]]
+
+
+class Content(TypedDict, total=False):
+    """What a fill appends, where it is not a text: tokens or messages. And how: FillRequest and ChatMessages."""
+
+    tokens: Sequence[int] | None
+    messages: Sequence[Message] | None
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -46,8 +59,8 @@ class Settings(TypedDict, total=False):
     sliding: bool  # every use starts `ttl_s` again
 
 
-class CreateOptions(Settings, total=False):
-    """A new context: CreateContextRequest."""
+class CreateOptions(Settings, Content, total=False):
+    """A new context, and what is in it at once: CreateContextRequest."""
 
     context_id: str | None
     model_id: str
@@ -67,3 +80,15 @@ class UpdateOptions(Settings, total=False):
     """New settings: UpdateContextRequest."""
 
     labels: Mapping[str, str] | None  # all labels from now on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What to tell of one token of a pass: of the distribution of the token that follows it."""
+
+    index: int = 0  # which of the pass's tokens
+    sample: SamplingOptions | None = None  # draw from it; {} as it is
+    logprob_ids: Sequence[int] = ()  # log probabilities of these
+    top: int = 0  # the most likely ones
+    logits: bool = False  # all of it
+    entropy: bool = False

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar, Unpack
 
-from jaxctx.client import answers
-from jaxctx.client.types import ContextInfo, FillResult
+import grpc
+
+from jaxctx.answers import ContextInfo, ContextState, FillResult
+from jaxctx.client import requests
+from jaxctx.client.drive import Steps
+from jaxctx.client.link import Connection
+from jaxctx.client.options import GenerateOptions
+from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Unavailable
-from jaxctx.v1 import context_pb2
+from jaxctx.v1 import context_service_pb2 as pb
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+Stream = TypeVar("Stream")
 
 # After these the server may still be at work on the call, for at most one step of the engine.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
 
-
-class WithContext(Protocol):
-    """A response with the context's counters."""
-
-    @property
-    def context(self) -> context_pb2.Context: ...
+# A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
+# operation after one that was cut short first asks, with these pauses, until it is not.
+SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextView:
+class ContextView(Generic[Stream]):
     """What is known here of a context on the server: its id, and its counters as of the last answer."""
 
-    def __init__(self, context_id: str, info: ContextInfo | None = None) -> None:
+    _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
+
+    def __init__(self, connection: Connection, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
+        self._connection = connection
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
@@ -57,13 +68,33 @@ class ContextView:
         self._info = info
         return info
 
-    def _changed(self, response: WithContext) -> ContextInfo:
-        return self.learn(answers.context_info(response.context))
+    def generate(self, n: int = 1, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
 
-    def _filled(self, response: answers.Filled) -> FillResult:
-        result = answers.fill_result(response)
-        self.learn(result.context)
-        return result
+        With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
+        output's fork, which is the caller's to close.
+        """
+        request = requests.generate(self.id, n, options)
+        return self._stream(
+            self, lambda: self._connection.begin(self._connection.contexts.Generate, request, timeout_s)
+        )
+
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
+        return type(self)(self._connection, context_id, info)
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
+        return self._connection.call(method, request, timeout_s)
+
+    def _settle(self) -> Steps[None]:
+        """After a call that was cut short: wait for a moment while the server still works on it."""
+        if self.cut_short:
+            self.cut_short = False
+            request = pb.GetContextRequest(context_id=self.id)
+            for pause_s in SETTLE_PAUSES_S:
+                response = yield from self._call(self._connection.contexts.GetContext, request, None)
+                if self.learn(decode(response.context, ContextInfo)).state is not ContextState.BUSY:
+                    return
+                yield self._connection.transport.sleep(pause_s)
 
     def __repr__(self) -> str:
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"

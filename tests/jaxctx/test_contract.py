@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor
 
-from jaxctx.client import kept, options, passes, types
+from jaxctx import answers
+from jaxctx.client import options, streams
 from jaxctx.engine import interface
 from jaxctx.v1 import (
     admin_service_pb2,
@@ -64,25 +65,25 @@ PAIRS: list[tuple[type, Any]] = [
     (interface.Publication, snapshot_pb2.Publication),
     (interface.Ttl, lifetime_pb2.Ttl),
     (interface.Expiry, lifetime_pb2.Expiry),
-    (types.ContextInfo, context_pb2.Context),
-    (types.ContextPages, context_pb2.ContextPages),
-    (types.FillResult, context_service_pb2.FillResponse),
-    (types.PlanResult, context_service_pb2.PlanResponse),
-    (types.TokenLogprob, generation_pb2.TokenLogprob),
-    (types.Usage, generation_pb2.Usage),
-    (types.Expiry, lifetime_pb2.Expiry),
-    (types.Comparison, context_service_pb2.CompareResponse),
-    (types.ContextEvent, context_service_pb2.WatchContextsResponse),
-    (passes.Output, forward_pb2.PassOutput),
-    (passes.PassResult, forward_pb2.PassResult),
-    (passes.ForwardResult, context_service_pb2.ForwardResponse),
-    (kept.Snapshot, snapshot_pb2.Snapshot),
-    (kept.Publication, snapshot_pb2.Publication),
-    (types.Piece, context_service_pb2.GenerateResponse),
-    (types.Model, model_service_pb2.Model),
-    (types.RenderedChat, model_service_pb2.ApplyChatTemplateResponse),
-    (types.EngineInfo, admin_service_pb2.EngineInfo),
-    (types.EngineStats, admin_service_pb2.EngineStats),
+    (answers.ContextInfo, context_pb2.Context),
+    (answers.ContextPages, context_pb2.ContextPages),
+    (answers.FillResult, context_service_pb2.FillResponse),
+    (answers.PlanResult, context_service_pb2.PlanResponse),
+    (answers.TokenLogprob, generation_pb2.TokenLogprob),
+    (answers.Usage, generation_pb2.Usage),
+    (answers.Expiry, lifetime_pb2.Expiry),
+    (answers.Comparison, context_service_pb2.CompareResponse),
+    (answers.ContextEvent, context_service_pb2.WatchContextsResponse),
+    (options.Output, forward_pb2.PassOutput),
+    (answers.PassResult, forward_pb2.PassResult),
+    (answers.ForwardResult, context_service_pb2.ForwardResponse),
+    (answers.Snapshot, snapshot_pb2.Snapshot),
+    (answers.Publication, snapshot_pb2.Publication),
+    (streams.Piece, context_service_pb2.GenerateResponse),
+    (answers.Model, model_service_pb2.Model),
+    (answers.RenderedChat, model_service_pb2.ApplyChatTemplateResponse),
+    (answers.EngineInfo, admin_service_pb2.EngineInfo),
+    (answers.EngineStats, admin_service_pb2.EngineStats),
 ]
 
 
@@ -106,11 +107,11 @@ def test_the_sampling_options_of_the_client_are_those_of_the_request() -> None:
     ("values", "enum", "prefix"),
     [
         (interface.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
-        (types.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
+        (answers.ContextState, context_pb2.ContextState, "CONTEXT_STATE_"),
         (interface.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
-        (types.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
-        (types.Tier, context_pb2.Tier, "TIER_"),
-        (types.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
+        (answers.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (answers.Tier, context_pb2.Tier, "TIER_"),
+        (answers.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
         (interface.Tier, context_pb2.Tier, "TIER_"),
         (interface.Change, context_service_pb2.ContextChange, "CONTEXT_CHANGE_"),
     ],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxctx.client.loops.drive import Loop
+from jaxctx.client.drive import Steps
 from jaxctx.errors import FailedPrecondition
 
 
-def begin(context: Any) -> Loop[list[int]]:
+def begin(context: Any) -> Steps[list[int]]:
     """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
 
     Raises FailedPrecondition for a context without tokens.
@@ -21,7 +21,7 @@ def begin(context: Any) -> Loop[list[int]]:
     return tokens
 
 
-def end(context: Any, tokens: Sequence[int]) -> Loop[None]:
+def end(context: Any, tokens: Sequence[int]) -> Steps[None]:
     """Leave the context with these tokens, whatever became of the last pass."""
     yield context.rewind(len(tokens) - 1)
     yield context.fill(tokens=tokens[-1:], defer=True)

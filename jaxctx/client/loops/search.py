@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack
 
+from jaxctx.client.drive import Steps
 from jaxctx.client.loops import continuing
-from jaxctx.client.loops.drive import Loop
-from jaxctx.client.options import GenerateOptions
-from jaxctx.client.passes import Output
-from jaxctx.client.types import Completion
+from jaxctx.client.options import GenerateOptions, Output
+from jaxctx.client.streams import Completion
 from jaxctx.errors import InvalidArgument
 
 C = TypeVar("C")
@@ -24,7 +23,7 @@ def likelihood(completion: Completion[Any]) -> float:
 
 def best_of(
     context: Any, n: int, *, score: Callable[[Completion[Any]], float] = likelihood, **options: Unpack[GenerateOptions]
-) -> Loop[Completion[Any]]:
+) -> Steps[Completion[Any]]:
     """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`."""
     if n < 2:
         raise InvalidArgument.field("n", "must be at least 2")
@@ -44,7 +43,7 @@ class Beam(Generic[C]):
     logprob: float  # of all tokens together
 
 
-def beam_search(context: Any, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Loop[Beam[Any]]:
+def beam_search(context: Any, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Steps[Beam[Any]]:
     """The likeliest of the continuations that up to `width` (1..64) beams find, in a fork of its own.
 
     A beam ends at a stop token or after `max_tokens`. The context itself stays as it is.
@@ -97,7 +96,7 @@ def _likeliest(
     return likeliest
 
 
-def _apart(beams: list[Beam[Any]], opened: list[Any]) -> Loop[list[Beam[Any]]]:
+def _apart(beams: list[Beam[Any]], opened: list[Any]) -> Steps[list[Beam[Any]]]:
     """The same beams, each with a context of its own: the first keeps what several shared, the others fork it."""
     taken: set[str] = set()
     apart = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxctx.client.drive import Steps
 from jaxctx.client.loops import continuing
-from jaxctx.client.loops.drive import Loop
-from jaxctx.client.passes import Output
+from jaxctx.client.options import Output
 
 
 def speculative(
@@ -20,7 +20,7 @@ def speculative(
     *,
     max_tokens: int,
     stop_token_ids: Sequence[int] = (),
-) -> Loop[list[int]]:
+) -> Steps[list[int]]:
     """Continue a context greedily; returns the new tokens, which are the same for any drafts.
 
     `drafts` is called with all tokens so far, prompt included, and returns what may come next: none, one or more.

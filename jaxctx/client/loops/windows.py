@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxctx.client.drive import Steps
 from jaxctx.client.loops import continuing
-from jaxctx.client.loops.drive import Loop
-from jaxctx.client.options import SamplingOptions
-from jaxctx.client.passes import Output
+from jaxctx.client.options import Output, SamplingOptions
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
@@ -31,7 +30,7 @@ def windowed(
     window: int = 1024,
     sample: SamplingOptions | None = None,
     stop_token_ids: Sequence[int] = (),
-) -> Loop[list[int]]:
+) -> Steps[list[int]]:
     """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
 
     `sample` is as in `Output`, by default greedy; with a seed, the i-th token is drawn with `seed + i`.

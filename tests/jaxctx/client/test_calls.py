@@ -181,16 +181,38 @@ def test_both_clients_take_the_same_arguments(name: str) -> None:
 
 
 def test_both_clients_do_the_same() -> None:
-    """Without `await` and `async`, the asyncio client and its methods are the blocking one's, word for word."""
+    """Without `await` and `async`, the asyncio client is the blocking one, word for word."""
     root = Path(inspect.getfile(jaxctx)).parent / "client"
-    words = {"AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__"}
+    words = {"StopAsync": "Stop", "AsyncIterator": "Iterator", "__anext__": "__next__", "__aenter__": "__enter__"}
+    words |= {"__aexit__": "__exit__", "run_async": "run", "async ": "", "await ": "", "ASYNCIO": "BLOCKING"}
 
-    def plain(path: Path) -> str:
+    def plain(path: Path) -> list[str]:
         source = path.read_text()
-        for word, other in {**words, "async ": "", "await ": "", "asyncio": "blocking", "aio": "blocking"}.items():
+        for word, other in {**words, "asynchronous": "blocking"}.items():
             source = source.replace(word, other)
-        (tree,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-        tree.body = tree.body[1:]  # the docstrings of the classes say what differs
-        return ast.unparse(tree)
+        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        for each in classes:
+            each.body = each.body[1:]  # the docstrings of the classes say what differs
+        return [ast.unparse(each) for each in classes]
 
-    assert plain(root / "aio" / "client.py") == plain(root / "blocking" / "client.py")
+    assert plain(root / "asynchronous.py") == plain(root / "blocking.py")
+
+
+def test_what_help_shows() -> None:
+    assert str(inspect.signature(jaxctx.Context.truncate)) == (
+        "(self, tokens: 'int', *, timeout_s: 'float | None' = None) -> 'ContextInfo'"
+    )
+    assert jaxctx.aio.Context.truncate.__name__ == "truncate"
+    assert str(jaxctx.Context.truncate.__doc__).startswith("Drop trailing tokens")
+    assert inspect.signature(jaxctx.Client.snapshots).return_annotation == "Iterator[Snapshot]"
+    assert inspect.signature(jaxctx.aio.Client.snapshots).return_annotation == "AsyncIterator[Snapshot]"
+    assert inspect.signature(jaxctx.Client.history).return_annotation == "list[Snapshot]"
+    assert inspect.iscoroutinefunction(jaxctx.aio.Context.fork)
+
+
+def test_what_type_checkers_see() -> None:
+    pytest.importorskip("mypy")
+    typed = Path(__file__).with_name("typed.py")
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(typed)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=typed.parents[3])
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,7 +1,7 @@
 """The loops of `jaxctx.client.loops` for the blocking client."""
 
+from jaxctx.client.drive import blocking
 from jaxctx.client.loops import search, speculation, windows
-from jaxctx.client.loops.drive import blocking
 from jaxctx.client.loops.search import Beam, likelihood
 from jaxctx.client.loops.speculation import prompt_lookup
 

@@ -1,4 +1,8 @@
-"""What a client is told, as plain data: one dataclass per message of protos/jaxctx/v1, of the same names and units."""
+"""What is told of contexts, snapshots and engines, as plain data: an engine answers it, and a client shows it.
+
+One dataclass for each message of protos/jaxctx/v1 that answers, with its field names and units; `jaxctx.codec`
+translates. Moments are in UTC, log probabilities natural and of the model's own distribution.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,6 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar
-
-C = TypeVar("C", covariant=True)
 
 
 class ContextState(enum.Enum):
@@ -81,7 +82,7 @@ class ContextInfo:
     pinned_until: datetime | None = None  # None: not pinned, or for good
     expiry: Expiry | None = None  # None: never ends
     version: int = 0  # grows with every change of its tokens, pages or settings
-    forked_at: int = 0  # tokens that its parent had then
+    forked_at: int = 0  # tokens that its parent had then, buffered ones included
     snapshot: str = ""  # "name@version" that it was opened from
 
 
@@ -95,37 +96,35 @@ class ContextPages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillResult:
-    """Where the KV of the tokens came from that this call made ready."""
+class Found:
+    """Where the KV of tokens comes from."""
 
     resident: int  # found in pages on the device
     restored: int  # brought back from another tier
     computed: int
-    context: ContextInfo
-
-    @property
-    def cached(self) -> int:
-        """Tokens that were not computed."""
-        return self.resident + self.restored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """What a fill would find and need."""
-
-    tokens: int
-    resident: int
-    restored: int
-    computed: int
-    pages_needed: int
-    pages_available: int
-    host: int = 0  # of `restored`
-    disk: int = 0  # of `restored`
 
     @property
     def cached(self) -> int:
         """Tokens that need not be computed."""
         return self.resident + self.restored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillResult(Found):
+    """Of the tokens that a call made ready."""
+
+    context: ContextInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult(Found):
+    """What a fill would find and need."""
+
+    tokens: int
+    pages_needed: int
+    pages_available: int  # free, evictable, or held by idle contexts that may be suspended
+    host: int = 0  # of `restored`
+    disk: int = 0  # of `restored`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +143,13 @@ class ContextEvent:
 
     change: Change
     at: datetime
-    context_id: str  # "" with RESET
-    context: ContextInfo | None  # None once it is gone
+    context_id: str = ""  # "" with RESET
+    context: ContextInfo | None = None  # None once it is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """Natural logarithms of the model's own distribution: of the token, and of the likeliest ones, best first."""
+    """Log probabilities of the token, and of the likeliest ones, best first."""
 
     token_id: int
     logprob: float
@@ -168,15 +167,14 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece(Generic[C]):
-    """A part of one output; `str(piece)` is its text.
+class OutputPart:
+    """A part of one output. The last one has `finish`, `seed` and `usage`.
 
-    `context` is the object that holds this output: the one generated from, or with n > 1 the output's own fork. The
-    last piece of an output has `finish`, `seed` and `usage`, and only then are the context's counters new.
+    The texts of all parts together are the output's text, and none ends inside a UTF-8 character; their `token_ids` are
+    what joined the context.
     """
 
-    index: int
-    context: C
+    index: int  # which of the n outputs
     text: str = ""
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
@@ -185,25 +183,69 @@ class Piece(Generic[C]):
     seed: int | None = None  # repeats this output
     usage: Usage | None = None
 
-    def __str__(self) -> str:
-        return self.text
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratePiece(OutputPart):
+    """As an engine tells it: with the context that holds the output, and with the last part its counters."""
+
+    context_id: str
+    context: ContextInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion(Generic[C]):
-    """A whole output; `str(completion)` is its text."""
+class PassResult:
+    """What was asked of one token of a pass."""
 
-    context: C
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprob]
-    finish: FinishReason
-    stop_match: str | int | None
-    seed: int | None
-    usage: Usage
+    index: int
+    token_id: int | None = None  # the sample; it does not join the context
+    seed: int | None = None  # repeats the sample
+    logprobs: Sequence[float] = ()  # of `logprob_ids`, in their order
+    top: Sequence[tuple[int, float]] = ()  # best first
+    logits: bytes = b""  # float32, little-endian, [vocab_size]: numpy.frombuffer(logits, "<f4")
+    entropy: float | None = None  # nats
 
-    def __str__(self) -> str:
-        return self.text
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardResult:
+    """The answers to the outputs that were asked for, in their order."""
+
+    outputs: Sequence[PassResult]
+    context: ContextInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One version of a snapshot."""
+
+    name: str
+    version: int  # 1, 2, …; a name that was deleted begins again at 1
+    latest: bool
+    durable: bool
+    tokens: int  # buffered ones included
+    seq_len: int  # of these, with KV
+    pages: int
+    size_bytes: int  # of its pages; those that snapshots share count in each
+    model_revision: str
+    salt: str
+    manual_commit: bool
+    created_at: datetime
+    expiry: Expiry | None  # None: never ends
+    context_id: str  # that was saved
+    parent_version: int  # that it replaced; 0: none
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A prefix that contexts of all tenants may share, of the same model and salt."""
+
+    publication_id: str
+    tokens: int  # whole pages only
+    pages: int
+    salt: str
+    created_at: datetime
+    expiry: Expiry | None  # None: never ends
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +253,7 @@ class Model:
     """A model as it is served."""
 
     model_id: str
-    model_revision: str  # equal revisions compute equal KV
+    model_revision: str  # digest of configuration and weights: equal revisions compute equal KV
     architecture: str
     parameters: int
     vocab_size: int
@@ -223,36 +265,18 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedChat:
-    """Messages as the model reads them."""
-
-    text: str
-    tokens: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
+class EngineInfo(Model):
     """What does not change while an engine lives."""
 
-    model_id: str
-    model_revision: str
-    architecture: str
-    parameters: int
-    vocab_size: int
-    max_context_tokens: int
-    page_size: int
     pages_total: int
-    dtype: str
-    kv_dtype: str
     max_batch: int
     platform: str
     mesh: Mapping[str, int]
-    default_max_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Load and memory of an engine: `pages_free + pages_cached + pages_held == pages_total`."""
+    """Load and memory of an engine: `pages_free + pages_cached + pages_held == pages_total`. Counters only grow."""
 
     pages_total: int
     pages_free: int
@@ -270,14 +294,14 @@ class EngineStats:
     preemptions: int
     suspensions: int
     compilations_after_ready: int
-    tokens_restored: int
-    host_pages_total: int
-    host_pages_used: int
-    disk_pages_total: int
-    disk_pages_used: int
-    snapshots: int
-    publications: int
-    expired: int
+    tokens_restored: int = 0
+    host_pages_total: int = 0
+    host_pages_used: int = 0
+    disk_pages_total: int = 0
+    disk_pages_used: int = 0
+    snapshots: int = 0
+    publications: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,3 +310,11 @@ class Engine:
 
     info: EngineInfo
     stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChat:
+    """Messages as the model reads them."""
+
+    text: str
+    tokens: Sequence[int]

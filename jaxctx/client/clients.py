@@ -1,0 +1,326 @@
+"""What can be done with a server: each operation once, as a program for both clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
+
+import grpc
+
+from jaxctx.answers import (
+    ContextEvent,
+    ContextInfo,
+    Engine,
+    EngineStats,
+    FillResult,
+    Model,
+    PlanResult,
+    Publication,
+    RenderedChat,
+    Snapshot,
+)
+from jaxctx.client import requests
+from jaxctx.client.contexts import ContextSteps
+from jaxctx.client.drive import Parts, Steps
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, Listed, Transport
+from jaxctx.client.options import Content, CreateOptions, Message, OpenOptions
+from jaxctx.codec import decode
+from jaxctx.errors import AlreadyExists, JaxctxError
+from jaxctx.v1 import admin_service_pb2 as admin
+from jaxctx.v1 import context_pb2
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import model_service_pb2 as models_pb
+from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
+
+Context = TypeVar("Context", bound=ContextSteps[Any])
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Watched(Parts[ContextEvent]):
+    """The caller's contexts as they are, and then every change of them."""
+
+    def __init__(self, connection: Connection, timeout_s: float | None) -> None:
+        self._connection = connection
+        method, request = connection.contexts.WatchContexts, pb.WatchContextsRequest()
+        self._call = method(request, timeout=timeout_s, metadata=connection.metadata)
+
+    def part(self) -> Steps[list[ContextEvent]]:
+        response = yield from self._connection.read(self._call)
+        self.ended = response is None
+        return [] if response is None else [decode(response, ContextEvent)]
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class ClientSteps(Generic[Context]):
+    """Every operation on a server, as the steps that either client takes: `_create` is what `create` does."""
+
+    _transport: ClassVar[Transport]
+    _context_class: Callable[..., Context]
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._connection = Connection(self._transport, target, credentials, api_key, timeout_s)
+
+    def _made(self, message: context_pb2.Context) -> Context:
+        return self._context_class(self._connection, message.context_id, decode(message, ContextInfo))
+
+    def _opened(self, response: snapshots_pb.OpenResponse | snapshots_pb.TakeResponse) -> Context:
+        context = self._made(response.context)
+        context.opened = decode(response, FillResult)
+        return context
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
+        return self._connection.call(method, request, timeout_s)
+
+    # --- contexts -----------------------------------------------------------------------------------------------------
+
+    def _create(
+        self,
+        text: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Steps[Context]:
+        """A new context, filled at once if text, `tokens` or `messages` are given; if that fails, none is left behind.
+
+        `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
+        """
+        content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
+        settings = {name: value for name, value in options.items() if name not in content}
+        given = options.get("context_id")
+        made = requests.settings(
+            {**settings, "context_id": requests.new_id() if given is None else given}, CreateOptions
+        )
+        request = requests.make(pb.CreateContextRequest, **made)
+        try:
+            response = yield from self._call(self._connection.contexts.CreateContext, request, timeout_s)
+        except AlreadyExists:
+            if given is not None:
+                raise
+            new = yield from self._context(request.context_id, timeout_s=timeout_s)  # our first answer was lost
+        else:
+            new = self._made(response.context)
+        if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
+            try:
+                yield from new._fill(text, timeout_s=timeout_s, **content)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                with contextlib.suppress(JaxctxError):
+                    yield from new._close()
+                raise
+        return new
+
+    def _context(self, context_id: str, *, timeout_s: float | None = None) -> Steps[Context]:
+        """An existing context, made by whichever connection. NotFound if there is none of this id."""
+        found = self._context_class(self._connection, context_id)
+        yield from found._refresh(timeout_s=timeout_s)
+        return found
+
+    def _contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
+        """All contexts of the caller in the order of their ids, fetched `page` at a time."""
+        request = requests.make(pb.ListContextsRequest, limit=page)
+        method = self._connection.contexts.ListContexts
+        return Listed(self._connection, method, request, timeout_s, "contexts", self._made)
+
+    def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
+        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
+        return Watched(self._connection, timeout_s)
+
+    def _plan(
+        self,
+        text: str | None = None,
+        *,
+        model_id: str = "",
+        salt: str = "",
+        timeout_s: float | None = None,
+        **content: Unpack[Content],
+    ) -> Steps[PlanResult]:
+        """What filling a new context would find in the cache and need, without doing it."""
+        request = requests.make(pb.PlanRequest, model_id=model_id, salt=salt, **requests.content(text, content))
+        response = yield from self._call(self._connection.contexts.Plan, request, timeout_s)
+        return decode(response, PlanResult)
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Steps[Context]:
+        """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
+        given = options.get("context_id")
+        fields = requests.settings(
+            {**options, "context_id": requests.new_id() if given is None else given}, OpenOptions
+        )
+        request = requests.make(snapshots_pb.OpenRequest, name=name, version=version, **fields)
+        try:
+            response = yield from self._call(self._connection.snapshots.Open, request, timeout_s)
+        except AlreadyExists:
+            if given is not None:
+                raise
+            return (yield from self._context(request.context_id, timeout_s=timeout_s))  # our first answer was lost
+        return self._opened(response)
+
+    def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
+        """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
+        request = requests.make(snapshots_pb.TakeRequest, name=name, **requests.settings(options, OpenOptions))
+        response = yield from self._call(self._connection.snapshots.Take, request, timeout_s)
+        return self._opened(response)
+
+    def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
+        """One version of a snapshot; by default the latest."""
+        request = requests.make(snapshots_pb.GetSnapshotRequest, name=name, version=version)
+        response = yield from self._call(self._connection.snapshots.GetSnapshot, request, timeout_s)
+        return decode(response.snapshot, Snapshot)
+
+    def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
+        """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
+        request = requests.make(snapshots_pb.ListSnapshotsRequest, prefix=prefix, limit=page)
+        method = self._connection.snapshots.ListSnapshots
+        return Listed(self._connection, method, request, timeout_s, "snapshots", lambda each: decode(each, Snapshot))
+
+    def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
+        """All versions of a snapshot that are kept, latest first."""
+        request = requests.make(snapshots_pb.ListSnapshotVersionsRequest, name=name)
+        method = self._connection.snapshots.ListSnapshotVersions
+        listed = Listed(self._connection, method, request, timeout_s, "snapshots", lambda each: decode(each, Snapshot))
+        return (yield from listed.all())
+
+    def _update_snapshot(
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Steps[Snapshot]:
+        """Change the latest version; None leaves a setting as it is, a `ttl_s` of `math.inf` is for ever."""
+        kind = snapshots_pb.UpdateSnapshotRequest
+        ttl, new = requests.ttl(ttl_s, sliding), requests.labels(kind.Labels, labels)
+        request = requests.make(kind, name=name, ttl=ttl, labels=new)
+        response = yield from self._call(self._connection.snapshots.UpdateSnapshot, request, timeout_s)
+        return decode(response.snapshot, Snapshot)
+
+    def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
+        """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
+        request = requests.make(snapshots_pb.DeleteSnapshotRequest, name=name, version=version)
+        response = yield from self._call(self._connection.snapshots.DeleteSnapshot, request, timeout_s)
+        return response.versions_deleted
+
+    def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
+        """The caller's publications in the order of their ids."""
+        request, method = snapshots_pb.ListPublicationsRequest(), self._connection.snapshots.ListPublications
+        listed = Listed(
+            self._connection, method, request, timeout_s, "publications", lambda each: decode(each, Publication)
+        )
+        return (yield from listed.all())
+
+    def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
+        """End a publication; contexts that share its pages keep them."""
+        request = requests.make(snapshots_pb.UnpublishRequest, publication_id=publication_id)
+        yield from self._call(self._connection.snapshots.Unpublish, request, timeout_s)
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
+        """The models that the server serves."""
+        request, method = models_pb.ListModelsRequest(), self._connection.models.ListModels
+        return (
+            yield from Listed(
+                self._connection, method, request, timeout_s, "models", lambda each: decode(each, Model)
+            ).all()
+        )
+
+    def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
+        """One model; by default the server's only, or default, one."""
+        request = requests.make(models_pb.GetModelRequest, model_id=model_id)
+        response = yield from self._call(self._connection.models.GetModel, request, timeout_s)
+        return decode(response.model, Model)
+
+    def _tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Steps[list[int]]:
+        """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
+        request = requests.make(
+            models_pb.TokenizeRequest, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        )
+        response = yield from self._call(self._connection.models.Tokenize, request, timeout_s)
+        return list(response.tokens)
+
+    def _detokenize(
+        self,
+        tokens: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Steps[str]:
+        """Text of token ids."""
+        request = requests.make(
+            models_pb.DetokenizeRequest, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        )
+        response = yield from self._call(self._connection.models.Detokenize, request, timeout_s)
+        return response.text
+
+    def _apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        model_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Steps[RenderedChat]:
+        """What a fill with these messages appends to an empty context."""
+        chat = requests.chat_messages(messages, add_generation_prompt)
+        request = requests.make(models_pb.ApplyChatTemplateRequest, model_id=model_id, messages=chat)
+        response = yield from self._call(self._connection.models.ApplyChatTemplate, request, timeout_s)
+        return decode(response, RenderedChat)
+
+    # --- administration -----------------------------------------------------------------------------------------------
+
+    def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
+        """Each engine of the server, with its load and memory."""
+        method = self._connection.admin.GetStats
+        response = yield from self._call(method, admin.GetStatsRequest(), timeout_s)
+        return [decode(each, Engine) for each in response.engines]
+
+    def _stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
+        """Load and memory of all engines together; draining if all are."""
+        loads = [engine.stats for engine in (yield from self._engines(timeout_s=timeout_s))]
+        sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
+        return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
+
+    def _drain(self, *, timeout_s: float | None = None) -> Steps[None]:
+        """Make the server refuse new work, and wait until what runs is done."""
+        yield from self._call(self._connection.admin.Drain, admin.DrainRequest(), timeout_s)
+
+    def _clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
+        """Drop what the cache holds for no context; returns how many pages."""
+        method = self._connection.admin.ClearCache
+        response = yield from self._call(method, admin.ClearCacheRequest(), timeout_s)
+        return response.pages_dropped
+
+    def _close(self) -> Steps[None]:
+        """Close the connection; calls under way end with Cancelled."""
+        yield self._connection.channel.close()

@@ -1,0 +1,294 @@
+"""What can be done with a context: each operation once, as a program for both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+import grpc
+
+from jaxctx.answers import (
+    Comparison,
+    ContextInfo,
+    ContextPages,
+    FillResult,
+    ForwardResult,
+    PlanResult,
+    Publication,
+    Snapshot,
+)
+from jaxctx.client import requests
+from jaxctx.client.drive import Steps
+from jaxctx.client.options import Content, GenerateOptions, Output, Ranges, UpdateOptions
+from jaxctx.client.streams import Completion, Piece, Pieces, joined
+from jaxctx.client.view import CUT_SHORT, ContextView
+from jaxctx.codec import decode
+from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
+from jaxctx.v1 import context_pb2, snapshot_service_pb2
+from jaxctx.v1 import context_service_pb2 as pb
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+Stream = TypeVar("Stream", bound=Pieces[Any])
+
+
+class WithContext(Protocol):
+    """A response with the context's counters."""
+
+    @property
+    def context(self) -> context_pb2.Context: ...
+
+
+W = TypeVar("W", bound=WithContext)
+
+
+class ContextSteps(ContextView[Stream]):
+    """Every operation on a context, as the steps that either client takes: `_fill` is what `fill` does."""
+
+    # --- tokens in and out --------------------------------------------------------------------------------------------
+
+    def _fill(
+        self,
+        text: str | None = None,
+        *,
+        defer: bool = False,
+        timeout_s: float | None = None,
+        **content: Unpack[Content],
+    ) -> Steps[FillResult]:
+        """Append a text, `tokens` or `messages`, and compute what no cached page holds; with `defer` only buffer it.
+
+        `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
+        """
+        fields = requests.content(text, content)
+        request = requests.make(pb.FillRequest, context_id=self.id, defer=defer, **fields)
+        response = yield from self._write(self._connection.contexts.Fill, request, timeout_s)
+        return self._filled(response)
+
+    def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
+        """Compute whatever is buffered."""
+        request = pb.FlushRequest(context_id=self.id)
+        response = yield from self._write(self._connection.contexts.Flush, request, timeout_s)
+        return self._filled(response)
+
+    def _complete(
+        self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Steps[Completion[Self]]:
+        """Continue the context and wait for the whole output."""
+        (output,) = yield from self._completions(1, timeout_s=timeout_s, **options)
+        return output
+
+    def _completions(
+        self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Steps[list[Completion[Self]]]:
+        """n outputs in the order of their indices, each in a fork of its own if n > 1."""
+        pieces: dict[int, list[Piece[Self]]] = defaultdict(list)
+        stream = self.generate(n, timeout_s=timeout_s, **options)
+        while (piece := (yield from stream._next_piece())) is not None:
+            pieces[piece.index].append(piece)
+        return [joined(index, pieces[index]) for index in range(n)]
+
+    def _forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Ranges] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> Steps[ForwardResult]:
+        """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
+
+        `positions` and `masks` are of all tokens or of none: ForwardRequest. All of it or, on an error, nothing.
+        """
+        request = requests.make(
+            pb.ForwardRequest,
+            context_id=self.id,
+            tokens=tokens,
+            positions=positions,
+            masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
+            keep_working=keep_working,
+            outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
+        )
+        response = yield from self._write(self._connection.contexts.Forward, request, timeout_s)
+        result = decode(response, ForwardResult)
+        self.learn(result.context)
+        return result
+
+    # --- shape --------------------------------------------------------------------------------------------------------
+
+    def _fork(
+        self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> Steps[list[Self]]:
+        """n children (default: one, or one per id) that begin as this context stands now. All or none."""
+        child_ids = ids
+        if (
+            ids is None
+        ):  # chosen here, so that a retry cannot fork twice; how many there may be is for the server to say
+            child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
+        request = requests.make(pb.ForkRequest, context_id=self.id, n=n, child_ids=child_ids)
+        try:
+            response = yield from self._write(self._connection.contexts.Fork, request, timeout_s)
+        except AlreadyExists:
+            if ids is not None:
+                raise
+            # The ids are ours alone: the answer to our first attempt was lost.
+            children = [self._another(child_id) for child_id in request.child_ids]
+            for child in children:
+                yield from child._refresh(timeout_s=timeout_s)
+            return children
+        return [self._another(each.context_id, decode(each, ContextInfo)) for each in response.contexts]
+
+    def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Drop trailing tokens that are in no committed page; OutOfRange past those."""
+        request = requests.make(pb.TruncateRequest, context_id=self.id, tokens=tokens)
+        return (yield from self._change(self._connection.contexts.Truncate, request, timeout_s))
+
+    def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Keep the first `to` tokens, across committed pages, without computing."""
+        request = requests.make(pb.RewindRequest, context_id=self.id, to=to)
+        return (yield from self._change(self._connection.contexts.Rewind, request, timeout_s))
+
+    def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Allocate that many more working pages, waiting for them if need be."""
+        request = requests.make(pb.ReservePagesRequest, context_id=self.id, pages=pages)
+        return (yield from self._change(self._connection.contexts.ReservePages, request, timeout_s))
+
+    def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
+        request = requests.make(pb.CommitPagesRequest, context_id=self.id, pages=pages)
+        return (yield from self._change(self._connection.contexts.CommitPages, request, timeout_s))
+
+    def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Give back working pages from the tail, with the tokens in them."""
+        request = requests.make(pb.ReleasePagesRequest, context_id=self.id, pages=pages)
+        return (yield from self._change(self._connection.contexts.ReleasePages, request, timeout_s))
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+        """Ask for the counters."""
+        yield from self._get(timeout_s)
+        return self.info
+
+    def _tokens(self, *, timeout_s: float | None = None) -> Steps[list[int]]:
+        """All tokens, buffered ones at the end."""
+        response = yield from self._get(timeout_s, include_tokens=True)
+        return list(response.tokens.ids)
+
+    def _pages(self, *, timeout_s: float | None = None) -> Steps[ContextPages]:
+        """The physical pages."""
+        response = yield from self._get(timeout_s, include_pages=True)
+        return decode(response.pages, ContextPages)
+
+    def _plan(
+        self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
+    ) -> Steps[PlanResult]:
+        """What a fill with the same arguments would find in the cache and need, without doing it."""
+        request = requests.make(pb.PlanRequest, context_id=self.id, **requests.content(text, content))
+        response = yield from self._call(self._connection.contexts.Plan, request, timeout_s)
+        return decode(response, PlanResult)
+
+    def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
+        """Where this context (a) and another one (b), or one of that id, part."""
+        b = other.id if isinstance(other, ContextView) else other
+        request = requests.make(pb.CompareRequest, a=self.id, b=b)
+        response = yield from self._call(self._connection.contexts.Compare, request, timeout_s)
+        return decode(response, Comparison)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
+        """Change settings; what is not given stays as it is, `labels` replaces all labels."""
+        fields = requests.settings(options, UpdateOptions)
+        fields["labels"] = requests.labels(pb.UpdateContextRequest.Labels, options.get("labels"))
+        request = requests.make(pb.UpdateContextRequest, context_id=self.id, **fields)
+        return (yield from self._change(self._connection.contexts.UpdateContext, request, timeout_s))
+
+    def _save(
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        overwrite_version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Steps[Snapshot]:
+        """Keep the present state under a name; with `durable` it survives the server. This context goes on.
+
+        AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
+        """
+        request = requests.make(
+            snapshot_service_pb2.SaveRequest,
+            context_id=self.id,
+            name=name,
+            durable=durable,
+            overwrite_version=overwrite_version,
+            ttl=requests.ttl(ttl_s, sliding),
+            labels=labels,
+        )
+        response = yield from self._write(self._connection.snapshots.Save, request, timeout_s)
+        return decode(response.snapshot, Snapshot)
+
+    def _publish(
+        self,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool = False,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Steps[Publication]:
+        """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
+        kind, ttl = snapshot_service_pb2.PublishRequest, requests.ttl(ttl_s, sliding)
+        request = requests.make(kind, context_id=self.id, ttl=ttl, labels=labels)
+        response = yield from self._write(self._connection.snapshots.Publish, request, timeout_s)
+        return decode(response.publication, Publication)
+
+    def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
+        """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
+        if self._closed:
+            return
+        request = pb.CloseContextRequest(context_id=self.id)
+        with contextlib.suppress(NotFound):
+            yield from self._call(self._connection.contexts.CloseContext, request, timeout_s)
+        self._closed = True
+
+    def _leave(self, error: BaseException | None) -> Steps[None]:
+        """At the end of a `with` block, which `error` ended."""
+        try:
+            yield from self._close()
+        except JaxctxError:
+            if error is None:  # else the error of the block is the one to see
+                raise
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _get(self, timeout_s: float | None, **wanted: Any) -> Steps[pb.GetContextResponse]:
+        request = requests.make(pb.GetContextRequest, context_id=self.id, **wanted)
+        response = yield from self._call(self._connection.contexts.GetContext, request, timeout_s)
+        self.learn(decode(response.context, ContextInfo))
+        return response
+
+    def _write(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
+        yield from self._settle()
+        try:
+            return (yield from self._call(method, request, timeout_s))
+        except (*CUT_SHORT, asyncio.CancelledError):
+            self.cut_short = True
+            raise
+
+    def _change(
+        self, method: grpc.UnaryUnaryMultiCallable[Q, W], request: Q, timeout_s: float | None
+    ) -> Steps[ContextInfo]:
+        response = yield from self._write(method, request, timeout_s)
+        return self.learn(decode(response.context, ContextInfo))
+
+    def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:
+        result = decode(response, FillResult)
+        self.learn(result.context)
+        return result

@@ -1,0 +1,124 @@
+"""Programs that call a server, written once for both clients: generators without I/O, and what runs them.
+
+A program yields what a call returned: on the blocking client its result, on asyncio something to await. It is sent the
+result, and on asyncio the error is raised where it yielded. Where it yields a list, the calls run together on asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Steps = Generator[Any, Any, R]
+
+
+class Parts(Generic[T]):
+    """Something that comes in parts, for as long as somebody iterates over what is in them."""
+
+    ended = False
+
+    def part(self) -> Steps[list[T]]:
+        """The next part. Sets `ended` with the last one."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No further part is wanted."""
+
+
+def run(steps: Steps[R]) -> R:
+    """What a program returns, on the blocking client."""
+    result = None
+    while True:
+        try:
+            result = steps.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+async def run_async(steps: Steps[R]) -> R:
+    """What a program returns, on the asyncio client."""
+    send: Callable[[Any], Any] = steps.send
+    result: Any = None
+    while True:
+        try:
+            call = send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            send, result = steps.send, await (_together(call) if isinstance(call, list) else call)
+        except (Exception, asyncio.CancelledError) as error:  # after cancelling too the program has to clean up
+            send, result = steps.throw, error
+
+
+def blocking(program: Callable[P, Steps[R]]) -> Callable[P, R]:
+    """The program as a function of the blocking client."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return run(program(*args, **kwargs))
+
+    return _described(call, program)
+
+
+def asynchronous(program: Callable[P, Steps[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """The program as a coroutine function of the asyncio client."""
+
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return await run_async(program(*args, **kwargs))
+
+    return _described(call, program)
+
+
+def blocking_items(parts: Callable[P, Parts[T]]) -> Callable[P, Iterator[T]]:
+    """What is in the parts, as an iterator of the blocking client."""
+
+    def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        coming = parts(*args, **kwargs)
+        try:
+            while not coming.ended:
+                yield from run(coming.part())
+        finally:
+            coming.close()
+
+    return _described(iterate, parts, "Iterator")
+
+
+def asynchronous_items(parts: Callable[P, Parts[T]]) -> Callable[P, AsyncIterator[T]]:
+    """What is in the parts, as an iterator of the asyncio client."""
+
+    async def iterate(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        coming = parts(*args, **kwargs)
+        try:
+            while not coming.ended:
+                for item in await run_async(coming.part()):
+                    yield item
+        finally:
+            coming.close()
+
+    return _described(iterate, parts, "AsyncIterator")
+
+
+def _described(call: F, program: Callable[..., Any], returns: str = "") -> F:
+    """`call` with the name, documentation and signature of what it calls. It returns what that says in `Steps[…]`."""
+    functools.update_wrapper(call, program)
+    call.__name__ = program.__name__.removeprefix("_")
+    signature = inspect.signature(program)
+    _, _, annotation = str(signature.return_annotation).partition("[")
+    returned = f"{returns}[{annotation}" if returns else annotation.removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return call
+
+
+async def _together(calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """All results, or the first error once every call has ended: none is left behind at work on a context."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results

@@ -1,0 +1,122 @@
+"""Outputs of a context: the pieces of one Generate call as they come, and joined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from jaxctx.answers import ContextInfo, FinishReason, OutputPart, TokenLogprob, Usage
+from jaxctx.client.drive import Steps
+from jaxctx.client.view import CUT_SHORT, ContextView
+from jaxctx.codec import decode
+from jaxctx.errors import Internal, JaxctxError
+
+C = TypeVar("C", covariant=True)
+V = TypeVar("V", bound=ContextView[Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece(OutputPart, Generic[C]):
+    """A part of one output; `str(piece)` is its text.
+
+    `context` is the object that holds this output: the one generated from, or with n > 1 the output's own fork. The
+    last piece of an output has `finish`, `seed` and `usage`, and only then are the context's counters new.
+    """
+
+    context: C
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion(Generic[C]):
+    """A whole output; `str(completion)` is its text."""
+
+    context: C
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    finish: FinishReason
+    stop_match: str | int | None
+    seed: int | None
+    usage: Usage
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Pieces(Generic[V]):
+    """Either client's stream: finds or makes the object of each output's context, and keeps its counters new."""
+
+    def __init__(self, source: V, begin: Callable[[], Any]) -> None:
+        self._contexts = {source.id: source}
+        self._source = source
+        self._begin = begin
+        self._ended = False
+        # Begun here unless something must be awaited first, so that streams made one after the other run together.
+        self._call = None if source.cut_short else begin()
+
+    def _next_piece(self) -> Steps[Piece[V] | None]:
+        """None after the last one."""
+        if self._ended:
+            return None
+        if self._call is None:
+            yield from self._source._settle()
+            self._call = self._begin()
+        try:
+            response = yield from self._source._connection.read(self._call)
+        except JaxctxError as error:
+            self._ended = True
+            if isinstance(error, CUT_SHORT):
+                self._cut_short()
+            raise
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if response is None:
+            self._ended = True
+            return None
+        context = self._contexts.get(response.context_id)
+        if context is None:
+            context = self._contexts[response.context_id] = self._source._another(response.context_id)
+        if response.HasField("context"):
+            context.learn(decode(response.context, ContextInfo))
+        return decode(response, Piece, context=context)
+
+    def close(self) -> None:
+        """Cancel the rest. Idempotent; nothing happens after the last piece."""
+        if not self._ended:
+            self._ended = True
+            if self._call is not None:
+                self._cut_short()
+                self._call.cancel()
+
+    def _cut_short(self) -> None:
+        """The call ended before its last piece: the server may hold the contexts for a moment longer."""
+        for context in self._contexts.values():
+            context.cut_short = True
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
+            self.close()
+
+
+def joined(index: int, pieces: list[Piece[C]]) -> Completion[C]:
+    """All pieces of an output as one. Raises Internal if it has no end."""
+    last = pieces[-1] if pieces else None
+    if last is None or last.finish is None or last.usage is None:
+        raise Internal(f"the stream ended before output {index} did")
+    return Completion(
+        context=last.context,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        finish=last.finish,
+        stop_match=last.stop_match,
+        seed=last.seed,
+        usage=last.usage,
+    )

@@ -1,0 +1,152 @@
+"""Answers as messages and back, field by field: `jaxctx.answers` and protos/jaxctx/v1 have the same names.
+
+The server encodes, the client decodes. How the fields of two classes go over is found out once, at their first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from jaxctx.answers import Change, ContextState, FinishReason, Tier
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Translation = Callable[[Any], Any]
+
+# Fields of messages that have another name here: seconds are a Duration there, and a oneof has a name for each type.
+_NAMES = {"duration": "seconds", "stop_text": "stop_match", "stop_token_id": "stop_match"}
+_ONE_OF = {"stop_text": str, "stop_token_id": int}
+
+# How a value reads that only a later server knows.
+_UNKNOWN: dict[type[Enum], Enum] = {
+    ContextState: ContextState.IDLE,  # all operations may be tried
+    FinishReason: FinishReason.STOP,
+    Tier: Tier.LINEAGE,  # none of its guesses is better
+    Change: Change.CHANGED,
+}
+
+
+class _Field(NamedTuple):
+    """A field that a dataclass and a message have in common."""
+
+    name: str  # in the dataclass
+    there: Any  # its descriptor
+    unset: Any  # what it reads as where the message does not have it
+    write: Translation | None  # None: the value goes over as it is
+    read: Translation | None
+
+
+def encode(answer: object, kind: type[M]) -> M:
+    """`answer` as a message of that class, which may have fewer fields; None is not set."""
+    return kind(**_values(answer, kind.DESCRIPTOR))
+
+
+def decode(message: Message, kind: type[T], **known: Any) -> T:
+    """`message` as an answer of that class. `known` are fields that the caller knows and the message does not."""
+    unset, maps, readers = _readers(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # a class is hashable
+    values = unset | known
+    for name in maps:
+        values[name] = dict(getattr(message, name))
+    for field, value in message.ListFields():
+        if field.number in readers:
+            name, read = readers[field.number]
+            values[name] = value if read is None else read(value)
+    return kind(**values)
+
+
+def _values(answer: object, descriptor: Any) -> dict[str, Any]:
+    """The arguments of a message's constructor."""
+    values = {}
+    for name, there, has_presence, write in _writers(type(answer), descriptor):  # type: ignore[arg-type]
+        value = getattr(answer, name)
+        if value or (has_presence and value is not None):
+            values[there] = value if write is None else write(value)
+    return values
+
+
+@functools.cache
+def _writers(kind: Any, descriptor: Any) -> list[tuple[str, str, bool, Translation | None]]:
+    """Of every field: its name here, its name there, whether it tells zero from not set, and how it is written."""
+    return [(each.name, each.there.name, each.there.has_presence, each.write) for each in _fields(kind, descriptor)]
+
+
+@functools.cache
+def _readers(kind: Any, descriptor: Any) -> tuple[dict[str, Any], list[str], dict[int, tuple[str, Translation | None]]]:
+    """What fields read as that are not set; which ones are maps, and by its number how each of the others is read."""
+    fields = _fields(kind, descriptor)
+    maps = [each for each in fields if each.read is dict]
+    return (
+        {each.name: each.unset for each in fields},
+        [each.name for each in maps],
+        {each.there.number: (each.name, each.read) for each in fields if each not in maps},
+    )
+
+
+def _fields(kind: type, descriptor: Any) -> list[_Field]:
+    hints = get_type_hints(kind)
+    found = []
+    for there in descriptor.fields:
+        name = _NAMES.get(there.name, there.name)
+        hint = hints.get(name)
+        optional = get_origin(hint) is UnionType
+        while get_origin(hint) in (UnionType, Sequence):
+            hint = get_args(hint)[0]
+        if hint is None or isinstance(hint, TypeVar):
+            continue
+        write, read = _translations(there, hint)
+        if get_origin(hint) is Mapping:
+            found.append(_Field(name, there, None, None, dict))
+        elif there.is_repeated:
+            found.append(_Field(name, there, (), write and _each(list, write), _each(tuple, read) if read else tuple))
+        else:
+            unset = GetMessageClass(there.message_type)() if there.message_type else there.default_value
+            found.append(_Field(name, there, None if optional else read(unset) if read else unset, write, read))
+    return found
+
+
+def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translation | None]:
+    """How one value of a field is written and read."""
+    if field.name in _ONE_OF:
+        return (lambda value: value if isinstance(value, _ONE_OF[field.name]) else None), None
+    if field.enum_type is not None:
+        unset, *values = field.enum_type.values
+        members = {each.number: hint[each.name.removeprefix(unset.name.removesuffix("UNSPECIFIED"))] for each in values}
+        numbers = {member: number for number, member in members.items()}
+        return numbers.__getitem__, lambda number: members.get(number, _UNKNOWN[hint])
+    if field.message_type is None:
+        return None, None
+    if hint is datetime:
+        return _timestamp, lambda message: message.ToDatetime(UTC)
+    if hint is float:
+        return _duration, lambda message: message.ToNanoseconds() / 1e9
+    if get_origin(hint) is tuple:
+        first, second = (each.name for each in field.message_type.fields)
+        return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
+    return functools.partial(_values, descriptor=field.message_type), functools.partial(decode, kind=hint)
+
+
+def _each(kind: type, translate: Translation) -> Translation:
+    return lambda items: kind(map(translate, items))
+
+
+def _timestamp(moment: datetime) -> Timestamp:
+    timestamp = Timestamp()
+    timestamp.FromDatetime(moment)
+    return timestamp
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

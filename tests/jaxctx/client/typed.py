@@ -1,0 +1,47 @@
+"""What a type checker sees of both clients. Checked by mypy in test_calls; never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_type
+
+import jaxctx
+from jaxctx import aio, loops
+
+
+def blocking(client: jaxctx.Client) -> None:
+    context = client.create("text", add_special_tokens=True, priority=1)
+    assert_type(context, jaxctx.Context)
+    assert_type(context.fill(tokens=[1], defer=True), jaxctx.FillResult)
+    assert_type(context.fork(2), list[jaxctx.Context])
+    assert_type(context.truncate(2, timeout_s=1.0), jaxctx.ContextInfo)
+    assert_type(context.complete(max_tokens=1), jaxctx.Completion[jaxctx.Context])
+    assert_type(context.generate(), jaxctx.Stream)
+    assert_type([piece.context for piece in context.generate(2)], list[jaxctx.Context])
+    assert_type(context.save("name", durable=True), jaxctx.Snapshot)
+    assert_type(client.open("name", version=1), jaxctx.Context)
+    assert_type(client.contexts(), Iterator[jaxctx.Context])
+    assert_type(client.watch(), Iterator[jaxctx.ContextEvent])
+    assert_type(client.history("name"), list[jaxctx.Snapshot])
+    assert_type(client.tokenize("text"), list[int])
+    assert_type(loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    context.truncate("2")  # type: ignore[arg-type]
+    context.truncate()  # type: ignore[call-arg]
+    context.fill("text", token=[1])  # type: ignore[call-arg]
+    context.complete(temprature=1.0)  # type: ignore[call-arg]
+    client.create(priority="high")  # type: ignore[arg-type]
+
+
+async def asynchronous(client: aio.Client) -> None:
+    context = await client.create("text")
+    assert_type(context, aio.Context)
+    assert_type(await context.fill("text"), jaxctx.FillResult)
+    assert_type(await context.fork(2), list[aio.Context])
+    assert_type(await context.complete(max_tokens=1), jaxctx.Completion[aio.Context])
+    assert_type(context.generate(), aio.Stream)
+    assert_type([piece.context async for piece in context.generate(2)], list[aio.Context])
+    assert_type(await client.take("name"), aio.Context)
+    assert_type(client.contexts(), AsyncIterator[aio.Context])
+    assert_type(await client.stats(), jaxctx.EngineStats)
+    assert_type(await aio.loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    await context.truncate("2")  # type: ignore[arg-type]
