@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -12,7 +10,7 @@ from jax.sharding import Mesh
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.capacity import pages_in_host_memory, pages_that_fit
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Engine
+from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import bundled_path
 from jaxctx.model.config import CheckpointError
@@ -28,22 +26,19 @@ ECHO = "echo"  # in place of a directory: the model for tests that echoes its co
 ECHO_POSITIONS = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A running engine, its text, and how to stop it."""
-
-    engine: Engine
-    text: ModelText
-    stop: Callable[[], None]
-
-
-def load(config: ServeConfig, progress: Progress) -> Loaded:
+def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
     """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
 
-    Raises StartError for what the user can mend.
+    The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
     """
     try:
-        return _load(config, progress)
+        if config.compile_cache is not None:
+            use_compilation_cache(config.compile_cache)
+        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+        served = _echo() if config.model == ECHO else _model(config, mesh, progress)
+        sizes = _engine_config(config, served)
+        engine = open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled)
+        return engine, served.text
     except CheckpointError as error:
         raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
     except InvalidArgument as error:
@@ -56,17 +51,6 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
             raise
         message = "the device's memory is too small for this model and KV: lower --kv-tokens or --memory-fraction"
         raise StartError(message, MODEL) from error
-
-
-def _load(config: ServeConfig, progress: Progress) -> Loaded:
-    if config.compile_cache is not None:
-        use_compilation_cache(config.compile_cache)
-    mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
-    served = _echo() if config.model == ECHO else _model(config, mesh, progress)
-    engine = open_engine(
-        served, _engine_config(config, served), mesh=mesh, store=config.store, progress=progress.compiled
-    )
-    return Loaded(engine, served.text, engine.stop)
 
 
 def _echo() -> ServedModel:

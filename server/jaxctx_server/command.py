@@ -78,7 +78,12 @@ def serve(config: ServeConfig) -> int:
         on_signals(asyncio.get_running_loop(), stop, lambda: end_now(config.unix_socket))
         return await life.serve(config, keys, load, stop)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):  # it is not on every platform
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         status = runner.run(run())
         if status == INTERRUPTED:
             end_now()  # the loading thread may be inside a compiler, which no exit waits for or survives
@@ -109,14 +114,6 @@ def end_now(unix_socket: Path | None = None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(INTERRUPTED)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 def convert(config: ConvertConfig) -> int:

@@ -158,7 +158,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> S
     values |= {name: kinds[name].parsed(text, PREFIX + name.upper()) for name, text in settings.items()}
     config = tyro.cli(ServeConfig, prog=prog, args=list(argv), default=ServeConfig(**values))
     for name, kind in kinds.items():
-        kind.check(flag_of(name), getattr(config, name))
+        kind.converted(getattr(config, name), flag_of(name))
     return config
 
 
@@ -203,7 +203,7 @@ class _Kind:
         if self._optional:
             hint = get_args(hint)[0]
         self._choices = get_args(hint)
-        self._type: type = str if self._choices else hint
+        self._type: Any = str if self._choices else hint
 
     def parsed(self, text: str, where: str) -> Any:
         """The value of an environment variable."""
@@ -214,21 +214,16 @@ class _Kind:
         return self.converted(value, where)
 
     def converted(self, value: Any, where: str) -> Any:
-        """The value of a key of the file."""
+        """The value of a key of the file. Raises StartError for one of another type or out of range."""
         if self._optional and value in (None, "None"):
             return None
         if (self._type, type(value)) in ((Path, str), (float, int)):
             value = self._type(value)
         if not isinstance(value, self._type) or (self._type is int and isinstance(value, bool)):
             raise StartError(f"{where}: must be {self._expected()}, not {value!r}", USAGE)
-        self.check(where, value)
-        return value
-
-    def check(self, where: str, value: Any) -> None:
-        """Raise StartError unless the value is in range."""
-        in_range = self._range is None or value is None or value in self._range
-        if not in_range or (self._choices and value not in self._choices):
+        if (self._range and value not in self._range) or (self._choices and value not in self._choices):
             raise StartError(f"{where}: must be {self._expected()}, not {value}", USAGE)
+        return value
 
     def _expected(self) -> str:
         if self._choices:

@@ -9,7 +9,7 @@ start of one (a beginning-of-sequence token, a system prompt of its own).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -43,40 +43,33 @@ class Texts:
         for threads in (self._threads, self._long_thread):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def depends_on_context(self, content: Content) -> bool:
-        """Whether the tokens of `content` differ between an empty context and one that has tokens."""
-        match content:
-            case TextContent():
-                return content.add_special_tokens is None and self._adds_special_tokens
-            case MessageContent():
-                return self._text.chat_template is not None
-            case TokenContent():
-                return False
+    async def tokens(self, content: Content, is_empty: Callable[[], Awaitable[bool]]) -> Sequence[int]:
+        """The tokens of `content` for a context: at least one, at most the longest sequence.
 
-    async def tokens(self, content: Content, *, empty: bool) -> Sequence[int]:
-        """The tokens of `content` for a context that is empty or not: at least one, at most the longest sequence.
-
-        Raises InvalidArgument naming the content's field, FailedPrecondition for messages without a template.
+        `is_empty` says whether the context has no tokens yet, and is asked only where that makes a difference. Raises
+        InvalidArgument naming the content's field, FailedPrecondition for messages without a template.
         """
         match content:
             case TokenContent():
                 return content.ids
-            case TextContent():
-                self._check_bytes("text", content.text)
-                field, ids = "text", await self.encode(content, empty=empty)
+            case TextContent(text, special):
+                self._check_bytes("text", text)
+                if special is None:
+                    special = self._adds_special_tokens and await is_empty()
+                field, ids = "text", await self.encode(text, add_special_tokens=special)
             case MessageContent():
-                work = partial(self._appended, self._template(), content, empty)
+                work = partial(self._appended, self._template(), content, await is_empty())
                 field, ids = "messages", await self._run(_size(content), work)
-        if not 1 <= len(ids) <= self._limits.max_context_tokens:
-            limit = self._limits.max_context_tokens
+        limit = self._limits.max_context_tokens
+        if not 1 <= len(ids) <= limit:
             raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is {len(ids)}")
         return ids
 
-    async def encode(self, content: TextContent, *, empty: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokens of a text, of any number."""
-        special = empty if content.add_special_tokens is None else content.add_special_tokens
-        encode = partial(self._text.tokenizer.encode, content.text, add_special_tokens=special)
-        return await self._run(len(content.text), encode)
+        return await self._run(
+            len(text), partial(self._text.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        )
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens, which must be of the model's vocabulary."""
@@ -101,15 +94,12 @@ class Texts:
         """Tokens of messages for a context. If the template cannot write a next turn: those of a first one, without
         the beginning-of-sequence token.
         """
-        generation, text = content.add_generation_prompt, None
-        if not empty:
-            text = template.render_next(content.messages, add_generation_prompt=generation)
-        is_first = text is None
-        if text is None:
-            text = template.render(content.messages, add_generation_prompt=generation)
+        messages, generation = content.messages, content.add_generation_prompt
+        later = None if empty else template.render_next(messages, add_generation_prompt=generation)
+        text = template.render(messages, add_generation_prompt=generation) if later is None else later
         self._check_bytes("messages", text)
         ids = self._text.tokenizer.encode(text, add_special_tokens=False)
-        return ids[1:] if is_first and not empty and ids and ids[0] == self._text.bos_id else ids
+        return ids[1:] if later is None and not empty and ids[:1] == [self._text.bos_id] else ids
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Refuse a text that the longest entries of the vocabulary could not bring under the limit of tokens."""

@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import traceback
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from jaxctx.errors import Internal, JaxctxError
@@ -26,7 +27,7 @@ def configure(level: str, stream: TextIO) -> None:
     logging.getLogger("jaxctx").setLevel(level.upper())
 
 
-def as_error(exception: Exception, **facts: str) -> JaxctxError:
+def as_error(exception: Exception, facts: Mapping[str, str]) -> JaxctxError:
     """What to tell a caller: an error of ours as it is, and of any other nothing but the number of its incident.
 
     `facts` (method, request id) go to the log with it.

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from importlib.metadata import version
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import grpc
@@ -29,12 +28,13 @@ from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, Start
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
-    from jaxctx_server.assemble import Loaded
+    from jaxctx.engine.local import LocalEngine
+    from jaxctx.model.text import ModelText
 
 log = logging.getLogger("jaxctx.server")
 LAST_WORDS_S = 5.0  # for messages that are on their way when all work is done
 T = TypeVar("T")
-Load = Callable[[ServeConfig, Progress], "Loaded"]
+Load = Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"]
 
 
 async def serve(
@@ -60,14 +60,11 @@ async def serve(
             loaded = await _unless(stop, _in_thread(lambda: load(config, progress)))
         if loaded is None:
             return INTERRUPTED
-        info = loaded.engine.info
-        limits = Limits.of(info, queue_limit=config.queue_limit)
-        serving.opened(Served(loaded.engine, Texts(loaded.text, limits), limits))
-        seconds = time.monotonic() - started
-        key_count = None if keys is None else len(keys)
-        text = banner(info, version=version("jaxctx"), addresses=addresses, keys=key_count, seconds=seconds)
-        print(text, file=out, flush=True)
-        failure = await _unless(stop, asyncio.ensure_future(loaded.engine.failure()))
+        engine, text = loaded
+        limits = Limits.of(engine.info, queue_limit=config.queue_limit)
+        serving.opened(Served(engine, Texts(text, limits), limits))
+        print(banner(engine.info, addresses, keys, time.monotonic() - started), file=out, flush=True)
+        failure = await _unless(stop, asyncio.ensure_future(engine.failure()))
         if failure is None:
             status = OK if await _drain(serving, config.drain_timeout_s) else CUT_OFF
         else:
@@ -75,7 +72,7 @@ async def serve(
             status = DEFECT  # a supervisor then restarts the process
         serving.stop()
         await server.stop(0 if status == CUT_OFF else LAST_WORDS_S)
-        await asyncio.to_thread(loaded.stop)
+        await asyncio.to_thread(engine.stop)
         return status
     finally:
         serving.stop()

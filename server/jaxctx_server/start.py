@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ class StartError(Exception):
         self.exit_status = exit_status
 
 
-def banner(info: EngineInfo, *, version: str, addresses: Sequence[str], keys: int | None, seconds: float) -> str:
-    """What is served, with which capacity, and where. `addresses` are the real ones; `keys` is how many there are, None
-    if the server has none.
-    """
+def banner(info: EngineInfo, addresses: Sequence[str], keys: Sequence[object] | None, seconds: float) -> str:
+    """What is served, with which capacity, and where. `addresses` are the real ones; `keys` None: there are none."""
     mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
-    access = "none: whoever reaches these addresses may do everything" if keys is None else f"{keys} accepted"
+    access = "none: whoever reaches these addresses may do everything" if keys is None else f"{len(keys)} accepted"
     kv_tokens = info.pages_total * info.page_size
     rows = [
         ("model", f"{info.model_id} ({info.architecture}, {count(info.parameters)} parameters, {info.dtype})"),
@@ -42,7 +41,7 @@ def banner(info: EngineInfo, *, version: str, addresses: Sequence[str], keys: in
         ("keys", access),
     ]
     lines = [f"  {name:<9} {text}" for name, text in rows]
-    return "\n".join([f"jaxctx {version}", *lines, f"ready in {seconds:.1f} s"])
+    return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
 
 
 def count(number: int) -> str:

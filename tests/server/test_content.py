@@ -27,6 +27,14 @@ BOS = 257
 HELLO = MessageContent([{"role": "user", "content": "hello"}], True)
 
 
+async def in_empty_context() -> bool:
+    return True
+
+
+async def in_later_context() -> bool:
+    return False
+
+
 def texts_of(text: ModelText, limits: Limits, template: str) -> Texts:
     return Texts(replace(text, chat_template=ChatTemplate(template), bos_id=BOS), limits)
 
@@ -44,9 +52,8 @@ async def test_messages_start_or_continue_a_conversation(
     text: ModelText, limits: Limits, template: str, first: str, later: str
 ) -> None:
     texts = texts_of(text, limits, template)
-    assert texts.depends_on_context(HELLO)
-    for empty, written in ((True, first), (False, later)):
-        ids = await texts.tokens(HELLO, empty=empty)
+    for is_empty, written in ((in_empty_context, first), (in_later_context, later)):
+        ids = await texts.tokens(HELLO, is_empty)
         assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
     texts.close()
 
@@ -78,9 +85,9 @@ async def test_long_texts_do_not_delay_others(text: ModelText, limits: Limits) -
             return [1]
 
     texts = Texts(replace(text, tokenizer=Gated()), limits)  # type: ignore[arg-type]
-    long = [asyncio.create_task(texts.encode(TextContent("x" * (LONG + 1), None))) for _ in range(4)]
+    long = [asyncio.create_task(texts.encode("x" * (LONG + 1), add_special_tokens=True)) for _ in range(4)]
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(texts.encode(TextContent("x" * (SHORT + 1), None)), 60) == [1]
+    assert await asyncio.wait_for(texts.encode("x" * (SHORT + 1), add_special_tokens=True), 60) == [1]
     assert not any(task.done() for task in long)
     gate.set()
     assert await asyncio.gather(*long) == [[1]] * 4
@@ -100,13 +107,13 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
     few = replace(limits, max_context_tokens=10)
     template = ChatTemplate("{{ messages[0].content }}")
     texts = Texts(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
-    assert await texts.tokens(TextContent("é" * 10, None), empty=True) == [1]
+    assert await texts.tokens(TextContent("é" * 10, None), in_empty_context) == [1]
     for field, content in (
         ("text", TextContent("é" * 10 + "x", None)),
         ("messages", MessageContent([{"role": "user", "content": "x" * 21}], True)),
     ):
         with pytest.raises(InvalidArgument, match="1 to 10 tokens") as raised:
-            await texts.tokens(content, empty=True)
+            await texts.tokens(content, in_empty_context)
         assert raised.value.violations[0].field == field
     assert tokenizer.calls == 1
     texts.close()

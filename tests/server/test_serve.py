@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -46,7 +45,8 @@ class Life:
             assert self.may_load.wait(30)
             progress.weights(10 << 20, 10 << 20)
             progress.compiled("step of 4 rows", 1, 1)
-            return SimpleNamespace(engine=engine, text=text, stop=self._stop_engine)
+            engine.stop = self._stop_engine
+            return engine, text
 
         self.task = asyncio.ensure_future(serve(config, keys, load, self.stop, out=self.out, err=self.err))
 

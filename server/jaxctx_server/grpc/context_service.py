@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import cast
 
 from jaxctx.engine.interface import Caller, ContextEvent, ContextInfo
@@ -16,7 +17,7 @@ from jaxctx_server.grpc.merge import merged
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service, first_page
 from jaxctx_server.serving import Served
-from jaxctx_server.validate import Content, contexts, generation, settings
+from jaxctx_server.validate import contexts, generation
 
 
 class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
@@ -29,7 +30,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
 
     async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
         served, caller, (context_id, content, defer) = self.begin(context, request, contexts.fill)
-        tokens = await _tokens(served, caller, context_id, content)
+        tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
         result = await served.engine.fill(caller, context_id, tokens, defer=defer)
         return encode.filled(pb.FillResponse, result, served.engine.info.model_id)
 
@@ -74,7 +75,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         )
 
     async def ListContexts(self, request: pb.ListContextsRequest, context: Context) -> pb.ListContextsResponse:
-        served, caller, (after, limit) = self.begin(context, request, settings.page)
+        served, caller, (after, limit) = self.begin(context, request, contexts.page)
         found = await served.engine.list(caller, after=after, limit=limit + 1)
         listed, token = first_page(found, limit, lambda info: info.context_id)
         return pb.ListContextsResponse(contexts=[_context(served, info) for info in listed], next_page_token=token)
@@ -99,7 +100,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         served, caller, (context_id, model_id, salt, content) = self.begin(context, request, contexts.plan)
         served.check_model(model_id)
-        tokens = await _tokens(served, caller, context_id, content)
+        tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
         return encode.plan(await served.engine.plan(caller, tokens, context_id=context_id, salt=salt))
 
     async def ReservePages(self, request: pb.ReservePagesRequest, context: Context) -> pb.ReservePagesResponse:
@@ -124,10 +125,9 @@ def _context(served: Served, info: ContextInfo) -> context_pb2.Context:
     return encode.context(info, served.engine.info.model_id)
 
 
-async def _tokens(served: Served, caller: Caller, context_id: str | None, content: Content) -> Sequence[int]:
-    """Of content for a context, None: a new one. Whether it is empty is asked only where its tokens depend on it."""
-    empty = True
-    if context_id is not None and served.texts.depends_on_context(content):
-        info = await served.engine.get(caller, context_id)
-        empty = info.seq_len + info.buffered_tokens == 0
-    return await served.texts.tokens(content, empty=empty)
+async def _is_empty(served: Served, caller: Caller, context_id: str | None) -> bool:
+    """Whether a context has no tokens yet; a new one (None) has none."""
+    if context_id is None:
+        return True
+    info = await served.engine.get(caller, context_id)
+    return info.seq_len + info.buffered_tokens == 0

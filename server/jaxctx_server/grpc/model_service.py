@@ -8,14 +8,14 @@ from jaxctx.v1 import model_service_pb2_grpc
 from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service
-from jaxctx_server.validate import content, settings
+from jaxctx_server.validate import content, contexts
 
 
 class ModelService(Service, model_service_pb2_grpc.ModelServiceServicer):
     """See the service in protos/jaxctx/v1/model_service.proto."""
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        served, _, (after, _) = self.begin(context, request, settings.page)
+        served, _, (after, _) = self.begin(context, request, contexts.page)
         models = [info for info in (served.engine.info,) if info.model_id > after]
         return pb.ListModelsResponse(models=map(encode.model, models))
 
@@ -25,9 +25,9 @@ class ModelService(Service, model_service_pb2_grpc.ModelServiceServicer):
         return pb.GetModelResponse(model=encode.model(served.engine.info))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        served, _, (model_id, text) = self.begin(context, request, content.tokenize)
+        served, _, (model_id, text, special) = self.begin(context, request, content.tokenize)
         served.check_model(model_id)
-        return pb.TokenizeResponse(tokens=await served.texts.encode(text))
+        return pb.TokenizeResponse(tokens=await served.texts.encode(text, add_special_tokens=special))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         served, _, (model_id, tokens, skip) = self.begin(context, request, content.detokenize)

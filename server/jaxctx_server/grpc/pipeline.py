@@ -9,10 +9,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,31 +19,15 @@ from google.protobuf.message import DecodeError
 
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted
-from jaxctx_server.access import METHODS, NOBODY, Authoriser, Principal, Role
+from jaxctx_server.access import METHODS, Authoriser, Principal, Role
 from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 log = logging.getLogger("jaxctx.calls")
 MAX_OPEN_CALLS = 64  # of methods that need no key
+PRINCIPAL: ContextVar[Principal] = ContextVar("principal")  # whom the running method serves
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
-
-
-@dataclass(slots=True)
-class Call:
-    """One call, and what was found out about it."""
-
-    method: str  # "/jaxctx.v1.ContextService/Fill"
-    principal: Principal = NOBODY
-    request_id: str = ""
-
-
-_CALL: ContextVar[Call] = ContextVar("call")
-
-
-def current_call() -> Call:
-    """The call that the running method serves."""
-    return _CALL.get()
 
 
 class Pipeline(grpc.aio.ServerInterceptor):
@@ -56,7 +39,6 @@ class Pipeline(grpc.aio.ServerInterceptor):
         """
         self._authoriser = authoriser
         self._free = {True: MAX_OPEN_CALLS, False: max_calls}  # places, by whether the method is open to anyone
-        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
@@ -64,13 +46,8 @@ class Pipeline(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """The method's handler within the pipeline; None for a method that does not exist."""
-        method = handler_call_details.method
-        if method not in self._wrapped:
-            handler = await continuation(handler_call_details)
-            if handler is None:
-                return None
-            self._wrapped[method] = self._wrap(method, handler)
-        return self._wrapped[method]
+        handler = await continuation(handler_call_details)
+        return None if handler is None else self._wrap(handler_call_details.method, handler)
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         served: Any = handler  # whichever of its four behaviours there is
@@ -104,23 +81,21 @@ class Pipeline(grpc.aio.ServerInterceptor):
     @asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Around one call. Nothing of the request has been looked at before it is known that its caller may."""
-        call = Call(method)
-        token = _CALL.set(call)
+        facts = {"method": method, "request_id": ""}
         try:
-            call.principal = self._authoriser.authorise(method, _header(context, "authorization"))
+            principal = self._authoriser.authorise(method, _header(context, "authorization"))
+            PRINCIPAL.set(principal)
             given = _header(context, "x-request-id") or ""
-            call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-            context.set_trailing_metadata((("x-request-id", call.request_id),))
-            with _logged(call), self._place(method):
+            facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+            context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
+            with _logged(facts | {"caller": principal.name}), self._place(method):
                 yield
         except grpc.aio.BaseError:
             raise  # the transport's: the caller is gone
         except Exception as error:
-            status = wire.to_status(as_error(error, method=method, request_id=call.request_id))
+            status = wire.to_status(as_error(error, facts))
             trailers = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
             await context.abort(status.code, status.details, trailers)
-        finally:
-            _CALL.reset(token)
 
     @contextmanager
     def _place(self, method: str) -> Iterator[None]:
@@ -136,7 +111,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
 
 
 @contextmanager
-def _logged(call: Call) -> Iterator[None]:
+def _logged(facts: Mapping[str, str]) -> Iterator[None]:
     """A line for each call, at level DEBUG."""
     started, outcome = time.monotonic(), "CANCELLED"
     try:
@@ -146,7 +121,6 @@ def _logged(call: Call) -> Iterator[None]:
         outcome = error.code if isinstance(error, JaxctxError) else "INTERNAL"
         raise
     finally:
-        facts = {"method": call.method, "request_id": call.request_id, "caller": call.principal.name}
         log.debug("call", extra={**facts, "code": outcome, "seconds": round(time.monotonic() - started, 6)})
 
 

@@ -10,16 +10,12 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from jaxctx.v1 import (
-    admin_service_pb2,
     admin_service_pb2_grpc,
-    context_service_pb2,
     context_service_pb2_grpc,
-    model_service_pb2,
     model_service_pb2_grpc,
-    snapshot_service_pb2,
     snapshot_service_pb2_grpc,
 )
-from jaxctx_server.access import Authoriser
+from jaxctx_server.access import METHODS, Authoriser
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.model_service import ModelService
@@ -27,12 +23,8 @@ from jaxctx_server.grpc.pipeline import Pipeline
 from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
-SERVICES = tuple(
-    service.full_name
-    for file in (context_service_pb2, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-)
 HEALTH = "grpc.health.v1.Health"
+SERVICES = tuple(dict.fromkeys(method.split("/")[1] for method in METHODS if method.startswith("/jaxctx.")))
 
 
 def options(max_calls: int) -> list[tuple[str, int]]:

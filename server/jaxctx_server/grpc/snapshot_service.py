@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2_grpc
 from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service, first_page
-from jaxctx_server.validate import settings, snapshots
+from jaxctx_server.validate import contexts, snapshots
 
 
 class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer):
@@ -24,7 +26,7 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         return encode.filled(pb.OpenResponse, result, served.engine.info.model_id)
 
     async def Take(self, request: pb.TakeRequest, context: Context) -> pb.TakeResponse:
-        served, caller, wanted = self.begin(context, request, snapshots.take)
+        served, caller, wanted = self.begin(context, request, partial(snapshots.open_, take=True))
         result = await served.engine.open(caller, wanted)
         return encode.filled(pb.TakeResponse, result, served.engine.info.model_id)
 
@@ -68,7 +70,7 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
     async def ListPublications(
         self, request: pb.ListPublicationsRequest, context: Context
     ) -> pb.ListPublicationsResponse:
-        served, caller, (after, limit) = self.begin(context, request, settings.page)
+        served, caller, (after, limit) = self.begin(context, request, contexts.page)
         everything = sorted(await served.engine.publications(caller), key=lambda each: each.publication_id)
         found = [each for each in everything if each.publication_id > after]
         listed, token = first_page(found, limit, lambda each: each.publication_id)

@@ -2,9 +2,8 @@
 
     field.py        types, ranges and sizes of single values; collects what is wrong with a request
     limits.py       what may be asked of this server
-    settings.py     labels, time to live, pins, pages of lists
     content.py      text | tokens | messages; requests of ModelService
-    contexts.py     requests of ContextService, but
+    contexts.py     requests of ContextService; labels, time to live, pins, pages of lists
     generation.py   Generate and Forward, and sampling wherever it is asked for
     snapshots.py    requests of SnapshotService
 

@@ -75,10 +75,10 @@ def model_id(request: Field) -> str:
     return request["model_id"].text(0, request.limits.max_name_bytes)
 
 
-def tokenize(request: Field) -> tuple[str, TextContent]:
-    """The model, and text to tokenise as for an empty context."""
+def tokenize(request: Field) -> tuple[str, str, bool]:
+    """The model, the text, and whether to add special tokens."""
     text = request["text"].text(0, request.limits.max_text_bytes)
-    return model_id(request), TextContent(text, request["add_special_tokens"].flag(True))
+    return model_id(request), text, request["add_special_tokens"].flag(True)
 
 
 def detokenize(request: Field) -> tuple[str, list[int], bool]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 from jaxctx.engine.interface import OpenRequest, SaveRequest, Ttl
-from jaxctx_server.validate import settings
-from jaxctx_server.validate.contexts import context
+from jaxctx_server.validate.contexts import FOREVER, context, labels, new_labels, page, pin_s, priority, ttl
 from jaxctx_server.validate.field import Field
 from jaxctx_server.validate.limits import INT32_MAX
 
@@ -18,33 +17,24 @@ def save(request: Field) -> SaveRequest:
         name=name(request),
         durable=request["durable"].flag(False),
         overwrite_version=request["overwrite_version"].integer(1, INT32_MAX, None),
-        ttl=settings.ttl(request["ttl"]) or settings.FOREVER,
-        labels=settings.labels(request["labels"]),
+        ttl=ttl(request["ttl"]) or FOREVER,
+        labels=labels(request["labels"]),
     )
 
 
-def open_(request: Field) -> OpenRequest:
-    """A context from a version of a snapshot."""
-    return _opened(request, request["version"].integer(1, INT32_MAX, None), take=False)
-
-
-def take(request: Field) -> OpenRequest:
-    """A context from the latest version of a snapshot, which is then no more."""
-    return _opened(request, None, take=True)
-
-
-def _opened(request: Field, version: int | None, *, take: bool) -> OpenRequest:
+def open_(request: Field, *, take: bool = False) -> OpenRequest:
+    """A context from a version of a snapshot; with `take` from the latest one, and then the snapshot is no more."""
     pinned = request["pinned"].flag(False)
     return OpenRequest(
         name=name(request),
-        version=version,
+        version=None if take else request["version"].integer(1, INT32_MAX, None),
         take=take,
         recompute=request["recompute"].flag(False),
         context_id=request["context_id"].optional_id(),
-        priority=settings.priority(request["priority"], 0),
+        priority=priority(request["priority"], 0),
         pinned=pinned,
-        pin_s=settings.pin_s(request["pin_for"], pinned),
-        ttl=settings.ttl(request["ttl"]) or settings.FOREVER,
+        pin_s=pin_s(request["pin_for"], pinned),
+        ttl=ttl(request["ttl"]) or FOREVER,
     )
 
 
@@ -55,12 +45,12 @@ def version(request: Field) -> tuple[str, int | None]:
 
 def snapshots(request: Field) -> tuple[str, str, int]:
     """The prefix, and the page. A page token is the last name of the page before."""
-    return request["prefix"].text(0, request.limits.max_snapshot_name_bytes), *settings.page(request)
+    return request["prefix"].text(0, request.limits.max_snapshot_name_bytes), *page(request)
 
 
 def versions(request: Field) -> tuple[str, int, int]:
     """The name, the version below which the page begins, the most versions that are wanted."""
-    after, limit = settings.page(request)
+    after, limit = page(request)
     is_version = after.isascii() and after.isdecimal() and len(after) <= 10
     if after and not is_version:
         request["page_token"].refuse("must be of the answer before")
@@ -69,13 +59,12 @@ def versions(request: Field) -> tuple[str, int, int]:
 
 def update(request: Field) -> tuple[str, Ttl | None, dict[str, str] | None]:
     """The name, its time to live and its labels; None leaves them as they are."""
-    return name(request), settings.ttl(request["ttl"]), settings.new_labels(request["labels"])
+    return name(request), ttl(request["ttl"]), new_labels(request["labels"])
 
 
 def publish(request: Field) -> tuple[str, Ttl, dict[str, str]]:
     """The context whose prefix is to be published, for how long, and with which labels."""
-    ttl = settings.ttl(request["ttl"]) or settings.FOREVER
-    return context(request), ttl, settings.labels(request["labels"])
+    return context(request), ttl(request["ttl"]) or FOREVER, labels(request["labels"])
 
 
 def unpublish(request: Field) -> str:
