@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 
 class ContextState(enum.Enum):
@@ -48,6 +48,11 @@ class Change(enum.Enum):
     CLOSED = "closed"
     EXPIRED = "expired"
     RESET = "reset"  # changes were lost, because the reader was slow: forget everything; EXISTS follows
+
+
+def moment(unix_s: float) -> datetime:
+    """As answers tell it."""
+    return datetime.fromtimestamp(unix_s, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,13 @@ class ContextPages:
     page_ids: Sequence[int]
     refcounts: Sequence[int]
     tiers: Sequence[Tier] = ()  # of every page of its tokens, suspended or not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLayout(ContextPages):
+    """As an engine tells it: with the tokens, buffered ones included."""
+
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
