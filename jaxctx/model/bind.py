@@ -53,11 +53,9 @@ class DecoderModel:
         return KVSpec(self.config.layers, self.config.kv_heads, self.config.head_dim, self.kv_dtype)
 
     def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
-        """See `interface.Model`."""
         return self._merge(params).hidden(tokens, positions, kv, self.kv_dtype)
 
     def logits(self, params: FlatParams, hidden: jax.Array) -> jax.Array:
-        """See `interface.Model`."""
         return self._merge(params).logits(hidden)
 
 

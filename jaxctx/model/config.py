@@ -7,8 +7,10 @@ silently compute something else is worse than one that does not load.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxctx.errors import InvalidArgument
@@ -57,14 +59,14 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` that `from_hf` reads back as an equal record."""
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
-        if self.rope_scaling is not None:
-            rope |= {"rope_type": self.rope_scaling.kind, "factor": self.rope_scaling.factor}
-        if self.rope_scaling is not None and self.rope_scaling.kind == "llama3":
-            rope |= {
-                "low_freq_factor": self.rope_scaling.low_freq_factor,
-                "high_freq_factor": self.rope_scaling.high_freq_factor,
-                "original_max_position_embeddings": self.rope_scaling.original_max_positions,
-            }
+        if scaling := self.rope_scaling:
+            rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+            if scaling.kind == "llama3":
+                rope |= {
+                    "low_freq_factor": scaling.low_freq_factor,
+                    "high_freq_factor": scaling.high_freq_factor,
+                    "original_max_position_embeddings": scaling.original_max_positions,
+                }
         return {
             "architectures": [self.architecture],
             "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
@@ -98,7 +100,7 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
     A sliding window limits `max_positions` instead of being computed: up to its width it changes nothing.
     Raises CheckpointError, naming `file` and the key, for anything missing, malformed or unsupported.
     """
-    read = _Reader(raw, file)
+    read = Reader(raw, file)
     architecture = _architecture(read)
     family = architecture.removesuffix("ForCausalLM").lower()
     _refuse_unsupported(read)
@@ -108,6 +110,7 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
         read.refuse("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads = {heads}")
     attention_bias = read.flag("attention_bias") if family in ("llama", "qwen3") else False
     positions = read.size("max_position_embeddings")
+    rope_theta, rope_scaling = _rope(read)
     return ModelConfig(
         architecture=architecture,
         vocab_size=read.size("vocab_size"),
@@ -119,8 +122,8 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
         ffn=read.size("intermediate_size"),
         max_positions=min(positions, _window(read, family) or positions),
         norm_eps=read.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope(read)[0],
-        rope_scaling=_rope(read)[1],
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         qkv_bias=family == "qwen2" or attention_bias,
         out_bias=attention_bias,
         ffn_bias=read.flag("mlp_bias") if family == "llama" else False,
@@ -132,8 +135,21 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
     )
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises CheckpointError if it is missing or is not one."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.name}: missing in {path.parent}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name}: not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path.name}: must be an object")
+    return raw
+
+
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class Reader:
     """Typed access to one JSON object; each refusal names the file and the key. A null counts as absent."""
 
     raw: Mapping[str, Any]
@@ -143,50 +159,51 @@ class _Reader:
     def refuse(self, key: str, why: str) -> NoReturn:
         raise CheckpointError(f"{self.file}: {self.prefix}{key}: {why}")
 
-    def size(self, key: str, default: int | None = None, limit: int = 2**31 - 1) -> int:
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, of any type."""
         value = self.raw.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            self.refuse(key, "missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None, limit: int = 2**31 - 1) -> int:
+        value: int = self._wanted(key, default)
+        if type(value) is not int or not 0 < value <= limit:
             self.refuse(key, f"must be an integer from 1 to {limit}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.raw.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            self.refuse(key, "missing")
+        value = self._wanted(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(key, f"must be a positive number, not {value!r}")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        value = self.raw.get(key)
-        if value not in (None, True, False):
+        value = self.get(key, False)
+        if value not in (True, False):
             self.refuse(key, f"must be true or false, not {value!r}")
         return bool(value)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        value = self.raw.get(key)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        value = self.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
             self.refuse(key, f"must be a token id or a list of them, not {value!r}")
         return tuple(ids)
 
-    def inner(self, key: str) -> _Reader | None:
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
+    def inner(self, key: str) -> Reader | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, Mapping):
             self.refuse(key, f"must be an object, not {value!r}")
-        return _Reader(value, self.file, f"{key}.")
+        return None if value is None else Reader(value, self.file, f"{key}.")
+
+    def _wanted(self, key: str, default: float | None) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            self.refuse(key, "missing")
+        return value
 
 
-def _architecture(read: _Reader) -> str:
-    names = read.raw.get("architectures")
+def _architecture(read: Reader) -> str:
+    names = read.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         read.refuse("architectures", f"must name one architecture, not {names!r}")
     if names[0] not in ARCHITECTURES:
@@ -194,12 +211,12 @@ def _architecture(read: _Reader) -> str:
     return str(names[0])
 
 
-def _refuse_unsupported(read: _Reader) -> None:
-    if read.raw.get("quantization_config") is not None:
+def _refuse_unsupported(read: Reader) -> None:
+    if read.get("quantization_config") is not None:
         read.refuse("quantization_config", "quantised checkpoints are not supported")
     if read.raw.get("hidden_act", "silu") != "silu":
         read.refuse("hidden_act", f"{read.raw['hidden_act']!r} is not supported; supported is 'silu'")
-    if read.raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+    if read.get("partial_rotary_factor", 1.0) != 1:
         read.refuse("partial_rotary_factor", "partial RoPE is not supported")
     layer_types = read.raw.get("layer_types") or []
     if not isinstance(layer_types, list):
@@ -208,9 +225,9 @@ def _refuse_unsupported(read: _Reader) -> None:
         read.refuse("layer_types", f"{', '.join(unknown)} not supported")
 
 
-def _head_dim(read: _Reader, family: str, width: int, heads: int) -> int:
+def _head_dim(read: Reader, family: str, width: int, heads: int) -> int:
     implied = 128 if family == "qwen3" else width // heads  # the defaults of transformers
-    if read.raw.get("head_dim") is None and family != "qwen3" and width % heads:
+    if read.get("head_dim") is None and family != "qwen3" and width % heads:
         read.refuse("head_dim", f"missing, and num_attention_heads = {heads} does not divide hidden_size = {width}")
     head_dim = read.size("head_dim", implied)
     if head_dim % 2:
@@ -218,43 +235,39 @@ def _head_dim(read: _Reader, family: str, width: int, heads: int) -> int:
     return head_dim
 
 
-def _window(read: _Reader, family: str) -> int | None:
+def _window(read: Reader, family: str) -> int | None:
     """Width of the attention window in tokens, itself included; None where all attention is full."""
     slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window"))
-    return read.size("sliding_window") if slides and read.raw.get("sliding_window") is not None else None
+    return read.size("sliding_window") if slides and read.get("sliding_window") is not None else None
 
 
-def _rope(read: _Reader) -> tuple[float, RopeScaling | None]:
+def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
     new = read.inner("rope_parameters")
     scaling = new or read.inner("rope_scaling")
-    theta = (new if new is not None and new.raw.get("rope_theta") is not None else read).number("rope_theta", 10000.0)
+    theta = (new if new is not None and new.get("rope_theta") is not None else read).number("rope_theta", 10000.0)
     if scaling is None:
         return theta, None
     kind = scaling.raw.get("rope_type", scaling.raw.get("type", "default"))
-    if scaling.raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+    if scaling.get("partial_rotary_factor", 1.0) != 1:
         scaling.refuse("partial_rotary_factor", "partial RoPE is not supported")
     if kind == "default":
         if unknown := [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]:
             scaling.refuse(unknown[0], "RoPE per layer type is not supported")
         return theta, None
     if kind == "linear":
-        return theta, RopeScaling("linear", scaling.number("factor"))
-    if kind == "llama3":
-        if scaling.number("low_freq_factor") >= scaling.number("high_freq_factor"):
-            scaling.refuse("low_freq_factor", "must be less than high_freq_factor")
-        original = read if scaling.raw.get("original_max_position_embeddings") is None else scaling
-        return theta, RopeScaling(
-            "llama3",
-            scaling.number("factor"),
-            scaling.number("low_freq_factor"),
-            scaling.number("high_freq_factor"),
-            original.size("original_max_position_embeddings"),
-        )
-    scaling.refuse("rope_type", f"{kind!r} is not supported; supported are default, linear and llama3")
+        return theta, RopeScaling(kind, scaling.number("factor"))
+    if kind != "llama3":
+        scaling.refuse("rope_type", f"{kind!r} is not supported; supported are default, linear and llama3")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if low >= high:
+        scaling.refuse("low_freq_factor", "must be less than high_freq_factor")
+    original = read if scaling.get("original_max_position_embeddings") is None else scaling
+    positions = original.size("original_max_position_embeddings")
+    return theta, RopeScaling(kind, scaling.number("factor"), low, high, positions)
 
 
-def _dtype(read: _Reader) -> str:
+def _dtype(read: Reader) -> str:
     name = read.raw.get("dtype") or read.raw.get("torch_dtype") or "float32"
     if name not in ("float32", "bfloat16", "float16"):
         read.refuse("dtype", f"{name!r} is not supported; supported are float32, bfloat16 and float16")

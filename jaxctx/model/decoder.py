@@ -27,6 +27,8 @@ from jaxctx.model.interface import KVAccess
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
 """Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
+Turns = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]  # cosines and sines, of `rope.angles`
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # `KVAccess.attend` in one layer
 
 
 class Linear(nnx.Module):
@@ -100,12 +102,7 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(create, *norm) if config.qk_norm else None
         self.head_dim = config.head_dim
 
-    def __call__(
-        self,
-        x: Float32[Array, "rows embed"],
-        turns: tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]],
-        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    ) -> Float32[Array, "rows embed"]:
+    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns, attend: Attend) -> Float32[Array, "rows embed"]:
         rows = x.shape[0]
         q, k, v = (p(x).reshape(rows, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         q = q if self.q_norm is None else self.q_norm(q)
@@ -135,12 +132,7 @@ class Layer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(create, config.width, "embed", config.norm_eps)
         self.mlp = FeedForward(create, config)
 
-    def __call__(
-        self,
-        x: Float32[Array, "rows embed"],
-        turns: tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]],
-        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    ) -> Float32[Array, "rows embed"]:
+    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns, attend: Attend) -> Float32[Array, "rows embed"]:
         x = x + self.self_attn(self.input_layernorm(x), turns, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -16,13 +16,12 @@ from jax import lax
 class DenseCausal:
     """A `KVAccess` whose rows are `sequences` sequences of equal length, one after the other, each from its start.
 
-    Row r of a sequence sees rows 0..r of the same sequence. Differentiable.
+    Row r of a sequence sees rows 0..r of the same sequence. Rows are a multiple of `sequences`. Differentiable.
     """
 
     sequences: int = 1
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """See `KVAccess.attend`; `rows` must be a multiple of `sequences`."""
         rows, heads, head_dim = q.shape
         kv_heads, length = k.shape[1], rows // self.sequences
         q = q.reshape(self.sequences, length, kv_heads, heads // kv_heads, head_dim)
@@ -37,5 +36,4 @@ class DenseCausal:
         return out.reshape(rows, heads, head_dim)
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        """See `KVAccess.visible_sum`."""
         return jnp.cumsum(values.reshape(self.sequences, -1), axis=1, dtype=jnp.uint32).reshape(-1)

@@ -8,16 +8,17 @@ has no parameters, and uses integers throughout, so its answers are exact on eve
     hidden state    the sum of all visible KV, halved into two 16-bit numbers (exact in any float type above bfloat16)
     logits          a permutation of 0..V-1 chosen by that sum, scaled to [-4, 4): no ties
 
-`echo_next` is the same in plain Python, for tests to compare with. Its tokenizer is `jaxctx.model.text.echo_text`.
+`echo_next` is the same in numpy, for tests to compare with. Its tokenizer is `jaxctx.model.text.echo_text`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from jaxctx.model.interface import KVAccess, KVSpec, Params
@@ -26,9 +27,12 @@ VOCAB_SIZE = 512  # a power of two, on which an odd factor and an xor are permut
 EOS_ID = 256  # first id after the bytes; its logit is EOS_LOGIT, so greedy text goes on for as long as it is let
 EOS_LOGIT = -30.0  # finite: a logit bias, a stop token or another seed can still choose it
 
-_ODD_A, _ODD_B = 0x9E3779B1, 0x85EBCA77
-_MIX_A, _MIX_B = 0x7FEB352D, 0x846CA68B
-_WORD = 0xFFFFFFFF
+_ODD_A, _ODD_B = np.uint32(0x9E3779B1), np.uint32(0x85EBCA77)
+_MIX_A, _MIX_B = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_IDS = np.arange(VOCAB_SIZE, dtype=np.uint32)
+
+
+Words: TypeAlias = Any  # uint32, of JAX or numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +54,29 @@ class EchoModel:
 
     def logits(self, params: Params, hidden: Float32[Array, "rows 2"]) -> Float32[Array, "rows vocab"]:
         halves = hidden.astype(jnp.uint32)
-        choice = _mix(halves[:, 0] << 16 | halves[:, 1])[:, None]
-        ids = jnp.arange(VOCAB_SIZE, dtype=jnp.uint32)
-        order = (ids * (choice | 1) ^ (choice >> 16)) & (VOCAB_SIZE - 1)
-        return jnp.where(ids == EOS_ID, EOS_LOGIT, order.astype(jnp.float32) / (VOCAB_SIZE / 8) - 4)
+        order = _order(halves[:, :1] << 16 | halves[:, 1:])
+        return jnp.where(_IDS == EOS_ID, EOS_LOGIT, order.astype(jnp.float32) / (VOCAB_SIZE / 8) - 4)
 
 
 def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
-    """The token that greedy sampling picks after `tokens` (at least one) at positions 0, 1, …, in plain Python."""
-    values = (_python_mix(token * _ODD_A + position * _ODD_B) for position, token in enumerate(tokens))
-    choice = _python_mix(sum(values) & _WORD)
-    order = {
-        token: (token * (choice | 1) ^ (choice >> 16)) & (VOCAB_SIZE - 1)
-        for token in range(VOCAB_SIZE)
-        if token not in suppress
-    }
-    return max(order, key=lambda token: (token != EOS_ID, order[token]))
+    """The token that greedy sampling picks after `tokens` (at least one) at positions 0, 1, …, on the host."""
+    values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))
+    order = _order(values.sum(keepdims=True, dtype=np.uint32)).tolist()
+    return max(set(range(VOCAB_SIZE)).difference(suppress), key=lambda token: (token != EOS_ID, order[token]))
 
 
-def _token_value(tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    return _mix(tokens.astype(jnp.uint32) * jnp.uint32(_ODD_A) + positions.astype(jnp.uint32) * jnp.uint32(_ODD_B))
+def _token_value(tokens: Words, positions: Words) -> Words:
+    return _mix(tokens.astype(np.uint32) * _ODD_A + positions.astype(np.uint32) * _ODD_B)
 
 
-def _mix(h: jax.Array) -> jax.Array:
-    """The mixer of `sampling`, here on its own so that a change there cannot change the echo."""
-    h = (h ^ (h >> 16)) * jnp.uint32(_MIX_A)
-    h = (h ^ (h >> 15)) * jnp.uint32(_MIX_B)
-    return h ^ (h >> 16)
+def _order(total: Words) -> Words:
+    """A permutation of the token ids."""
+    choice = _mix(total)
+    return (_IDS * (choice | 1) ^ (choice >> 16)) & (VOCAB_SIZE - 1)
 
 
-def _python_mix(h: int) -> int:
-    h &= _WORD
-    h = (h ^ (h >> 16)) * _MIX_A & _WORD
-    h = (h ^ (h >> 15)) * _MIX_B & _WORD
+def _mix(h: Words) -> Words:
+    """The mixer of `draw`, here on its own so that a change there cannot change the echo."""
+    h = (h ^ (h >> 16)) * _MIX_A
+    h = (h ^ (h >> 15)) * _MIX_B
     return h ^ (h >> 16)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxctx.model.config import ModelConfig, RopeScaling
+from jaxctx.model.config import ModelConfig
 
 Frequencies = npt.NDArray[np.float32]
 
@@ -30,11 +30,7 @@ def inverse_frequencies(config: ModelConfig) -> Frequencies:
         return frequencies
     if scaling.kind == "linear":
         return np.divide(frequencies, np.float32(scaling.factor), dtype=np.float32)
-    return _llama3(frequencies, scaling)
-
-
-def _llama3(frequencies: Frequencies, scaling: RopeScaling) -> Frequencies:
-    """Llama 3.1: short wavelengths stay, long ones are divided by `factor`, between them a linear blend."""
+    # Llama 3.1: short wavelengths stay, long ones are divided by `factor`, between them a linear blend.
     turns = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # within the trained context
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)

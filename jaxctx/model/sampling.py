@@ -32,16 +32,16 @@ ROW_WORDS = 11  # int32 words of one packed row of a SamplingBatch
 
 
 class SamplingBatch(NamedTuple):
-    """Options of the sampled rows. Neutral values mean off; a padding row is neutral throughout (`row_words()`)."""
+    """Options of the sampled rows, in the order of `row_words`. Neutral values mean off; padding rows are neutral."""
 
     temperature: Float32[Array, " rows"]  # 0: greedy
-    top_k: Int32[Array, " rows"]  # 0: off
     top_p: Float32[Array, " rows"]  # 1: off
     min_p: Float32[Array, " rows"]  # 0: off
     repetition: Float32[Array, " rows"]  # 1: off; over prompt and output
     presence: Float32[Array, " rows"]  # 0: off; over output
     frequency: Float32[Array, " rows"]  # 0: off; over output
     seed: UInt32[Array, "rows 2"]
+    top_k: Int32[Array, " rows"]  # 0: off
     position: Int32[Array, " rows"]  # of the token being sampled, in its sequence
     suppress: Bool[Array, " rows"]  # min_tokens not reached: the slot's stop tokens cannot be drawn
     biased: Bool[Array, " rows"]  # the slot's logit bias applies; without it the slot's bias may be a former owner's
@@ -132,21 +132,9 @@ def row_words(
 def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
     """The inverse of `row_words`, on the device."""
     floats = lax.bitcast_convert_type(words[:, :6], jnp.float32)
-    flags = words[:, 10]
-    return SamplingBatch(
-        temperature=floats[:, 0],
-        top_p=floats[:, 1],
-        min_p=floats[:, 2],
-        repetition=floats[:, 3],
-        presence=floats[:, 4],
-        frequency=floats[:, 5],
-        seed=lax.bitcast_convert_type(words[:, 6:8], jnp.uint32),
-        top_k=words[:, 8],
-        position=words[:, 9],
-        suppress=flags & 1 != 0,
-        biased=flags & 2 != 0,
-        logprobs=flags & 4 != 0,
-    )
+    seed = lax.bitcast_convert_type(words[:, 6:8], jnp.uint32)
+    flags = words[:, 10:] & jnp.array([1, 2, 4]) != 0
+    return SamplingBatch._make([*floats.T, seed, words[:, 8], words[:, 9], *flags.T])
 
 
 def sample(

@@ -8,7 +8,6 @@ On a mesh of one device everything here changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -21,32 +20,16 @@ TENSOR = "tensor"
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
 
 
-@dataclass(frozen=True, slots=True)
-class LogicalRules:
-    """Pairs of logical axis and mesh axis; None: every device holds all of it."""
-
-    table: tuple[tuple[str, str | None], ...]
-
-    def spec(self, axes: Sequence[str]) -> PartitionSpec:
-        """Raises KeyError for an axis the table does not know."""
-        rules = dict(self.table)
-        return PartitionSpec(*(rules[axis] for axis in axes))
+class LogicalRules(dict[str, str | None]):
+    """Mesh axis by logical axis; None: every device holds all of it."""
 
     def sharding(self, mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
-        return NamedSharding(mesh, self.spec(axes))
+        """Raises KeyError for an axis the table does not know."""
+        return NamedSharding(mesh, PartitionSpec(*(self[axis] for axis in axes)))
 
 
 RULES = LogicalRules(
-    (
-        ("vocab", TENSOR),
-        ("heads", TENSOR),
-        ("kv_heads", TENSOR),
-        ("ffn", TENSOR),
-        ("embed", None),
-        ("head_dim", None),
-        ("pages", None),
-        ("page", None),
-    )
+    vocab=TENSOR, heads=TENSOR, kv_heads=TENSOR, ffn=TENSOR, embed=None, head_dim=None, pages=None, page=None
 )
 
 

@@ -66,23 +66,16 @@ class ChatTemplate:
 
         Raises InvalidArgument naming `messages` if the template refuses or fails on them.
         """
-        arguments = {
-            **(variables or {}),
-            "messages": messages,
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         pieces, size = [], 0
         try:
-            for piece in self._choose(bool(tools)).generate(arguments):
+            for piece in self._choose(bool(tools)).generate({**(variables or {}), **own}):
                 size += len(piece)
                 if size > MAX_CHARACTERS:
                     raise InvalidArgument.field("messages", f"the prompt is longer than {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except InvalidArgument:
             raise
-        except _Refused as error:
-            raise InvalidArgument.field("messages", f"refused by the chat template: {str(error)[:300]}") from error
         except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
             raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
         prompt = "".join(pieces)
@@ -109,12 +102,8 @@ class ChatTemplate:
         return self._templates.get("default") or next(iter(self._templates.values()))
 
 
-class _Refused(Exception):
-    """The template's own words, by `raise_exception`."""
-
-
 def _raise_exception(message: object) -> NoReturn:
-    raise _Refused(str(message))
+    raise InvalidArgument.field("messages", f"refused by the chat template: {str(message)[:300]}")
 
 
 def _to_json(

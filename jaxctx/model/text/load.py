@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxctx.errors import FailedPrecondition
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config import Reader, read_json
 from jaxctx.model.echo import EOS_ID, VOCAB_SIZE
 from jaxctx.model.text.chat import ChatTemplate, Message
 from jaxctx.model.text.tokenizer import Tokenizer
@@ -27,19 +26,6 @@ CHATML = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """What the model's makers recommend. Only information: a request that says nothing gets the documented defaults."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
-    do_sample: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
     """Everything about a model's text."""
 
@@ -47,7 +33,6 @@ class ModelText:
     chat_template: ChatTemplate | None
     bos_id: int | None
     eos_ids: tuple[int, ...]  # any of them ends an output
-    defaults: GenerationDefaults
 
     def encode_messages(
         self,
@@ -75,17 +60,25 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     `chat_template.jinja` of a model's directory. Raises CheckpointError naming the file and key that is wrong.
     """
     tokenizer = Tokenizer.from_file(path / "tokenizer.json")
-    settings, generation = (_read_json(path / f"{name}_config.json") for name in ("tokenizer", "generation"))
-    config = _read_json(path / "config.json")
+    settings, generation, config = (
+        Reader(read_json(path / file) if (path / file).is_file() else {}, file)
+        for file in ("tokenizer_config.json", "generation_config.json", "config.json")
+    )
     special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings, name)) is not None}
     sources = _template_sources(path, settings)
-    template = None if sources is None else ChatTemplate(sources, special_tokens=special, clock=clock)
+
+    def ids(kind: str) -> tuple[int, ...]:
+        """Of this kind of token ("bos", "eos"), by the first file that names any."""
+        declared = generation.token_ids(f"{kind}_token_id") or config.token_ids(f"{kind}_token_id")
+        token = special.get(f"{kind}_token")
+        found = None if token is None else tokenizer.token_id(token)
+        return declared or (() if found is None else (found,))
+
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=template,
-        bos_id=next(iter(_ids("bos", tokenizer, generation, config, special)), None),
-        eos_ids=_ids("eos", tokenizer, generation, config, special),
-        defaults=_defaults(generation),
+        chat_template=None if sources is None else ChatTemplate(sources, special_tokens=special, clock=clock),
+        bos_id=next(iter(ids("bos")), None),
+        eos_ids=ids("eos"),
     )
 
 
@@ -105,7 +98,6 @@ def echo_text() -> ModelText:
         chat_template=ChatTemplate(CHATML),
         bos_id=None,
         eos_ids=(EOS_ID,),
-        defaults=GenerationDefaults(),
     )
 
 
@@ -116,50 +108,17 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """An object, empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name}: must be an object")
-    return value
-
-
-def _token_text(settings: Mapping[str, Any], name: str) -> str | None:
+def _token_text(settings: Reader, name: str) -> str | None:
     """A special token, written as a string or as an object with `content`."""
     value = settings.get(name)
     if isinstance(value, dict):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"tokenizer_config.json: {name}: must be a string")
+        settings.refuse(name, "must be a string")
     return value
 
 
-def _ids(
-    kind: str,
-    tokenizer: Tokenizer,
-    generation: Mapping[str, Any],
-    config: Mapping[str, Any],
-    special: Mapping[str, str],
-) -> tuple[int, ...]:
-    """Ids of the `kind` of token ("bos", "eos") by the first file that names any."""
-    for file, source in (("generation_config.json", generation), ("config.json", config)):
-        value = source.get(f"{kind}_token_id")
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-            raise CheckpointError(f"{file}: {kind}_token_id: must be a token id or a list of them, not {value!r}")
-        if ids:
-            return tuple(ids)
-    token = special.get(f"{kind}_token")
-    found = None if token is None else tokenizer.token_id(token)
-    return () if found is None else (found,)
-
-
-def _template_sources(path: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+def _template_sources(path: Path, settings: Reader) -> str | dict[str, str] | None:
     """The file goes before the key, as in transformers; the key may hold one template or a list of named ones."""
     file = path / "chat_template.jinja"
     if file.is_file():
@@ -169,19 +128,5 @@ def _template_sources(path: Path, settings: Mapping[str, Any]) -> str | dict[str
         return value
     try:
         return {str(entry["name"]): str(entry["template"]) for entry in value}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(
-            "tokenizer_config.json: chat_template: must be a string or a list of templates"
-        ) from error
-
-
-def _defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
-    kinds = {"top_k": int, "max_new_tokens": int, "do_sample": bool}
-    values: dict[str, Any] = {}
-    for field in fields(GenerationDefaults):
-        value, kind = generation.get(field.name), kinds.get(field.name, float)
-        allowed = {int: (int,), bool: (bool,), float: (int, float)}[kind]
-        if value is not None and type(value) not in allowed:
-            raise CheckpointError(f"generation_config.json: {field.name}: must be {kind.__name__}, not {value!r}")
-        values[field.name] = value
-    return GenerationDefaults(**values)
+    except (TypeError, KeyError, AttributeError):
+        settings.refuse("chat_template", "must be a string or a list of templates")

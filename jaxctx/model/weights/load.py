@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +15,12 @@ import xxhash
 from jax.sharding import Mesh
 
 from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.config import CheckpointError, ModelConfig, from_hf
+from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.sharding import RULES, check_divisible
-from jaxctx.model.weights.huggingface import INDEX, SINGLE, SafetensorsSource, read_json
-from jaxctx.model.weights.orbax_format import PARAMS, OrbaxSource
-from jaxctx.model.weights.source import NUMPY_DTYPES, HostArray, StoredTensor, WeightSource
+from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor, and once before the first."""
-
-CONFIG = "config.json"
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +52,20 @@ def load_model(
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell.
     """
-    directory = Path(path)
-    config = read_config(directory)
+    source, model = open_checked(Path(path), dtype, kv_dtype)
     if mesh is not None:
-        check_divisible(config, mesh)
-    source = open_source(directory)
-    kind = run_dtype(source, dtype)
-    model, _ = abstract(config, kind, kv_dtype=kv_dtype)
-    check(source, model, config)
+        check_divisible(model.config, mesh)
     arrays: dict[str, jax.Array] = {}
     digests: dict[str, str] = {}
-    for spec, data in read_cast(source, model.specs, kind, progress):
+    for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
         placed = jax.device_put(data, None if mesh is None else RULES.sharding(mesh, spec.axes))
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     return LoadedModel(
         model=model,
         params=tuple(arrays[spec.name] for spec in model.specs),
-        config=config,
-        revision=_revision(config, model, digests),
+        config=model.config,
+        revision=_revision(model, digests),
         parameters=sum(math.prod(spec.shape) for spec in model.specs),
     )
 
@@ -88,21 +78,28 @@ def read_config(path: str | Path) -> ModelConfig:
     return from_hf(read_json(directory / CONFIG), file=CONFIG)
 
 
-def open_source(directory: Path) -> WeightSource:
-    """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
-    if (directory / PARAMS).is_dir():
-        return OrbaxSource(directory)
-    if (directory / INDEX).exists() or (directory / SINGLE).exists():
-        return SafetensorsSource(directory)
-    if pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED):
-        raise CheckpointError(
-            f"{pickled[0]}: pickled weights are not read, because loading them can run code; "
-            "save the model as safetensors (save_pretrained(..., safe_serialization=True))"
-        )
-    raise CheckpointError(f"{directory}: no weights: neither {SINGLE}, {INDEX} nor {PARAMS}/ is there")
+def open_checked(directory: Path, dtype: str | None, kv_dtype: str | None = None) -> tuple[WeightSource, DecoderModel]:
+    """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
+    config = read_config(directory)
+    source = open_source(directory)
+    model, _ = abstract(config, _run_dtype(source, dtype), kv_dtype=kv_dtype)
+    for spec in model.specs:
+        stored = source.tensors.get(spec.name)
+        if stored is None:
+            raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
+        if stored.shape != spec.shape:
+            shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
+            raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
+    known = {spec.name for spec in model.specs}
+    if config.tied:
+        known.add("lm_head.weight")  # some exporters write it again, and RoPE's frequencies
+    for name, tensor in source.tensors.items():
+        if name not in known and not name.endswith("rotary_emb.inv_freq"):
+            raise CheckpointError(f"{tensor.file}: {name}: unexpected, {config.architecture} has no such tensor")
+    return source, model
 
 
-def run_dtype(source: WeightSource, wanted: str | None) -> str:
+def _run_dtype(source: WeightSource, wanted: str | None) -> str:
     """The type the parameters are loaded as. Raises CheckpointError for a stored type that is no floating point."""
     for tensor in source.tensors.values():
         if tensor.dtype not in NUMPY_DTYPES:
@@ -116,43 +113,23 @@ def run_dtype(source: WeightSource, wanted: str | None) -> str:
     return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
 
 
-def check(source: WeightSource, model: DecoderModel, config: ModelConfig) -> None:
-    """Raise CheckpointError unless `source` has exactly the model's tensors, in their shapes."""
-    for spec in model.specs:
-        stored = source.tensors.get(spec.name)
-        if stored is None:
-            raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
-        if stored.shape != spec.shape:
-            shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
-            raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
-    known = {spec.name for spec in model.specs}
-    for tensor in source.tensors.values():
-        if tensor.name not in known and not _ignored(tensor, config):
-            raise CheckpointError(f"{tensor.file}: {tensor.name}: unexpected, {config.architecture} has no such tensor")
-
-
-def _ignored(tensor: StoredTensor, config: ModelConfig) -> bool:
-    """What some exporters write besides the parameters: the tied head again, and RoPE's frequencies."""
-    return tensor.name.endswith("rotary_emb.inv_freq") or (config.tied and tensor.name == "lm_head.weight")
-
-
 def read_cast(
-    source: WeightSource, specs: Sequence[ParamSpec], dtype: str, progress: Progress | None
+    source: WeightSource, model: DecoderModel, progress: Progress | None
 ) -> Iterator[tuple[ParamSpec, HostArray]]:
-    """Each parameter's data as `dtype`, with progress after its consumer is done with it."""
-    by_name = {spec.name: spec for spec in specs}
+    """Each parameter's data in the model's type, with progress after its consumer is done with it."""
+    by_name = {spec.name: spec for spec in model.specs}
     done, total = 0, sum(source.tensors[name].size_bytes for name in by_name)
     report = progress or (lambda done, total: None)
     report(done, total)
     for name, data in source.read(list(by_name)):
-        yield by_name[name], data.astype(NUMPY_DTYPES[dtype], copy=False)
+        yield by_name[name], data.astype(NUMPY_DTYPES[model.dtype], copy=False)
         done += source.tensors[name].size_bytes
         report(done, total)
 
 
-def _revision(config: ModelConfig, model: DecoderModel, digests: dict[str, str]) -> str:
+def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
     """128 bits in hex. The tokens that begin and end a text, and the declared type, change no computed value."""
-    arithmetic = dataclasses.asdict(dataclasses.replace(config, dtype="", bos_token_id=None, eos_token_ids=()))
+    arithmetic = dataclasses.asdict(dataclasses.replace(model.config, dtype="", bos_token_id=None, eos_token_ids=()))
     tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs]
     text = json.dumps({"config": arithmetic, "dtype": model.dtype, "tensors": tensors}, sort_keys=True)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))

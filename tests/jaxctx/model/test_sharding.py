@@ -51,10 +51,11 @@ def test_a_mesh_of_one_changes_nothing(tiny, dense_logits):
 
 
 def test_the_pool_is_split_by_kv_heads():
-    assert RULES.spec(KV_POOL_AXES) == PartitionSpec("tensor", None, None, None)
+    mesh = make_mesh(tensor=2)
+    assert RULES.sharding(mesh, KV_POOL_AXES).spec == PartitionSpec("tensor", None, None, None)
     with pytest.raises(KeyError):
-        RULES.spec(("colour",))
-    pool = jax.device_put(jnp.zeros((2, 4, 16, 8)), RULES.sharding(make_mesh(tensor=2), KV_POOL_AXES))
+        RULES.sharding(mesh, ("colour",))
+    pool = jax.device_put(jnp.zeros((2, 4, 16, 8)), RULES.sharding(mesh, KV_POOL_AXES))
     assert pool.addressable_shards[0].data.shape == (1, 4, 16, 8)
 
 

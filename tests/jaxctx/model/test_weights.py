@@ -170,7 +170,7 @@ def test_no_directory(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff\xfe", '{"a":' * 100_000], ids=["", "list", "cut", "utf", "deep"])
 def test_malformed_configuration(checkpoint, text):
     (checkpoint / "config.json").write_bytes(text.encode("latin-1"))
-    refused(checkpoint, r"^config\.json: (not JSON|must hold a JSON object)")
+    refused(checkpoint, r"^config\.json: (not JSON|must be an object)")
 
 
 def test_unknown_architecture(checkpoint):

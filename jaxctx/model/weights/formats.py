@@ -1,0 +1,172 @@
+"""The checkpoint formats: which tensors are there, and their data in bounded amounts.
+
+Hugging Face safetensors: one `model.safetensors`, or shards named by an index. Orbax: `config.json` and tokenizer files
+as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+from safetensors import SafetensorError, safe_open
+
+from jaxctx.model.config import CheckpointError, read_json
+
+HostArray = npt.NDArray[Any]
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PARAMS = "params"
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_READ_AT_ONCE_BYTES = 256 << 20  # of Orbax: enough to read in parallel, little beside the model
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint, before its data is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # a key of NUMPY_DTYPES, or whatever else the file says
+    file: str  # relative to the checkpoint, for messages
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
+
+
+class SafetensorsSource:
+    """The headers of all shards, read and compared with the index; data on demand, one tensor at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError naming the shard that is missing, cut short, or disagrees with the index."""
+        self._directory = directory
+        promised = _index(directory)
+        self.file = INDEX if promised else SINGLE  # to be named when a tensor is nowhere
+        self.tensors: dict[str, StoredTensor] = {}
+        for shard in sorted(set(promised.values())) or [SINGLE]:
+            with self._open(shard) as data:
+                for name in data.keys():  # noqa: SIM118  no mapping
+                    header = data.get_slice(name)
+                    kind = _SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype())
+                    self.tensors[name] = StoredTensor(name, tuple(header.get_shape()), kind, shard)
+        for name, shard in promised.items():
+            if name not in self.tensors or self.tensors[name].file != shard:
+                raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, HostArray]]:
+        """The named tensors in the order that reads fastest, holding few of them at a time.
+
+        Raises CheckpointError if a file turns out to be cut short or unreadable.
+        """
+        by_shard: dict[str, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(self.tensors[name].file, []).append(name)
+        for shard, inside in by_shard.items():
+            with self._open(shard) as data:
+                for name in inside:
+                    yield name, data.get_tensor(name)
+
+    def _open(self, shard: str) -> Any:
+        path = self._directory / shard
+        if not path.is_file():
+            raise CheckpointError(f"{shard}: missing")
+        try:
+            return safe_open(path, framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{shard}: not a whole safetensors file: {error}") from error
+
+
+def _index(directory: Path) -> Mapping[str, str]:
+    """Tensor name → shard; empty where a single file holds all."""
+    if not (directory / INDEX).exists():
+        return {}
+    shards = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(f"{INDEX}: weight_map: must be a non-empty object")
+    for name, shard in shards.items():
+        if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{INDEX}: weight_map: {name}: {shard!r} is not the name of a .safetensors file")
+    return shards
+
+
+class OrbaxSource:
+    """The metadata of all arrays; data on demand, in groups of a few hundred megabytes."""
+
+    file = PARAMS
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`."""
+        self._path = (directory / PARAMS).absolute()
+        try:
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                tree = checkpointer.metadata(self._path).item_metadata.tree
+            self.tensors = {
+                name: StoredTensor(name, tuple(array.shape), str(np.dtype(array.dtype)), PARAMS)
+                for name, array in tree.items()
+            }
+        except Exception as error:  # Orbax and TensorStore raise what their formats raise
+            raise CheckpointError(f"{PARAMS}: not a readable Orbax checkpoint: {_first_line(error)}") from error
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, HostArray]]:
+        """As of `SafetensorsSource`."""
+        group: list[str] = []
+        size = 0
+        for name in names:
+            if group and size + self.tensors[name].size_bytes > _READ_AT_ONCE_BYTES:
+                yield from self._restore(group).items()
+                group, size = [], 0
+            group.append(name)
+            size += self.tensors[name].size_bytes
+        if group:
+            yield from self._restore(group).items()
+
+    def _restore(self, names: Sequence[str]) -> dict[str, HostArray]:
+        wanted = ocp.args.PyTreeRestore(
+            item=dict.fromkeys(names, 0),
+            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names},
+            partial_restore=True,
+        )
+        try:
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                restored: dict[str, HostArray] = checkpointer.restore(self._path, args=wanted)
+        except Exception as error:
+            reason = f"cannot be read, the checkpoint is damaged: {_first_line(error)}"
+            raise CheckpointError(f"{PARAMS}: {names[0]} … {names[-1]}: {reason}") from error
+        return restored
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+WeightSource: TypeAlias = SafetensorsSource | OrbaxSource
+
+
+def open_source(directory: Path) -> WeightSource:
+    """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
+    if (directory / PARAMS).is_dir():
+        return OrbaxSource(directory)
+    if (directory / INDEX).exists() or (directory / SINGLE).exists():
+        return SafetensorsSource(directory)
+    if pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED):
+        raise CheckpointError(
+            f"{pickled[0]}: pickled weights are not read, because loading them can run code; "
+            "save the model as safetensors (save_pretrained(..., safe_serialization=True))"
+        )
+    raise CheckpointError(f"{directory}: no weights: neither {SINGLE}, {INDEX} nor {PARAMS}/ is there")
