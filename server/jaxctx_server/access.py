@@ -39,17 +39,8 @@ class Role(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Principal:
-    """Whoever is calling."""
-
-    name: str
-    tenant: str
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
 class Key:
-    """A key that the server accepts. The key itself is not kept."""
+    """A key that the server accepts, and whoever calls with it. The key itself is not kept."""
 
     name: str
     sha256: bytes
@@ -76,8 +67,8 @@ METHODS: Mapping[str, Role] = {
     **_of("jaxctx.v1.AdminService", Role.ADMIN, "GetStats", "Drain", "ClearCache"),
 }
 
-LOCAL = Principal(name="local", tenant="", role=Role.ADMIN)  # without keys; reachable by loopback only
-NOBODY = Principal(name="", tenant="", role=Role.ANYONE)
+LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback only
+NOBODY = Key("", b"", "", Role.ANYONE)
 
 
 class Authoriser:
@@ -87,7 +78,7 @@ class Authoriser:
         """`keys` None: the server has none, and everybody who reaches it is `LOCAL`."""
         self._keys = keys
 
-    def authorise(self, method: str, authorization: str | None) -> Principal:
+    def authorise(self, method: str, authorization: str | None) -> Key:
         """Raises Unauthenticated for no key or an unknown one, PermissionDenied for one of too small a role."""
         role = METHODS.get(method)
         if role is None:
@@ -106,7 +97,7 @@ class Authoriser:
             raise Unauthenticated("unknown key")
         if found[0].role < role:
             raise PermissionDenied(f"this method needs a key of role {role.name.lower()}")
-        return Principal(found[0].name, found[0].tenant, found[0].role)
+        return found[0]
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:

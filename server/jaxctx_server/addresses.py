@@ -16,6 +16,10 @@ from pathlib import Path
 from jaxctx_server.start import ADDRESS, USAGE, StartError
 
 MAX_UNIX_PATH_BYTES = 107
+REASONS = {
+    errno.EADDRINUSE: "in use by another program (another port, or 0 for a free one, will do)",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
 
 
 def check_host(host: str, *, keys: bool) -> None:
@@ -35,7 +39,8 @@ def tcp_address(host: str, port: int, flag: str) -> str:
             try:
                 probe.bind((resolved, port))
             except OSError as error:
-                raise StartError(f"{flag}: cannot listen on {address}: {_reason(error)}", ADDRESS) from error
+                reason = REASONS.get(error.errno or 0, error.strerror)
+                raise StartError(f"{flag}: cannot listen on {address}: {reason}", ADDRESS) from error
     return address
 
 
@@ -61,11 +66,3 @@ def _resolve(host: str) -> list[str]:
     except OSError as error:
         raise StartError(f"--host {host}: {error.strerror or 'unknown'}", USAGE) from error
     return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "in use by another program (another port, or 0 for a free one, will do)"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine has no such address"
-    return error.strerror or "unknown"

@@ -19,14 +19,14 @@ from google.protobuf.message import DecodeError
 
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted
-from jaxctx_server.access import METHODS, Authoriser, Principal, Role
+from jaxctx_server.access import METHODS, Authoriser, Key, Role
 from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 log = logging.getLogger("jaxctx.calls")
 MAX_OPEN_CALLS = 64  # of methods that need no key
-PRINCIPAL: ContextVar[Principal] = ContextVar("principal")  # whom the running method serves
+KEY: ContextVar[Key] = ContextVar("key")  # of whom the running method serves
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 
@@ -83,12 +83,12 @@ class Pipeline(grpc.aio.ServerInterceptor):
         """Around one call. Nothing of the request has been looked at before it is known that its caller may."""
         facts = {"method": method, "request_id": ""}
         try:
-            principal = self._authoriser.authorise(method, _header(context, "authorization"))
-            PRINCIPAL.set(principal)
+            key = self._authoriser.authorise(method, _header(context, "authorization"))
+            KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            with _logged(facts | {"caller": principal.name}), self._place(method):
+            with _logged(facts | {"caller": key.name}), self._place(method):
                 yield
         except grpc.aio.BaseError:
             raise  # the transport's: the caller is gone
@@ -126,6 +126,5 @@ def _logged(facts: Mapping[str, str]) -> Iterator[None]:
 
 def _header(context: Context, name: str) -> str | None:
     """A request header; of several with one name, the first."""
-    values = (value for key, value in context.invocation_metadata() or () if key == name)
-    value = next(values, None)
+    value = next((value for key, value in context.invocation_metadata() or () if key == name), None)
     return value if isinstance(value, str) else None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import Message
 
 from jaxctx.engine.interface import Caller
-from jaxctx_server.grpc.pipeline import PRINCIPAL, Context
+from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Field, validate
 
@@ -32,7 +32,7 @@ class Service:
         """Whose namespace the running method works in, and until when."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
         deadline = None if remaining_s is None else self._clock() + remaining_s
-        return Caller(tenant=PRINCIPAL.get().tenant, deadline=deadline)
+        return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
 def first_page(found: Sequence[T], limit: int, token: Callable[[T], str]) -> tuple[Sequence[T], str]:
