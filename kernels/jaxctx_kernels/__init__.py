@@ -10,21 +10,12 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 Kernels for GPU and TPU stand behind the same `attend`. `NOTES.md` keeps what was measured, what won and what failed.
 """
 
-from jaxctx_kernels.plan import (
-    ItemClass,
-    PlanOverflow,
-    PlanShape,
-    PlanStats,
-    Segment,
-    plan_attention,
-    plan_shape,
-)
+from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
 from jaxctx_kernels.pool import copy_pages, pool_array, read_pages, write_pages, write_rows
 from jaxctx_kernels.reference import AttentionPlan, attend, unpack, visible_sum
 
 __all__ = [
     "AttentionPlan",
-    "ItemClass",
     "PlanOverflow",
     "PlanShape",
     "PlanStats",

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,12 +184,15 @@ def check(segments: Sequence[Segment], shape: PlanShape) -> None:
         raise ValueError(f"segments take {end} rows, the step has {shape.rows}")
 
 
-def split(shape: PlanShape, packed: Int32s) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]:
-    """The parts of a packed plan as views: class ends, order, inverse, length `[rows]`, items `[5, items]`, pages."""
+def split(shape: PlanShape, packed: Any) -> list[Any]:
+    """The parts of a packed plan: class ends, order, inverse, length `[rows]`, items `[5, items]`, pages.
+
+    int32 arrays of numpy or of JAX, as `packed` is; of numpy they are views.
+    """
     sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
-    edges = list(accumulate(sizes))
-    ends, order, inverse, length, table, pages = (packed[e - n : e] for e, n in zip(edges, sizes, strict=True))
-    return ends, order, inverse, length, table.reshape(ITEM_FIELDS, shape.items), pages
+    parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    parts[4] = parts[4].reshape(ITEM_FIELDS, shape.items)
+    return parts
 
 
 def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:

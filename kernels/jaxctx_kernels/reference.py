@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
-from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape
+from jaxctx_kernels.plan import ItemClass, PlanShape, split
 from jaxctx_kernels.pool import Pool, numbers
 
 Carry = TypeVar("Carry")
@@ -51,13 +51,7 @@ class Round(NamedTuple):
 
 def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
     """Split what `plan_attention` packed."""
-    sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(jax.lax.slice(packed, (start,), (start + size,)))
-        start += size
-    parts[4] = parts[4].reshape(ITEM_FIELDS, shape.items)
-    return AttentionPlan(*parts)
+    return AttentionPlan(*split(shape, packed))
 
 
 def attend(
