@@ -1,15 +1,15 @@
 """The doors of jaxctx, and the command that opens them.
 
     grpc/           the gRPC services: decode, validate, hand to the engine, encode
-    requests.py     what a door hands to the validator: decoded, nothing believed
     validate/       the one validator behind every door: requests in, requests of the Engine interface out
     content.py      text and messages to tokens, long ones off the event loop
-    access.py       who may call what      keys.py  the keys file
+    access.py       who may call what, and the keys file
     serving.py      loading, ready, draining: what doors ask before they take work
-    config.py       everything that can be set, once; sources.py reads it from flags, environment and file
+    config.py       everything that can be set, once, by flags, environment and file
     command.py      `jaxctx-serve`         serve.py its life from start to drain
     assemble.py     a model directory to a running engine
-    banner.py, progress.py, logs.py   what it prints: standard output, standard error
+    addresses.py    what may be listened on
+    start.py, progress.py, logs.py   what it prints: banner, mistakes and exit status; progress; logs
 
 The doors translate and decide nothing about a request that is valid. They see an engine only through
 `jaxctx.engine.interface`.

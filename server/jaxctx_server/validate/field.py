@@ -36,7 +36,7 @@ def validate(check: Callable[[Field], T], limits: Limits, request: Mapping[str, 
     return checked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take three times as long to make: a pass may have many thousands
 class Field:
     """A value, nothing of it believed, at its path in the request ("stop[3]"); the request itself is at ""."""
 
@@ -48,7 +48,7 @@ class Field:
     def __getitem__(self, name: str) -> Field:
         """A field of this message; one that was not sent if this is no message."""
         value = self.value.get(name) if isinstance(self.value, Mapping) else None
-        return self.at(f".{name}" if self.path else name, value)
+        return Field(f"{self.path}.{name}" if self.path else name, value, self.limits, self.wrong)
 
     def at(self, step: str, value: object) -> Field:
         """A part of this value, `step` further down the path."""
