@@ -49,48 +49,52 @@ class _Field(NamedTuple):
 
 def encode(answer: object, kind: type[M]) -> M:
     """`answer` as a message of that class, which may have fewer fields; None is not set."""
-    return kind(**_values(answer, kind.DESCRIPTOR))
+    write = _encoder(type(answer), kind.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
+    return kind(**write(answer))
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:
     """`message` as an answer of that class. `known` are fields that the caller knows and the message does not."""
-    unset, maps, readers = _readers(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # a class is hashable
-    values = unset | known
-    for name in maps:
-        values[name] = dict(getattr(message, name))
-    for field, value in message.ListFields():
-        if field.number in readers:
-            name, read = readers[field.number]
-            values[name] = value if read is None else read(value)
-    return kind(**values)
-
-
-def _values(answer: object, descriptor: Any) -> dict[str, Any]:
-    """The arguments of a message's constructor."""
-    values = {}
-    for name, there, has_presence, write in _writers(type(answer), descriptor):  # type: ignore[arg-type]
-        value = getattr(answer, name)
-        if value or (has_presence and value is not None):
-            values[there] = value if write is None else write(value)
-    return values
+    read = _decoder(kind, message.DESCRIPTOR)  # type: ignore[arg-type]
+    answer: T = read(message, **known)
+    return answer
 
 
 @functools.cache
-def _writers(kind: Any, descriptor: Any) -> list[tuple[str, str, bool, Translation | None]]:
-    """Of every field: its name here, its name there, whether it tells zero from not set, and how it is written."""
-    return [(each.name, each.there.name, each.there.has_presence, each.write) for each in _fields(kind, descriptor)]
+def _encoder(kind: Any, descriptor: Any) -> Callable[[Any], dict[str, Any]]:
+    """Makes the arguments of a message's constructor of an answer of that class."""
+    fields = [(each.name, each.there.name, each.there.has_presence, each.write) for each in _fields(kind, descriptor)]
+
+    def values_of(answer: object) -> dict[str, Any]:
+        values = {}
+        for name, there, has_presence, write in fields:
+            value = getattr(answer, name)
+            if value or (has_presence and value is not None):
+                values[there] = value if write is None else write(value)
+        return values
+
+    return values_of
 
 
 @functools.cache
-def _readers(kind: Any, descriptor: Any) -> tuple[dict[str, Any], list[str], dict[int, tuple[str, Translation | None]]]:
-    """What fields read as that are not set; which ones are maps, and by its number how each of the others is read."""
+def _decoder(kind: Any, descriptor: Any) -> Callable[..., Any]:
+    """Makes an answer of that class of a message."""
     fields = _fields(kind, descriptor)
-    maps = [each for each in fields if each.read is dict]
-    return (
-        {each.name: each.unset for each in fields},
-        [each.name for each in maps],
-        {each.there.number: (each.name, each.read) for each in fields if each not in maps},
-    )
+    unset = {each.name: each.unset for each in fields}
+    maps = [each.name for each in fields if each.read is dict]
+    readers = {each.there.number: (each.name, each.read) for each in fields if each.read is not dict}
+
+    def answer_of(message: Message, **known: Any) -> Any:
+        values = unset | known
+        for name in maps:
+            values[name] = dict(getattr(message, name))
+        for field, value in message.ListFields():
+            if field.number in readers:
+                name, read = readers[field.number]
+                values[name] = value if read is None else read(value)
+        return kind(**values)
+
+    return answer_of
 
 
 def _fields(kind: type, descriptor: Any) -> list[_Field]:
@@ -133,7 +137,7 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
     if get_origin(hint) is tuple:
         first, second = (each.name for each in field.message_type.fields)
         return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
-    return functools.partial(_values, descriptor=field.message_type), functools.partial(decode, kind=hint)
+    return _encoder(hint, field.message_type), _decoder(hint, field.message_type)
 
 
 def _each(kind: type, translate: Translation) -> Translation:

@@ -23,37 +23,20 @@ from jaxctx.answers import (
 )
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextSteps
-from jaxctx.client.drive import Parts, Steps
-from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, Listed, Transport
+from jaxctx.client.drive import Parts, Steps, everything
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, Transport
 from jaxctx.client.options import Content, CreateOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.v1 import admin_service_pb2 as admin
-from jaxctx.v1 import context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import model_service_pb2 as models_pb
 from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
+from jaxctx.wire import from_rpc_error
 
 Context = TypeVar("Context", bound=ContextSteps[Any])
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-
-class Watched(Parts[ContextEvent]):
-    """The caller's contexts as they are, and then every change of them."""
-
-    def __init__(self, connection: Connection, timeout_s: float | None) -> None:
-        self._connection = connection
-        method, request = connection.contexts.WatchContexts, pb.WatchContextsRequest()
-        self._call = method(request, timeout=timeout_s, metadata=connection.metadata)
-
-    def part(self) -> Steps[list[ContextEvent]]:
-        response = yield from self._connection.read(self._call)
-        self.ended = response is None
-        return [] if response is None else [decode(response, ContextEvent)]
-
-    def close(self) -> None:
-        self._call.cancel()
 
 
 class ClientSteps(Generic[Context]):
@@ -72,12 +55,13 @@ class ClientSteps(Generic[Context]):
     ) -> None:
         self._connection = Connection(self._transport, target, credentials, api_key, timeout_s)
 
-    def _made(self, message: context_pb2.Context) -> Context:
-        return self._context_class(self._connection, message.context_id, decode(message, ContextInfo))
+    def _made(self, info: ContextInfo) -> Context:
+        return self._context_class(self._connection, info.context_id, info)
 
     def _opened(self, response: snapshots_pb.OpenResponse | snapshots_pb.TakeResponse) -> Context:
-        context = self._made(response.context)
-        context.opened = decode(response, FillResult)
+        filled = decode(response, FillResult)
+        context = self._made(filled.context)
+        context.opened = filled
         return context
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
@@ -99,10 +83,8 @@ class ClientSteps(Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         given = options.get("context_id")
-        made = requests.settings(
-            {**settings, "context_id": requests.new_id() if given is None else given}, CreateOptions
-        )
-        request = requests.make(pb.CreateContextRequest, **made)
+        settings["context_id"] = requests.new_id() if given is None else given
+        request = requests.make(pb.CreateContextRequest, **requests.settings(settings, CreateOptions))
         try:
             response = yield from self._call(self._connection.contexts.CreateContext, request, timeout_s)
         except AlreadyExists:
@@ -110,7 +92,7 @@ class ClientSteps(Generic[Context]):
                 raise
             new = yield from self._context(request.context_id, timeout_s=timeout_s)  # our first answer was lost
         else:
-            new = self._made(response.context)
+            new = self._made(decode(response.context, ContextInfo))
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 yield from new._fill(text, timeout_s=timeout_s, **content)
@@ -132,11 +114,31 @@ class ClientSteps(Generic[Context]):
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
         request = requests.make(pb.ListContextsRequest, limit=page)
         method = self._connection.contexts.ListContexts
-        return Listed(self._connection, method, request, timeout_s, "contexts", self._made)
+
+        def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
+            return [self._made(info) for info in (yield from program)]
+
+        yield from map(made, self._connection.parts(method, request, timeout_s, "contexts", ContextInfo))
 
     def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        return Watched(self._connection, timeout_s)
+        method, request, more = self._connection.contexts.WatchContexts, pb.WatchContextsRequest(), True
+        call = method(request, timeout=timeout_s, metadata=self._connection.metadata)
+
+        def part() -> Steps[list[ContextEvent]]:
+            nonlocal more
+            try:
+                response = yield self._connection.transport.read(call)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            more = response is not None
+            return [decode(response, ContextEvent)] if more else []
+
+        try:
+            while more:
+                yield part()
+        finally:
+            call.cancel()
 
     def _plan(
         self,
@@ -164,9 +166,8 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[Context]:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         given = options.get("context_id")
-        fields = requests.settings(
-            {**options, "context_id": requests.new_id() if given is None else given}, OpenOptions
-        )
+        options["context_id"] = requests.new_id() if given is None else given
+        fields = requests.settings(options, OpenOptions)
         request = requests.make(snapshots_pb.OpenRequest, name=name, version=version, **fields)
         try:
             response = yield from self._call(self._connection.snapshots.Open, request, timeout_s)
@@ -192,14 +193,14 @@ class ClientSteps(Generic[Context]):
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
         request = requests.make(snapshots_pb.ListSnapshotsRequest, prefix=prefix, limit=page)
         method = self._connection.snapshots.ListSnapshots
-        return Listed(self._connection, method, request, timeout_s, "snapshots", lambda each: decode(each, Snapshot))
+        return self._connection.parts(method, request, timeout_s, "snapshots", Snapshot)
 
     def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
         """All versions of a snapshot that are kept, latest first."""
         request = requests.make(snapshots_pb.ListSnapshotVersionsRequest, name=name)
         method = self._connection.snapshots.ListSnapshotVersions
-        listed = Listed(self._connection, method, request, timeout_s, "snapshots", lambda each: decode(each, Snapshot))
-        return (yield from listed.all())
+        listed = self._connection.parts(method, request, timeout_s, "snapshots", Snapshot)
+        return (yield from everything(listed))
 
     def _update_snapshot(
         self,
@@ -226,10 +227,8 @@ class ClientSteps(Generic[Context]):
     def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
         """The caller's publications in the order of their ids."""
         request, method = snapshots_pb.ListPublicationsRequest(), self._connection.snapshots.ListPublications
-        listed = Listed(
-            self._connection, method, request, timeout_s, "publications", lambda each: decode(each, Publication)
-        )
-        return (yield from listed.all())
+        listed = self._connection.parts(method, request, timeout_s, "publications", Publication)
+        return (yield from everything(listed))
 
     def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""
@@ -241,11 +240,7 @@ class ClientSteps(Generic[Context]):
     def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
         """The models that the server serves."""
         request, method = models_pb.ListModelsRequest(), self._connection.models.ListModels
-        return (
-            yield from Listed(
-                self._connection, method, request, timeout_s, "models", lambda each: decode(each, Model)
-            ).all()
-        )
+        return (yield from everything(self._connection.parts(method, request, timeout_s, "models", Model)))
 
     def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
         """One model; by default the server's only, or default, one."""

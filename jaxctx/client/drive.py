@@ -10,26 +10,15 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar
+from contextlib import closing
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Steps = Generator[Any, Any, R]
-
-
-class Parts(Generic[T]):
-    """Something that comes in parts, for as long as somebody iterates over what is in them."""
-
-    ended = False
-
-    def part(self) -> Steps[list[T]]:
-        """The next part. Sets `ended` with the last one."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """No further part is wanted."""
+Parts = Generator[Generator[Any, Any, list[T]], None, None]  # one program after the other, for some more items each
 
 
 def run(steps: Steps[R]) -> R:
@@ -76,32 +65,34 @@ def asynchronous(program: Callable[P, Steps[R]]) -> Callable[P, Coroutine[Any, A
 
 
 def blocking_items(parts: Callable[P, Parts[T]]) -> Callable[P, Iterator[T]]:
-    """What is in the parts, as an iterator of the blocking client."""
+    """All items, as an iterator of the blocking client."""
 
     def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        coming = parts(*args, **kwargs)
-        try:
-            while not coming.ended:
-                yield from run(coming.part())
-        finally:
-            coming.close()
+        with closing(parts(*args, **kwargs)) as programs:
+            for program in programs:
+                yield from run(program)
 
     return _described(iterate, parts, "Iterator")
 
 
 def asynchronous_items(parts: Callable[P, Parts[T]]) -> Callable[P, AsyncIterator[T]]:
-    """What is in the parts, as an iterator of the asyncio client."""
+    """All items, as an iterator of the asyncio client."""
 
     async def iterate(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        coming = parts(*args, **kwargs)
-        try:
-            while not coming.ended:
-                for item in await run_async(coming.part()):
+        with closing(parts(*args, **kwargs)) as programs:
+            for program in programs:
+                for item in await run_async(program):
                     yield item
-        finally:
-            coming.close()
 
     return _described(iterate, parts, "AsyncIterator")
+
+
+def everything(parts: Parts[T]) -> Steps[list[T]]:
+    """All items at once."""
+    items: list[T] = []
+    for program in parts:
+        items += yield from program
+    return items
 
 
 def _described(call: F, program: Callable[..., Any], returns: str = "") -> F:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from jaxctx.client.drive import Parts, Steps
+from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
@@ -120,43 +121,23 @@ class Connection:
             raise from_rpc_error(error) from error
         return response
 
-    def read(self, call: Any) -> Steps[Any]:
-        """The next response of a streaming call; None after the last. Raises the errors of `jaxctx.errors`."""
-        try:
-            response = yield self.transport.read(call)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        return response
-
-
-class Listed(Parts[T]):
-    """A list that the server gives in parts."""
-
-    def __init__(
+    def parts(
         self,
-        connection: Connection,
         method: grpc.UnaryUnaryMultiCallable[Any, Any],
         request: Any,
         timeout_s: float | None,
         field: str,
-        read: Callable[[Any], T],
-    ) -> None:
-        """`read` makes an item of each message in that field of the responses."""
-        self._connection = connection
-        self._call = method, request, timeout_s
-        self._field = field
-        self._read = read
+        kind: type[T],
+    ) -> Parts[T]:
+        """A list that comes in parts: answers of class `kind` in `field` of the responses."""
+        more = True
 
-    def part(self) -> Steps[list[T]]:
-        _, request, _ = self._call
-        response = yield from self._connection.call(*self._call)
-        request.page_token = response.next_page_token
-        self.ended = not response.next_page_token
-        return [self._read(message) for message in getattr(response, self._field)]
+        def part() -> Steps[list[T]]:
+            nonlocal more
+            response = yield from self.call(method, request, timeout_s)
+            request.page_token = response.next_page_token
+            more = bool(response.next_page_token)
+            return [decode(message, kind) for message in getattr(response, field)]
 
-    def all(self) -> Steps[list[T]]:
-        """The whole list."""
-        found: list[T] = []
-        while not self.ended:
-            found += yield from self.part()
-        return found
+        while more:
+            yield part()

@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import grpc
+
 from jaxctx.answers import ContextInfo, FinishReason, OutputPart, TokenLogprob, Usage
 from jaxctx.client.drive import Steps
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
-from jaxctx.errors import Internal, JaxctxError
+from jaxctx.errors import Internal
+from jaxctx.wire import from_rpc_error
 
 C = TypeVar("C", covariant=True)
 V = TypeVar("V", bound=ContextView[Any])
@@ -68,12 +71,13 @@ class Pieces(Generic[V]):
             yield from self._source._settle()
             self._call = self._begin()
         try:
-            response = yield from self._source._connection.read(self._call)
-        except JaxctxError as error:
+            response = yield self._source._connection.transport.read(self._call)
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error)
             self._ended = True
             if isinstance(error, CUT_SHORT):
                 self._cut_short()
-            raise
+            raise error from rpc_error
         except asyncio.CancelledError:
             self.close()
             raise
