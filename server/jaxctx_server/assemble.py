@@ -8,8 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
-from jaxctx.engine.capacity import pages_in_host_memory, pages_that_fit
-from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.config import EngineConfig, pages_in_host_memory, pages_that_fit
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import bundled_path
