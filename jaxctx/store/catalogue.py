@@ -56,7 +56,7 @@ def damaged(name: str) -> DataLoss:
 class Catalogue:
     """Thread-safe; every method but `change`, `refresh` and `settle` answers without I/O."""
 
-    def __init__(self, objects: Objects | None, clock: Callable[[], float]) -> None:
+    def __init__(self, objects: Objects, clock: Callable[[], float]) -> None:
         self._objects, self._clock = objects, clock
         self.lost: deque[Version] = deque()
         """Versions that are gone, and none of the caller's requests removed; whoever tells the caller pops them."""
@@ -126,8 +126,6 @@ class Catalogue:
                     self._reload(tenant, name)
 
     def _read_all(self) -> Iterator[tuple[str, str, bytes | None, bytes]]:
-        if self._objects is None:
-            return
         names = [parsed for key in self._objects.list("names/") if (parsed := _parse_key(key))]
         for start in range(0, len(names), _READ_AHEAD):
             batch = names[start : start + _READ_AHEAD]
@@ -145,7 +143,7 @@ class Catalogue:
         """The generation of the record once it says `after`; None if it was not that of `before`."""
         assert before.generation is not None
         old, new = _record(tenant, name, before), _record(tenant, name, after)
-        if self._objects is None or (old == new and before.damaged == after.damaged):
+        if old == new and before.damaged == after.damaged:
             return before.generation
         key = _key(tenant, name)
         try:
@@ -160,7 +158,6 @@ class Catalogue:
             raise
 
     def _reload(self, tenant: str, name: str) -> Entry:
-        assert self._objects is not None
         return self._merge(tenant, name, *self._objects.read(_key(tenant, name))())
 
     def _merge(self, tenant: str, name: str, stored: bytes | None, generation: bytes) -> Entry:

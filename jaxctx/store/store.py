@@ -34,10 +34,13 @@ class SnapshotStore:
 
         `clock` tells unix seconds; `new_id` makes unpredictable ids of letters and digits.
         """
-        self._objects = open_objects(objects) if isinstance(objects, str) else objects
+        self._durable = objects is not None
+        if objects is None or isinstance(objects, str):
+            objects = open_objects("memory://none" if objects is None else objects)
+        self._objects = objects
         self._clock = clock
         self._catalogue = Catalogue(self._objects, clock)
-        self._pages = Pages(self._objects, self._catalogue, clock, new_id) if self._objects else None
+        self._pages = Pages(self._objects, self._catalogue, clock, new_id)
 
     # What is there: answers at once. Raises NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
 
@@ -127,7 +130,7 @@ class SnapshotStore:
         before, after = self._catalogue.change(tenant, name, edit)
         kept = {_itself(version) for version in after.versions}
         gone = [version for version in before.versions if _itself(version) not in kept]
-        if self._pages and (before.damaged or any(version.durable for version in gone)):
+        if before.damaged or any(version.durable for version in gone):
             self._pages.collect_at(self._clock())
         return gone, after
 
@@ -169,7 +172,7 @@ class SnapshotStore:
                 removed += self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))[0]
             except JaxctxError:
                 self._catalogue.remind(tenant, name, now + RETRY_S)
-        if self._pages and (self._pages.next_collection or now) <= now:
+        if self._pages.next_collection is not None and self._pages.next_collection <= now:
             with suppress(JaxctxError):
                 self.collect()
         return removed
@@ -182,13 +185,13 @@ class SnapshotStore:
         The first call reads all manifests, to know which pages are stored. Two saves of equal pages at the same time
         may both store them.
         """
-        if self._objects is None or self._pages is None:
+        if not self._durable:
             raise FailedPrecondition("this server has no store for durable snapshots", reason="NO_STORE")
         return SnapshotWriter(self._objects, self._pages, self.put, lineage)
 
     def open(self, version: Version) -> SnapshotReader:
         """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
-        if self._objects is None or self._pages is None or not version.durable:
+        if not version.durable:
             raise ValueError("only durable versions can be read")
         pinned = [version.manifest]
         self._pages.pin(pinned)
@@ -207,12 +210,11 @@ class SnapshotStore:
 
     def collect(self) -> int:
         """Delete the objects that nobody needs; how many. `expire` does this when there may be some."""
-        return self._pages.collect() if self._pages else 0
+        return self._pages.collect()
 
     def close(self) -> None:
         """Stop. Writers and readers are of no more use."""
-        if self._objects:
-            self._objects.close()
+        self._objects.close()
 
 
 def _pick(versions: tuple[Version, ...], name: str, number: int | None) -> Version:

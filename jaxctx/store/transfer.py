@@ -59,10 +59,7 @@ class SnapshotWriter:
             self._data.append(view)
 
     def finish(self, version: Version, overwrite: int | None = None) -> Version:
-        """Make it durable and visible. Takes from `version` who it is for; what it holds is the lineage's.
-
-        Raises what `SnapshotStore.put` raises.
-        """
+        """Make it durable and visible; `version` describes the lineage. Raises what `SnapshotStore.put` raises."""
         with self._lock:
             places = [place for place in self._places if place is not None]
             if not self._open or len(places) < len(self._places):
@@ -72,7 +69,7 @@ class SnapshotWriter:
                 self._write(f"packs/{self._pack}", self._data, 0)  # the manifest refers to packs that last
             self._write(f"manifests/{manifest.id}", [encode_manifest(manifest)], 0)
             try:
-                version = self._commit(self._describe(version), overwrite)
+                version = self._commit(replace(version, durable=True, manifest=manifest.id), overwrite)
             except JaxctxError as error:
                 # It may be that the record was replaced and this is not known: the next collection looks.
                 self._close(delete=error.code not in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"))
@@ -80,22 +77,6 @@ class SnapshotWriter:
             self._pages.add(manifest)
             self._close(delete=False)
             return version
-
-    def _describe(self, version: Version) -> Version:
-        lineage = self._lineage
-        return replace(
-            version,
-            held=None,
-            durable=True,
-            manifest=self._manifest,
-            tokens=len(lineage.tokens),
-            seq_len=lineage.seq_len,
-            pages=lineage.pages,
-            size_bytes=lineage.pages * lineage.page_bytes,
-            model_revision=lineage.model_revision,
-            salt=lineage.salt,
-            manual_commit=lineage.manual_commit,
-        )
 
     def abort(self) -> None:
         """Give up; what was written is deleted, now or by the next collection. Nothing once finished."""

@@ -64,6 +64,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation. `variables` are the template's own switches (`enable_thinking`).
 
+        The template writes special tokens as text. So does whoever writes the messages: as everywhere in this field,
+        "<|im_end|>" in a message ends it.
         Raises InvalidArgument naming `messages` if the template refuses or fails on them.
         """
         own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}

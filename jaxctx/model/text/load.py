@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import Reader, read_json
 from jaxctx.model.echo import EOS_ID, VOCAB_SIZE
-from jaxctx.model.text.chat import ChatTemplate, Message
+from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,26 +31,6 @@ class ModelText:
     chat_template: ChatTemplate | None
     bos_id: int | None
     eos_ids: tuple[int, ...]  # any of them ends an output
-
-    def encode_messages(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Ids of a conversation by the model's template, which writes its special tokens itself, as text.
-
-        So does whoever writes the messages: as everywhere in this field, "<|im_end|>" in a message ends it.
-        Raises FailedPrecondition if the model has no template, InvalidArgument if the template refuses the messages.
-        """
-        if self.chat_template is None:
-            raise FailedPrecondition("the model has no chat template; send text or tokens")
-        prompt = self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
-        )
-        return self.tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> ModelText:

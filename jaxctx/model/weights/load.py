@@ -33,7 +33,6 @@ class LoadedModel:
 
     model: DecoderModel
     params: FlatParams
-    config: ModelConfig
     revision: str
     parameters: int  # elements; tied embeddings count once
 
@@ -64,7 +63,6 @@ def load_model(
     return LoadedModel(
         model=model,
         params=tuple(arrays[spec.name] for spec in model.specs),
-        config=model.config,
         revision=_revision(model, digests),
         parameters=sum(math.prod(spec.shape) for spec in model.specs),
     )

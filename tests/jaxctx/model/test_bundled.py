@@ -49,14 +49,16 @@ def test_it_is_small() -> None:
 
 
 def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) -> None:
-    assert text.tokenizer.vocab_size == loaded.config.vocab_size == 4096
-    assert text.tokenizer.encode("")[0] == text.bos_id == loaded.config.bos_token_id
-    assert text.eos_ids == loaded.config.eos_token_ids
+    assert text.tokenizer.vocab_size == loaded.model.config.vocab_size == 4096
+    assert text.tokenizer.encode("")[0] == text.bos_id == loaded.model.config.bos_token_id
+    assert text.eos_ids == loaded.model.config.eos_token_ids
     assert [text.tokenizer.decode([i], skip_special_tokens=False) for i in text.eos_ids] == [
         "<|endoftext|>",
         "<|im_end|>",
     ]
-    prompt = text.encode_messages([{"role": "user", "content": "Hello"}])
+    assert text.chat_template is not None
+    conversation = text.chat_template.render([{"role": "user", "content": "Hello"}])
+    prompt = text.tokenizer.encode(conversation, add_special_tokens=False)
     assert text.tokenizer.decode(prompt, skip_special_tokens=False) == (
         "<|endoftext|><|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -43,7 +43,7 @@ def edit_json(path, **change):
 def test_values_and_counts(checkpoint, tiny):
     loaded = load_model(checkpoint)
     stored = load_file(checkpoint / "model.safetensors")
-    assert loaded.config == tiny
+    assert loaded.model.config == tiny
     assert loaded.parameters == sum(array.size for array in stored.values())
     for spec, array in zip(loaded.model.specs, loaded.params, strict=True):
         assert (np.asarray(array) == stored[spec.name]).all()
@@ -137,7 +137,7 @@ def test_save_writes_what_was_trained(tiny, tmp_path):
     (tmp_path / "words.json").write_text("{}")
     save(tmp_path / "made/here", model, params, companions={"tokenizer.json": tmp_path / "words.json"})
     loaded = load_model(tmp_path / "made/here")
-    assert loaded.config == dataclasses.replace(tiny, dtype="bfloat16")
+    assert loaded.model.config == dataclasses.replace(tiny, dtype="bfloat16")
     assert all((a == b).all() for a, b in zip(loaded.params, params, strict=True))
     assert (tmp_path / "made/here/tokenizer.json").exists()
 

@@ -73,7 +73,18 @@ def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, s
     keys = held.page_keys()
     for number in writer.missing:
         writer.add(number, page(keys[number], held.page_bytes))
-    return writer.finish(described(name, tenant, lifetime=lifetime), overwrite), len(writer.missing)
+    version = described(
+        name,
+        tenant,
+        lifetime=lifetime,
+        tokens=len(held.tokens),
+        seq_len=held.seq_len,
+        pages=held.pages,
+        size_bytes=held.pages * held.page_bytes,
+        model_revision=held.model_revision,
+        salt=held.salt,
+    )
+    return writer.finish(version, overwrite), len(writer.missing)
 
 
 def same(a: Lineage, b: Lineage) -> bool:
