@@ -78,7 +78,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         text=text,
         model_id="bundled" if config.model is None else path.resolve().name,
         revision=loaded.revision,
-        architecture=loaded.config.architecture,
+        architecture=loaded.model.config.architecture,
         parameters=loaded.parameters,
         dtype=loaded.model.dtype,
     )
