@@ -24,7 +24,7 @@ from jaxctx.answers import (
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextSteps
 from jaxctx.client.drive import Parts, Steps, everything
-from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, Transport
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transport
 from jaxctx.client.options import Content, CreateOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
@@ -35,8 +35,6 @@ from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
 from jaxctx.wire import from_rpc_error
 
 Context = TypeVar("Context", bound=ContextSteps[Any])
-Q = TypeVar("Q")
-A = TypeVar("A")
 
 
 class ClientSteps(Generic[Context]):
@@ -53,19 +51,16 @@ class ClientSteps(Generic[Context]):
         credentials: grpc.ChannelCredentials | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._connection = Connection(self._transport, target, credentials, api_key, timeout_s)
+        self._link = Link(self._transport, target, credentials, api_key, timeout_s)
 
     def _made(self, info: ContextInfo) -> Context:
-        return self._context_class(self._connection, info.context_id, info)
+        return self._context_class(self._link, info.context_id, info)
 
     def _opened(self, response: snapshots_pb.OpenResponse | snapshots_pb.TakeResponse) -> Context:
         filled = decode(response, FillResult)
         context = self._made(filled.context)
         context.opened = filled
         return context
-
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
-        return self._connection.call(method, request, timeout_s)
 
     # --- contexts -----------------------------------------------------------------------------------------------------
 
@@ -83,20 +78,22 @@ class ClientSteps(Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         given = options.get("context_id")
-        settings["context_id"] = requests.new_id() if given is None else given
-        request = requests.make(pb.CreateContextRequest, **requests.settings(settings, CreateOptions))
+        chosen = settings["context_id"] = requests.new_id() if given is None else given
+        fields = requests.settings(settings, CreateOptions)
         try:
-            response = yield from self._call(self._connection.contexts.CreateContext, request, timeout_s)
+            response = yield from self._link.call(
+                self._link.contexts.CreateContext, pb.CreateContextRequest, timeout_s, **fields
+            )
         except AlreadyExists:
             if given is not None:
                 raise
-            new = yield from self._context(request.context_id, timeout_s=timeout_s)  # our first answer was lost
+            new = yield from self._context(chosen, timeout_s=timeout_s)  # our first answer was lost
         else:
             new = self._made(decode(response.context, ContextInfo))
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 yield from new._fill(text, timeout_s=timeout_s, **content)
-            except GeneratorExit:
+            except GeneratorExit:  # nobody is left to close it for
                 raise
             except BaseException:
                 with contextlib.suppress(JaxctxError):
@@ -106,29 +103,28 @@ class ClientSteps(Generic[Context]):
 
     def _context(self, context_id: str, *, timeout_s: float | None = None) -> Steps[Context]:
         """An existing context, made by whichever connection. NotFound if there is none of this id."""
-        found = self._context_class(self._connection, context_id)
+        found = self._context_class(self._link, context_id)
         yield from found._refresh(timeout_s=timeout_s)
         return found
 
     def _contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        request = requests.make(pb.ListContextsRequest, limit=page)
-        method = self._connection.contexts.ListContexts
+        method, kind = self._link.contexts.ListContexts, pb.ListContextsRequest
 
         def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
             return [self._made(info) for info in (yield from program)]
 
-        yield from map(made, self._connection.parts(method, request, timeout_s, "contexts", ContextInfo))
+        yield from map(made, self._link.parts(method, kind, timeout_s, "contexts", ContextInfo, limit=page))
 
     def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        method, request, more = self._connection.contexts.WatchContexts, pb.WatchContextsRequest(), True
-        call = method(request, timeout=timeout_s, metadata=self._connection.metadata)
+        method, request, more = self._link.contexts.WatchContexts, pb.WatchContextsRequest(), True
+        call = method(request, timeout=timeout_s, metadata=self._link.metadata)
 
         def part() -> Steps[list[ContextEvent]]:
             nonlocal more
             try:
-                response = yield self._connection.transport.read(call)
+                response = yield self._link.transport.read(call)
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from error
             more = response is not None
@@ -150,8 +146,8 @@ class ClientSteps(Generic[Context]):
         **content: Unpack[Content],
     ) -> Steps[PlanResult]:
         """What filling a new context would find in the cache and need, without doing it."""
-        request = requests.make(pb.PlanRequest, model_id=model_id, salt=salt, **requests.content(text, content))
-        response = yield from self._call(self._connection.contexts.Plan, request, timeout_s)
+        fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
+        response = yield from self._link.call(self._link.contexts.Plan, pb.PlanRequest, timeout_s, **fields)
         return decode(response, PlanResult)
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
@@ -166,41 +162,39 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[Context]:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         given = options.get("context_id")
-        options["context_id"] = requests.new_id() if given is None else given
-        fields = requests.settings(options, OpenOptions)
-        request = requests.make(snapshots_pb.OpenRequest, name=name, version=version, **fields)
+        chosen = options["context_id"] = requests.new_id() if given is None else given
+        fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
         try:
-            response = yield from self._call(self._connection.snapshots.Open, request, timeout_s)
+            response = yield from self._link.call(
+                self._link.snapshots.Open, snapshots_pb.OpenRequest, timeout_s, **fields
+            )
         except AlreadyExists:
             if given is not None:
                 raise
-            return (yield from self._context(request.context_id, timeout_s=timeout_s))  # our first answer was lost
+            return (yield from self._context(chosen, timeout_s=timeout_s))  # our first answer was lost
         return self._opened(response)
 
     def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
-        request = requests.make(snapshots_pb.TakeRequest, name=name, **requests.settings(options, OpenOptions))
-        response = yield from self._call(self._connection.snapshots.Take, request, timeout_s)
-        return self._opened(response)
+        fields = {"name": name, **requests.settings(options, OpenOptions)}
+        method, kind = self._link.snapshots.Take, snapshots_pb.TakeRequest
+        return self._opened((yield from self._link.call(method, kind, timeout_s, **fields)))
 
     def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
         """One version of a snapshot; by default the latest."""
-        request = requests.make(snapshots_pb.GetSnapshotRequest, name=name, version=version)
-        response = yield from self._call(self._connection.snapshots.GetSnapshot, request, timeout_s)
+        method, kind = self._link.snapshots.GetSnapshot, snapshots_pb.GetSnapshotRequest
+        response = yield from self._link.call(method, kind, timeout_s, name=name, version=version)
         return decode(response.snapshot, Snapshot)
 
     def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        request = requests.make(snapshots_pb.ListSnapshotsRequest, prefix=prefix, limit=page)
-        method = self._connection.snapshots.ListSnapshots
-        return self._connection.parts(method, request, timeout_s, "snapshots", Snapshot)
+        method, kind = self._link.snapshots.ListSnapshots, snapshots_pb.ListSnapshotsRequest
+        return self._link.parts(method, kind, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page)
 
     def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
         """All versions of a snapshot that are kept, latest first."""
-        request = requests.make(snapshots_pb.ListSnapshotVersionsRequest, name=name)
-        method = self._connection.snapshots.ListSnapshotVersions
-        listed = self._connection.parts(method, request, timeout_s, "snapshots", Snapshot)
-        return (yield from everything(listed))
+        method, kind = self._link.snapshots.ListSnapshotVersions, snapshots_pb.ListSnapshotVersionsRequest
+        return everything(self._link.parts(method, kind, timeout_s, "snapshots", Snapshot, name=name))
 
     def _update_snapshot(
         self,
@@ -212,40 +206,38 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = None,
     ) -> Steps[Snapshot]:
         """Change the latest version; None leaves a setting as it is, a `ttl_s` of `math.inf` is for ever."""
-        kind = snapshots_pb.UpdateSnapshotRequest
+        method, kind = self._link.snapshots.UpdateSnapshot, snapshots_pb.UpdateSnapshotRequest
         ttl, new = requests.ttl(ttl_s, sliding), requests.labels(kind.Labels, labels)
-        request = requests.make(kind, name=name, ttl=ttl, labels=new)
-        response = yield from self._call(self._connection.snapshots.UpdateSnapshot, request, timeout_s)
+        response = yield from self._link.call(method, kind, timeout_s, name=name, ttl=ttl, labels=new)
         return decode(response.snapshot, Snapshot)
 
     def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
-        request = requests.make(snapshots_pb.DeleteSnapshotRequest, name=name, version=version)
-        response = yield from self._call(self._connection.snapshots.DeleteSnapshot, request, timeout_s)
+        method, kind = self._link.snapshots.DeleteSnapshot, snapshots_pb.DeleteSnapshotRequest
+        response = yield from self._link.call(method, kind, timeout_s, name=name, version=version)
         return response.versions_deleted
 
     def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
         """The caller's publications in the order of their ids."""
-        request, method = snapshots_pb.ListPublicationsRequest(), self._connection.snapshots.ListPublications
-        listed = self._connection.parts(method, request, timeout_s, "publications", Publication)
-        return (yield from everything(listed))
+        method, kind = self._link.snapshots.ListPublications, snapshots_pb.ListPublicationsRequest
+        return everything(self._link.parts(method, kind, timeout_s, "publications", Publication))
 
     def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""
-        request = requests.make(snapshots_pb.UnpublishRequest, publication_id=publication_id)
-        yield from self._call(self._connection.snapshots.Unpublish, request, timeout_s)
+        method, kind = self._link.snapshots.Unpublish, snapshots_pb.UnpublishRequest
+        yield from self._link.call(method, kind, timeout_s, publication_id=publication_id)
 
     # --- models -------------------------------------------------------------------------------------------------------
 
     def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
         """The models that the server serves."""
-        request, method = models_pb.ListModelsRequest(), self._connection.models.ListModels
-        return (yield from everything(self._connection.parts(method, request, timeout_s, "models", Model)))
+        method, kind = self._link.models.ListModels, models_pb.ListModelsRequest
+        return everything(self._link.parts(method, kind, timeout_s, "models", Model))
 
     def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
         """One model; by default the server's only, or default, one."""
-        request = requests.make(models_pb.GetModelRequest, model_id=model_id)
-        response = yield from self._call(self._connection.models.GetModel, request, timeout_s)
+        method, kind = self._link.models.GetModel, models_pb.GetModelRequest
+        response = yield from self._link.call(method, kind, timeout_s, model_id=model_id)
         return decode(response.model, Model)
 
     def _tokenize(
@@ -257,10 +249,10 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = None,
     ) -> Steps[list[int]]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        request = requests.make(
-            models_pb.TokenizeRequest, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        method, kind = self._link.models.Tokenize, models_pb.TokenizeRequest
+        response = yield from self._link.call(
+            method, kind, timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
         )
-        response = yield from self._call(self._connection.models.Tokenize, request, timeout_s)
         return list(response.tokens)
 
     def _detokenize(
@@ -272,10 +264,10 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = None,
     ) -> Steps[str]:
         """Text of token ids."""
-        request = requests.make(
-            models_pb.DetokenizeRequest, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        method, kind = self._link.models.Detokenize, models_pb.DetokenizeRequest
+        response = yield from self._link.call(
+            method, kind, timeout_s, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
         )
-        response = yield from self._call(self._connection.models.Detokenize, request, timeout_s)
         return response.text
 
     def _apply_chat_template(
@@ -288,16 +280,15 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[RenderedChat]:
         """What a fill with these messages appends to an empty context."""
         chat = requests.chat_messages(messages, add_generation_prompt)
-        request = requests.make(models_pb.ApplyChatTemplateRequest, model_id=model_id, messages=chat)
-        response = yield from self._call(self._connection.models.ApplyChatTemplate, request, timeout_s)
+        method, kind = self._link.models.ApplyChatTemplate, models_pb.ApplyChatTemplateRequest
+        response = yield from self._link.call(method, kind, timeout_s, model_id=model_id, messages=chat)
         return decode(response, RenderedChat)
 
     # --- administration -----------------------------------------------------------------------------------------------
 
     def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
         """Each engine of the server, with its load and memory."""
-        method = self._connection.admin.GetStats
-        response = yield from self._call(method, admin.GetStatsRequest(), timeout_s)
+        response = yield from self._link.call(self._link.admin.GetStats, admin.GetStatsRequest, timeout_s)
         return [decode(each, Engine) for each in response.engines]
 
     def _stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
@@ -308,14 +299,13 @@ class ClientSteps(Generic[Context]):
 
     def _drain(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Make the server refuse new work, and wait until what runs is done."""
-        yield from self._call(self._connection.admin.Drain, admin.DrainRequest(), timeout_s)
+        yield from self._link.call(self._link.admin.Drain, admin.DrainRequest, timeout_s)
 
     def _clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
-        """Drop what the cache holds for no context; returns how many pages."""
-        method = self._connection.admin.ClearCache
-        response = yield from self._call(method, admin.ClearCacheRequest(), timeout_s)
+        """Drop every cached page that no context holds; returns how many."""
+        response = yield from self._link.call(self._link.admin.ClearCache, admin.ClearCacheRequest, timeout_s)
         return response.pages_dropped
 
     def _close(self) -> Steps[None]:
         """Close the connection; calls under way end with Cancelled."""
-        yield self._connection.channel.close()
+        yield self._link.channel.close()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
+from google.protobuf.message import Message
 
 from jaxctx.answers import (
     Comparison,
@@ -30,7 +31,7 @@ from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_pb2, snapshot_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Message)
 A = TypeVar("A")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
@@ -63,15 +64,12 @@ class ContextSteps(ContextView[Stream]):
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        request = requests.make(pb.FillRequest, context_id=self.id, defer=defer, **fields)
-        response = yield from self._write(self._connection.contexts.Fill, request, timeout_s)
+        response = yield from self._write(self._link.contexts.Fill, pb.FillRequest, timeout_s, defer=defer, **fields)
         return self._filled(response)
 
     def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
         """Compute whatever is buffered."""
-        request = pb.FlushRequest(context_id=self.id)
-        response = yield from self._write(self._connection.contexts.Flush, request, timeout_s)
-        return self._filled(response)
+        return self._filled((yield from self._write(self._link.contexts.Flush, pb.FlushRequest, timeout_s)))
 
     def _complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -104,16 +102,16 @@ class ContextSteps(ContextView[Stream]):
 
         `positions` and `masks` are of all tokens or of none: ForwardRequest. All of it or, on an error, nothing.
         """
-        request = requests.make(
+        response = yield from self._write(
+            self._link.contexts.Forward,
             pb.ForwardRequest,
-            context_id=self.id,
+            timeout_s,
             tokens=tokens,
             positions=positions,
             masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
             keep_working=keep_working,
             outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
         )
-        response = yield from self._write(self._connection.contexts.Forward, request, timeout_s)
         result = decode(response, ForwardResult)
         self.learn(result.context)
         return result
@@ -125,18 +123,16 @@ class ContextSteps(ContextView[Stream]):
     ) -> Steps[list[Self]]:
         """n children (default: one, or one per id) that begin as this context stands now. All or none."""
         child_ids = ids
-        if (
-            ids is None
-        ):  # chosen here, so that a retry cannot fork twice; how many there may be is for the server to say
+        if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
             child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
-        request = requests.make(pb.ForkRequest, context_id=self.id, n=n, child_ids=child_ids)
+        method, kind = self._link.contexts.Fork, pb.ForkRequest
         try:
-            response = yield from self._write(self._connection.contexts.Fork, request, timeout_s)
+            response = yield from self._write(method, kind, timeout_s, n=n, child_ids=child_ids)
         except AlreadyExists:
             if ids is not None:
                 raise
             # The ids are ours alone: the answer to our first attempt was lost.
-            children = [self._another(child_id) for child_id in request.child_ids]
+            children = [self._another(child_id) for child_id in child_ids]
             for child in children:
                 yield from child._refresh(timeout_s=timeout_s)
             return children
@@ -144,28 +140,23 @@ class ContextSteps(ContextView[Stream]):
 
     def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        request = requests.make(pb.TruncateRequest, context_id=self.id, tokens=tokens)
-        return (yield from self._change(self._connection.contexts.Truncate, request, timeout_s))
+        return self._change(self._link.contexts.Truncate, pb.TruncateRequest, timeout_s, tokens=tokens)
 
     def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        request = requests.make(pb.RewindRequest, context_id=self.id, to=to)
-        return (yield from self._change(self._connection.contexts.Rewind, request, timeout_s))
+        return self._change(self._link.contexts.Rewind, pb.RewindRequest, timeout_s, to=to)
 
     def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Allocate that many more working pages, waiting for them if need be."""
-        request = requests.make(pb.ReservePagesRequest, context_id=self.id, pages=pages)
-        return (yield from self._change(self._connection.contexts.ReservePages, request, timeout_s))
+        return self._change(self._link.contexts.ReservePages, pb.ReservePagesRequest, timeout_s, pages=pages)
 
     def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        request = requests.make(pb.CommitPagesRequest, context_id=self.id, pages=pages)
-        return (yield from self._change(self._connection.contexts.CommitPages, request, timeout_s))
+        return self._change(self._link.contexts.CommitPages, pb.CommitPagesRequest, timeout_s, pages=pages)
 
     def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Give back working pages from the tail, with the tokens in them."""
-        request = requests.make(pb.ReleasePagesRequest, context_id=self.id, pages=pages)
-        return (yield from self._change(self._connection.contexts.ReleasePages, request, timeout_s))
+        return self._change(self._link.contexts.ReleasePages, pb.ReleasePagesRequest, timeout_s, pages=pages)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -188,15 +179,15 @@ class ContextSteps(ContextView[Stream]):
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
     ) -> Steps[PlanResult]:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
-        request = requests.make(pb.PlanRequest, context_id=self.id, **requests.content(text, content))
-        response = yield from self._call(self._connection.contexts.Plan, request, timeout_s)
+        fields = requests.content(text, content)
+        method, kind = self._link.contexts.Plan, pb.PlanRequest
+        response = yield from self._link.call(method, kind, timeout_s, context_id=self.id, **fields)
         return decode(response, PlanResult)
 
     def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextView) else other
-        request = requests.make(pb.CompareRequest, a=self.id, b=b)
-        response = yield from self._call(self._connection.contexts.Compare, request, timeout_s)
+        response = yield from self._link.call(self._link.contexts.Compare, pb.CompareRequest, timeout_s, a=self.id, b=b)
         return decode(response, Comparison)
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -205,8 +196,7 @@ class ContextSteps(ContextView[Stream]):
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions)
         fields["labels"] = requests.labels(pb.UpdateContextRequest.Labels, options.get("labels"))
-        request = requests.make(pb.UpdateContextRequest, context_id=self.id, **fields)
-        return (yield from self._change(self._connection.contexts.UpdateContext, request, timeout_s))
+        return self._change(self._link.contexts.UpdateContext, pb.UpdateContextRequest, timeout_s, **fields)
 
     def _save(
         self,
@@ -223,16 +213,16 @@ class ContextSteps(ContextView[Stream]):
 
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
-        request = requests.make(
+        response = yield from self._write(
+            self._link.snapshots.Save,
             snapshot_service_pb2.SaveRequest,
-            context_id=self.id,
+            timeout_s,
             name=name,
             durable=durable,
             overwrite_version=overwrite_version,
             ttl=requests.ttl(ttl_s, sliding),
             labels=labels,
         )
-        response = yield from self._write(self._connection.snapshots.Save, request, timeout_s)
         return decode(response.snapshot, Snapshot)
 
     def _publish(
@@ -244,18 +234,18 @@ class ContextSteps(ContextView[Stream]):
         timeout_s: float | None = None,
     ) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
-        kind, ttl = snapshot_service_pb2.PublishRequest, requests.ttl(ttl_s, sliding)
-        request = requests.make(kind, context_id=self.id, ttl=ttl, labels=labels)
-        response = yield from self._write(self._connection.snapshots.Publish, request, timeout_s)
+        method, kind = self._link.snapshots.Publish, snapshot_service_pb2.PublishRequest
+        ttl = requests.ttl(ttl_s, sliding)
+        response = yield from self._write(method, kind, timeout_s, ttl=ttl, labels=labels)
         return decode(response.publication, Publication)
 
     def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
             return
-        request = pb.CloseContextRequest(context_id=self.id)
+        method, kind = self._link.contexts.CloseContext, pb.CloseContextRequest
         with contextlib.suppress(NotFound):
-            yield from self._call(self._connection.contexts.CloseContext, request, timeout_s)
+            yield from self._link.call(method, kind, timeout_s, context_id=self.id)
         self._closed = True
 
     def _leave(self, error: BaseException | None) -> Steps[None]:
@@ -268,24 +258,20 @@ class ContextSteps(ContextView[Stream]):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _get(self, timeout_s: float | None, **wanted: Any) -> Steps[pb.GetContextResponse]:
-        request = requests.make(pb.GetContextRequest, context_id=self.id, **wanted)
-        response = yield from self._call(self._connection.contexts.GetContext, request, timeout_s)
-        self.learn(decode(response.context, ContextInfo))
-        return response
-
-    def _write(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
+    def _write(
+        self, method: grpc.UnaryUnaryMultiCallable[Q, A], kind: type[Q], timeout_s: float | None, **fields: Any
+    ) -> Steps[A]:
         yield from self._settle()
         try:
-            return (yield from self._call(method, request, timeout_s))
+            return (yield from self._link.call(method, kind, timeout_s, context_id=self.id, **fields))
         except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise
 
     def _change(
-        self, method: grpc.UnaryUnaryMultiCallable[Q, W], request: Q, timeout_s: float | None
+        self, method: grpc.UnaryUnaryMultiCallable[Q, W], kind: type[Q], timeout_s: float | None, **fields: Any
     ) -> Steps[ContextInfo]:
-        response = yield from self._write(method, request, timeout_s)
+        response = yield from self._write(method, kind, timeout_s, **fields)
         return self.learn(decode(response.context, ContextInfo))
 
     def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from jaxctx.client.drive import Parts, Steps
+from jaxctx.client.requests import make
 from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -21,7 +23,7 @@ from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
 from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
 from jaxctx.wire import from_rpc_error
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Message)
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -78,7 +80,7 @@ BLOCKING = Transport(grpc, time.sleep, lambda call: next(call, None))
 ASYNCIO = Transport(grpc.aio, asyncio.sleep, lambda call: anext(aiter(call), None))
 
 
-class Connection:
+class Link:
     """One channel to a server. Opens lazily; lives until it is closed."""
 
     def __init__(
@@ -113,8 +115,11 @@ class Connection:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return method(request, timeout=timeout_s, metadata=self.metadata)
 
-    def call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
-        """Call a method of a stub. Raises the errors of `jaxctx.errors`."""
+    def call(
+        self, method: grpc.UnaryUnaryMultiCallable[Q, A], kind: type[Q], timeout_s: float | None, **fields: Any
+    ) -> Steps[A]:
+        """Call a method of a stub with a request of these fields. Raises the errors of `jaxctx.errors`."""
+        request = make(kind, **fields)
         try:
             response: A = yield self.begin(method, request, timeout_s)
         except grpc.RpcError as error:
@@ -123,21 +128,21 @@ class Connection:
 
     def parts(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Any, Any],
-        request: Any,
+        method: grpc.UnaryUnaryMultiCallable[Q, A],
+        kind: type[Q],
         timeout_s: float | None,
-        field: str,
-        kind: type[T],
+        listed: str,
+        item: type[T],
+        **fields: Any,
     ) -> Parts[T]:
-        """A list that comes in parts: answers of class `kind` in `field` of the responses."""
-        more = True
+        """A list that comes in parts: answers of class `item` in the field `listed` of the responses."""
+        page_token: str | None = ""
 
         def part() -> Steps[list[T]]:
-            nonlocal more
-            response = yield from self.call(method, request, timeout_s)
-            request.page_token = response.next_page_token
-            more = bool(response.next_page_token)
-            return [decode(message, kind) for message in getattr(response, field)]
+            nonlocal page_token
+            response: Any = yield from self.call(method, kind, timeout_s, page_token=page_token, **fields)
+            page_token = response.next_page_token or None
+            return [decode(message, item) for message in getattr(response, listed)]
 
-        while more:
+        while page_token is not None:
             yield part()

@@ -71,7 +71,7 @@ class Pieces(Generic[V]):
             yield from self._source._settle()
             self._call = self._begin()
         try:
-            response = yield self._source._connection.transport.read(self._call)
+            response = yield self._source._link.transport.read(self._call)
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error)
             self._ended = True

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar, Unpack
 
-import grpc
-
 from jaxctx.answers import ContextInfo, ContextState, FillResult
 from jaxctx.client import requests
 from jaxctx.client.drive import Steps
-from jaxctx.client.link import Connection
+from jaxctx.client.link import Link
 from jaxctx.client.options import GenerateOptions
 from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 
-Q = TypeVar("Q")
-A = TypeVar("A")
 Stream = TypeVar("Stream")
 
 # After these the server may still be at work on the call, for at most one step of the engine.
@@ -33,9 +29,9 @@ class ContextView(Generic[Stream]):
 
     _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
 
-    def __init__(self, connection: Connection, context_id: str, info: ContextInfo | None = None) -> None:
+    def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
-        self._connection = connection
+        self._link = link
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
@@ -75,26 +71,26 @@ class ContextView(Generic[Stream]):
         output's fork, which is the caller's to close.
         """
         request = requests.generate(self.id, n, options)
-        return self._stream(
-            self, lambda: self._connection.begin(self._connection.contexts.Generate, request, timeout_s)
-        )
+        return self._stream(self, lambda: self._link.begin(self._link.contexts.Generate, request, timeout_s))
 
     def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
-        return type(self)(self._connection, context_id, info)
-
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float | None) -> Steps[A]:
-        return self._connection.call(method, request, timeout_s)
+        return type(self)(self._link, context_id, info)
 
     def _settle(self) -> Steps[None]:
         """After a call that was cut short: wait for a moment while the server still works on it."""
         if self.cut_short:
             self.cut_short = False
-            request = pb.GetContextRequest(context_id=self.id)
             for pause_s in SETTLE_PAUSES_S:
-                response = yield from self._call(self._connection.contexts.GetContext, request, None)
-                if self.learn(decode(response.context, ContextInfo)).state is not ContextState.BUSY:
+                yield from self._get(None)
+                if self.info.state is not ContextState.BUSY:
                     return
-                yield self._connection.transport.sleep(pause_s)
+                yield self._link.transport.sleep(pause_s)
+
+    def _get(self, timeout_s: float | None, **wanted: bool) -> Steps[pb.GetContextResponse]:
+        method, kind = self._link.contexts.GetContext, pb.GetContextRequest
+        response = yield from self._link.call(method, kind, timeout_s, context_id=self.id, **wanted)
+        self.learn(decode(response.context, ContextInfo))
+        return response
 
     def __repr__(self) -> str:
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
