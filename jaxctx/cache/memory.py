@@ -194,18 +194,17 @@ class Memory:
         Returns how many; fewer than there are if one's data has not arrived yet, or there are no more pages. Raises
         OutOfPages if there is not even one.
         """
-        gained = 0
+        gained, waits = 0, False
         while gained < limit:
-            path = self.path(context, min(tokens, context.seq_len + (limit - gained) * self.page_size))
-            if path:
+            # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.
+            within = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
+            path = self.path(context, min(tokens, within))[: limit - gained]
+            if path and not (waits and path[0].page == NOWHERE):
                 followed = self._follow(context, path, gained, ready)
                 gained += followed
-                if followed < len(path) and path[followed].indexed:  # else it was lost: is there another way?
-                    # Fetching it may have cost what made this way the longest.
-                    ways = self.path(context, tokens)
-                    if not ways or ways[0].page == NOWHERE:
-                        break
-            elif self._unpark(context, tokens, gained, ready):
+                # What is fetched may cost another page its place, and with it this way; what is lost does in any case.
+                waits = followed < len(path) and path[followed].indexed
+            elif not path and not waits and self._unpark(context, tokens, gained, ready):
                 gained += 1
             else:
                 break
@@ -234,6 +233,8 @@ class Memory:
                 break
             found.append(parked)
             number += 1
+            if parked.tokens < self.page_size:  # what follows has to be computed first
+                break
         return found
 
     def drop_stash(self, context: Context, before: int | None = None) -> None:

@@ -282,6 +282,8 @@ class Oracle:
         tokens: list[int] = []
         while not aligned and reached + sum(tokens) < limit and number + len(tokens) in e.stash:
             tokens.append(min(e.stash[number + len(tokens)], limit - reached - sum(tokens)))
+            if tokens[-1] < self.page_size:
+                break
         return tokens
 
     def follow(self, e: Expected, gained: int) -> None:

@@ -12,6 +12,8 @@ from .world import ROOMY, Setup, World
 
 Step: TypeAlias = tuple[str, int, int]
 
+MOST_TRIES = 1_000  # to shrink a play: a few minutes
+
 OPERATIONS = {
     "create": 8,
     "append": 8,
@@ -97,14 +99,15 @@ def play_seed(seed: int, count: int) -> str:
 
 
 def shrink(setup: Setup, steps: Sequence[Step]) -> tuple[list[Step], str]:
-    """Fewer steps that fail as well, and how: none of them can be left out."""
+    """Fewer steps that fail as well, and how: none of them can be left out, unless that took too many tries."""
     failure = failing_prefix(setup, steps)
     assert failure is not None, "nothing fails"
     steps, reason = [*steps[: failure[0]]], failure[1]
-    size = len(steps) // 2
-    while size:
+    size, tries = len(steps) // 2, 0
+    while size and tries < MOST_TRIES:
         start = 0
-        while start < len(steps):
+        while start < len(steps) and tries < MOST_TRIES:
+            tries += 1
             fewer = steps[:start] + steps[start + size :]
             if (failure := failing_prefix(setup, fewer)) is not None:
                 steps, reason = fewer[: failure[0]], failure[1]

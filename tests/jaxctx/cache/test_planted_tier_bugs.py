@@ -77,7 +77,7 @@ BUGS = [
         "self.index.place(node, page)",
         "self.index.place(node, node.host)",
     ),
-    Bug("a restore goes too far", Memory, "restore", "(limit - gained)", "(limit + 1)"),
+    Bug("a restore goes too far", Memory, "restore", "[: limit - gained]", "[: limit + 1]"),
     Bug("a restore refuses after it changed", Memory, "_room", "if not gained:", "if True:"),
     Bug("a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"),
     # parked pages
