@@ -66,7 +66,7 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     """
     graph, state = nnx.split(decoder)
     entries, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    specs = tuple(_spec(path, variable) for path, variable in entries)
+    specs = tuple(ParamSpec(_name(path), tuple(variable.shape), variable.axes) for path, variable in entries)
     leaves, leaf_tree = jax.tree.flatten(state)
     assert len(leaves) == len(specs)
 
@@ -77,10 +77,9 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     return DecoderModel(decoder.config, dtype, kv_dtype or dtype, specs, merge), tuple(leaves)
 
 
-def _spec(path: tuple[Any, ...], variable: Any) -> ParamSpec:
+def _name(path: tuple[Any, ...]) -> str:
     parts = [str(entry.key) for entry in path]
-    name = ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
-    return ParamSpec(name, tuple(variable.shape), variable.axes)
+    return ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
 
 
 def abstract(

@@ -34,11 +34,9 @@ class KVAccess(Protocol):
         Softmax attention with scale head_dim**-0.5. q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`
         in the KV dtype; returns float32 `[rows, heads, head_dim]`.
         """
-        ...
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
         """Store uint32 `values` `[rows]`; for each row the sum modulo 2**32 of all values it sees, itself included."""
-        ...
 
 
 class Model(Protocol):
@@ -55,8 +53,6 @@ class Model(Protocol):
 
     def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
         """tokens, positions int32 `[rows]` → hidden states `[rows, width]` after the final norm."""
-        ...
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """hidden `[rows, width]` → float32 `[rows, vocab_size]`."""
-        ...

@@ -87,7 +87,8 @@ def traced_once(
     allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
     def visit(carry: tuple[jax.Array, jax.Array, jax.Array], at: Round) -> tuple[jax.Array, jax.Array, jax.Array]:
-        mine, peak, total, out = (take(x, at).reshape(kv_heads, -1, *x.shape[3:]) for x in (query, *carry))
+        taken = (jax.lax.dynamic_slice_in_dim(x, at.row, at.kind.rows, 1) for x in (query, *carry))
+        mine, peak, total, out = (x.reshape(kv_heads, -1, *x.shape[3:]) for x in taken)
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens
         k = read(k_pool, at).reshape(kv_heads, -1, dim)
         v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
@@ -178,11 +179,6 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
     """What of a round's slots the mask lets its rows see."""
     size = at.kind.rows, at.kind.pages * shape.page_size
     return jax.lax.dynamic_slice(allowed, (at.row, at.start), size)
-
-
-def take(rows: Float32[Array, "kv_heads all_rows ..."], at: Round) -> Float32[Array, "kv_heads rows ..."]:
-    """The rows of a round."""
-    return jax.lax.dynamic_slice_in_dim(rows, at.row, at.kind.rows, 1)
 
 
 def read(pool: Pool, at: Round) -> Float[Array, "kv_heads pages page_size head_dim"]:

@@ -5,9 +5,8 @@ ends it with a `StopMatcher`, one of each per output. Everything comes from the 
 """
 
 from jaxctx.model.text.chat import ChatTemplate
-from jaxctx.model.text.detokenize import Detokenizer
 from jaxctx.model.text.load import ModelText, echo_text, load_text
-from jaxctx.model.text.stops import StopMatcher
+from jaxctx.model.text.stream import Detokenizer, StopMatcher
 from jaxctx.model.text.tokenizer import Tokenizer
 
 __all__ = [

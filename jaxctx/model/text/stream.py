@@ -1,4 +1,4 @@
-"""Incremental detokenisation: text as soon as it is certain, and never a part of a character.
+"""The text of one output as it streams: detokenised as soon as it is certain, and ended by stop strings.
 
 A token's text depends on its neighbours (bytes of one character over several tokens, a leading space that exists only
 inside a text), so a token cannot be decoded alone. A short window is: the tokens of the last text that went out, as
@@ -6,7 +6,9 @@ context, and the tokens pending since.
 
     … emitted … [ context | pending ]      text = decode(context + pending) − decode(context)
 
-While the text ends in U+FFFD a character may be unfinished, and it is held back.
+While the text ends in U+FFFD a character may be unfinished, and it is held back. So is what could still become a stop
+string, and nothing else: one Knuth–Morris–Pratt automaton per string, a step per character, so that what is found does
+not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ class Detokenizer:
         self._context: list[int] = []
         self._pending: list[int] = []
         self._known = ""  # text of the context
-        self._prime(self._visible(prompt)[-PRIMING:])
+        tail = self._visible(prompt)[-PRIMING:]
+        parts = [tail[start:] for start in range(len(tail))]
+        whole = (part for part in parts if BROKEN not in self._decode(part))
+        self._settle(next(whole, tail))  # the longest that does not begin inside a character; if need be, one that does
 
     def push(self, ids: Iterable[int]) -> str:
         """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary."""
@@ -54,12 +59,6 @@ class Detokenizer:
         text = self._text(self._pending)
         self._settle(self._pending)
         return text
-
-    def _prime(self, tail: list[int]) -> None:
-        """The longest part of the prompt's end that does not begin inside a character; if need be, one that does."""
-        parts = [tail[start:] for start in range(len(tail))]
-        whole = (part for part in parts if BROKEN not in self._decode(part))
-        self._settle(next(whole, tail))
 
     def _push_broken(self, text: str) -> str:
         """Let go of all but the last few pending tokens, cut where what follows does not change what went before."""
@@ -91,3 +90,64 @@ class Detokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class StopMatcher:
+    """For one output. Of several strings the one that is complete first ends the text; of those complete at the same
+    character, the longest. After a match nothing more comes out.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        """`stops`: not empty strings. With `include_stop` the matched string stays in the text."""
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self._stops = [(stop, _failures(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._matched = [0] * len(self._stops)  # per string, how many of its characters the text ends with
+        self._include_stop = include_stop
+        self._held = ""
+        self.match: str | None = None
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Take text; return what is certain to be before any stop string, and the string that ended it, if one did."""
+        if self.match is not None:
+            return "", self.match
+        if not self._stops:
+            return text, None
+        start = len(self._held)
+        text = self._held + text
+        for end in range(start, len(text)):
+            stop = self._step(text[end])
+            if stop is not None:
+                self.match, self._held = stop, ""
+                return text[: end + 1 if self._include_stop else end + 1 - len(stop)], stop
+        certain = len(text) - max(self._matched)
+        self._held = text[certain:]
+        return text[:certain], None
+
+    def finish(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, character: str) -> str | None:
+        """Advance every automaton by a character; the longest string that it completes."""
+        for i, (stop, failures) in enumerate(self._stops):
+            self._matched[i] = _advance(stop, failures, self._matched[i], character)
+            if self._matched[i] == len(stop):
+                return stop
+        return None
+
+
+def _failures(pattern: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    failures = [0]
+    for character in pattern[1:]:
+        failures.append(_advance(pattern, failures, failures[-1], character))
+    return failures
+
+
+def _advance(pattern: str, failures: list[int], length: int, character: str) -> int:
+    """The length of the longest prefix that a text ends with, one character after it was `length`."""
+    while length and pattern[length] != character:
+        length = failures[length - 1]
+    return length + (pattern[length] == character)
