@@ -7,13 +7,10 @@ protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an er
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import grpc
-from google.protobuf.any_pb2 import Any
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -33,18 +30,20 @@ def to_status(error: JaxctxError) -> grpc.Status:
     """`code`, `details` and `trailing_metadata` with which to end a call: `abort_with_status(s)`, or on asyncio
     `abort(s.code, s.details, s.trailing_metadata)`. Overlong texts are cut and violations past the 16th left out.
     """
-    details: list[Message] = [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason)]
-    if error.violations:
-        details.append(error_details_pb2.BadRequest(field_violations=_violations_out(error.violations)))
-    if error.retry_after_s is not None:
-        delay = Duration()
-        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     status = status_pb2.Status(
-        code=grpc.StatusCode[error.code].value[0],
-        message=_cut(error.message, MAX_MESSAGE_BYTES),
-        details=[_packed(detail) for detail in details],
+        code=grpc.StatusCode[error.code].value[0], message=_cut(error.message, MAX_MESSAGE_BYTES)
     )
+    status.details.add().Pack(error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason))
+    if error.violations:
+        told = [
+            {"field": _cut(each.field, MAX_FIELD_BYTES), "description": _cut(each.description, MAX_DESCRIPTION_BYTES)}
+            for each in error.violations[:MAX_VIOLATIONS]
+        ]
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=told))
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        status.details.add().Pack(retry)
     return cast(grpc.Status, rpc_status.to_status(status))
 
 
@@ -68,16 +67,6 @@ def from_rpc_error(rpc_error: grpc.RpcError) -> JaxctxError:
     return error
 
 
-def _violations_out(violations: Iterable[FieldViolation]) -> list[Message]:
-    return [
-        error_details_pb2.BadRequest.FieldViolation(
-            field=_cut(violation.field, MAX_FIELD_BYTES),
-            description=_cut(violation.description, MAX_DESCRIPTION_BYTES),
-        )
-        for violation in list(violations)[:MAX_VIOLATIONS]
-    ]
-
-
 def _details(
     call: grpc.Call,
 ) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo]:
@@ -97,12 +86,6 @@ def _plain_reason(error_class: type[JaxctxError]) -> str:
     """The reason of a status without details: that of the class, unless it says more than the code does."""
     says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")
     return error_class.default_reason if says_no_more else UNSPECIFIED
-
-
-def _packed(message: Message) -> Any:
-    packed = Any()
-    packed.Pack(message)
-    return packed
 
 
 def _cut(text: str, limit_bytes: int) -> str:

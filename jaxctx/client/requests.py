@@ -5,6 +5,7 @@ What no message can hold (another type, a number of too many bits, a lone surrog
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -140,13 +141,6 @@ def mask(path: str, ranges: Ranges) -> forward_pb2.AttentionMask:
 
 def output(path: str, asked: Output) -> forward_pb2.PassOutput:
     """Of ForwardRequest."""
-    return make(
-        forward_pb2.PassOutput,
-        within=f"{path}.",
-        index=asked.index,
-        sample=None if asked.sample is None else sampling(asked.sample, f"{path}.sample."),
-        logprob_ids=asked.logprob_ids,
-        top=asked.top,
-        logits=asked.logits,
-        entropy=asked.entropy,
-    )
+    told = {each.name: getattr(asked, each.name) for each in dataclasses.fields(asked)}
+    told["sample"] = None if asked.sample is None else sampling(asked.sample, f"{path}.sample.")
+    return make(forward_pb2.PassOutput, within=f"{path}.", **told)
