@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from jaxctx.errors import DataLoss, InvalidArgument, JaxctxError, NotFound
 from jaxctx.lifetime import Alarms
-from jaxctx.store.objects import ABSENT, Objects
+from jaxctx.store.objects import ABSENT, READ_AHEAD, Objects, in_flight
 from jaxctx.store.records import Version, decode_name, encode_name
 
 LONGEST_NAME = 120  # bytes, of a durable snapshot's name and tenant: in hex they are file names
-_READ_AHEAD = 64  # records
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +126,9 @@ class Catalogue:
 
     def _read_all(self) -> Iterator[tuple[str, str, bytes | None, bytes]]:
         names = [parsed for key in self._objects.list("names/") if (parsed := _parse_key(key))]
-        for start in range(0, len(names), _READ_AHEAD):
-            batch = names[start : start + _READ_AHEAD]
-            asked = [self._objects.read(_key(tenant, name)) for tenant, name in batch]
-            for (tenant, name), wait in zip(batch, asked, strict=True):
-                yield tenant, name, *wait()
+        records = in_flight((self._objects.read(_key(tenant, name)) for tenant, name in names), READ_AHEAD)
+        for (tenant, name), (stored, generation) in zip(names, records, strict=True):
+            yield tenant, name, stored, generation
 
     def settle(self) -> None:
         """Read the records again of which it is not known whether a change came through."""

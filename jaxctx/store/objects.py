@@ -10,7 +10,8 @@ import builtins
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Pending: TypeAlias = Callable[[], T]  # work that has begun; calling it, once, waits for what came of it
 
+READ_AHEAD = 32  # records
 ABSENT = b"\x02"  # the generation of an object that is not there, in TensorStore's words
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -52,6 +54,17 @@ def _typed_errors() -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError) as error:
         raise failed(error) from error
+
+
+def in_flight(work: Iterable[Pending[T]], most: int) -> Iterator[T]:
+    """What comes of each piece of work, in order; up to `most` more of it has begun by then."""
+    begun: deque[Pending[T]] = deque()
+    for wait in work:
+        begun.append(wait)
+        if len(begun) > most:
+            yield begun.popleft()()
+    while begun:
+        yield begun.popleft()()
 
 
 class Objects:

@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from jaxctx.store.catalogue import Catalogue
-from jaxctx.store.objects import Objects
+from jaxctx.store.objects import READ_AHEAD, Objects, in_flight
 from jaxctx.store.records import Manifest, Place, decode_manifest
 
 GRACE_S = 3600.0  # no save takes longer
 RETRY_S = 10.0  # after a collection, or the removal of a version, that failed
-_READ_AHEAD = 16  # manifests
 
 
 class Pages:
@@ -92,17 +91,15 @@ class Pages:
 
     def _read(self, ids: Iterable[str]) -> None:
         unknown = [one for one in ids if one not in self._packs]
-        for start in range(0, len(unknown), _READ_AHEAD):
-            batch = unknown[start : start + _READ_AHEAD]
-            for one, wait in zip(batch, [self._objects.read(f"manifests/{one}") for one in batch], strict=True):
-                stored = wait()[0]
-                manifest = decode_manifest(stored, one) if stored is not None else None
-                if manifest is not None:
-                    self.add(manifest)
-                elif stored is not None:
-                    with self._lock:
-                        self._packs[one] = frozenset()
-                        self._damaged.add(one)
+        records = in_flight((self._objects.read(f"manifests/{one}") for one in unknown), READ_AHEAD)
+        for one, (stored, _) in zip(unknown, records, strict=True):
+            manifest = decode_manifest(stored, one) if stored is not None else None
+            if manifest is not None:
+                self.add(manifest)
+            elif stored is not None:
+                with self._lock:
+                    self._packs[one] = frozenset()
+                    self._damaged.add(one)
 
     def collect(self) -> int:
         """Delete the manifests and packs that nobody needs; how many."""

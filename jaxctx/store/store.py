@@ -46,18 +46,13 @@ class SnapshotStore:
 
     def get(self, tenant: str, name: str, version: int | None = None) -> Version:
         """One version; None: the latest."""
-        return _pick(self._live(tenant, name), name, version)
+        return _pick(self._catalogue.entry(tenant, name), self._clock(), name, version)
 
     def history(self, tenant: str, name: str) -> Sequence[Version]:
         """All versions of a name that are kept, latest first."""
-        return self._live(tenant, name)[::-1]
-
-    def _live(self, tenant: str, name: str) -> tuple[Version, ...]:
-        entry = self._catalogue.entry(tenant, name)
-        versions = entry.live(self._clock())
-        if not versions:
-            raise damaged(name) if entry.damaged else missing(name)
-        return versions
+        entry, now = self._catalogue.entry(tenant, name), self._clock()
+        _pick(entry, now, name, None)
+        return entry.live(now)[::-1]
 
     def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[Version]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
@@ -105,8 +100,8 @@ class SnapshotStore:
         """
 
         def edit(entry: Entry, now: float) -> Entry:
+            taken.append(_pick(entry, now, name, version))
             live = entry.live(now)
-            taken.append(_pick(live, name, version))
             return entry.keep(() if taken[-1] is live[-1] else [one for one in live if one is not taken[-1]])
 
         taken: list[Version] = []
@@ -120,7 +115,7 @@ class SnapshotStore:
         def edit(entry: Entry, now: float) -> Entry:
             if entry.damaged and version is None:
                 return replace(entry.keep(()), damaged=False)
-            found = _pick(entry.live(now), name, version)
+            found = _pick(entry, now, name, version)
             return entry.keep(() if version is None else [one for one in entry.versions if one is not found])
 
         return self._change(tenant, name, edit)[0]
@@ -150,7 +145,7 @@ class SnapshotStore:
         self, tenant: str, name: str, version: int | None, change: Callable[[Version, float], Version]
     ) -> Version:
         def edit(entry: Entry, now: float) -> Entry:
-            found = _pick(entry.live(now), name, version)
+            found = _pick(entry, now, name, version)
             changed.append(change(found, now))
             return entry.keep(changed[-1] if one is found else one for one in entry.versions)
 
@@ -217,12 +212,12 @@ class SnapshotStore:
         self._objects.close()
 
 
-def _pick(versions: tuple[Version, ...], name: str, number: int | None) -> Version:
-    """That version, the latest for None, of a name's."""
-    for version in reversed(versions):
+def _pick(entry: Entry, now: float, name: str, number: int | None) -> Version:
+    """That version, the latest for None, of a name's. Raises NotFound, DataLoss."""
+    for version in reversed(entry.live(now)):
         if number in (None, version.version):
             return version
-    raise missing(name)
+    raise damaged(name) if entry.damaged else missing(name)
 
 
 def _itself(version: Version) -> tuple[int, float, str, int]:

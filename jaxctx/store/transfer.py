@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.errors import JaxctxError
-from jaxctx.store.objects import Buffer, Objects, Pending
+from jaxctx.store.objects import Buffer, Objects, Pending, in_flight
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import Lineage, Manifest, Place, Version, checksum, encode_manifest
 
@@ -117,15 +117,11 @@ class SnapshotReader:
 
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
         """The data of pages, in the order asked for; None for one that is lost. Reads ahead a few MiB."""
-        runs = deque(self._runs(numbers))
-        asked: deque[tuple[list[int], Pending[bytes | None]]] = deque()
+        runs = list(self._runs(numbers))
         ahead = READ_AHEAD_BYTES // max(self._objects.part_bytes, self.lineage.page_bytes)
-        while runs or asked:
-            while runs and len(asked) <= ahead:
-                run = runs.popleft()
-                asked.append((run, self._fetch(run)))
-            run, wait = asked.popleft()
-            yield from self._checked(run, wait())  # and no name for the data: its memory serves the next part
+        parts = in_flight(map(self._fetch, runs), ahead)
+        for run in runs:  # and no name for the data: the memory of one part serves the next
+            yield from self._checked(run, next(parts))
 
     def close(self) -> None:
         """Its pages may be collected from now on."""
