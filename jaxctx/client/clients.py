@@ -65,11 +65,7 @@ class ClientSteps(Generic[Context]):
     # --- contexts -----------------------------------------------------------------------------------------------------
 
     def _create(
-        self,
-        text: str | None = None,
-        *,
-        timeout_s: float | None = None,
-        **options: Unpack[CreateOptions],
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
     ) -> Steps[Context]:
         """A new context, filled at once if text, `tokens` or `messages` are given; if that fails, none is left behind.
 
@@ -153,12 +149,7 @@ class ClientSteps(Generic[Context]):
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def _open(
-        self,
-        name: str,
-        *,
-        version: int | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[OpenOptions],
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> Steps[Context]:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         given = options.get("context_id")
@@ -241,12 +232,7 @@ class ClientSteps(Generic[Context]):
         return decode(response.model, Model)
 
     def _tokenize(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool | None = None,
-        model_id: str = "",
-        timeout_s: float | None = None,
+        self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
     ) -> Steps[list[int]]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
         method, kind = self._link.models.Tokenize, models_pb.TokenizeRequest
