@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
-from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, TokenContent
+from jaxctx_server.validate import Content, Limits, MessageContent, TextContent
 from jaxctx_server.validate.field import utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
@@ -50,8 +50,6 @@ class Texts:
         InvalidArgument naming the content's field, FailedPrecondition for messages without a template.
         """
         match content:
-            case TokenContent():
-                return content.ids
             case TextContent(text, special):
                 self._check_bytes("text", text)
                 if special is None:
@@ -60,6 +58,8 @@ class Texts:
             case MessageContent():
                 work = partial(self._appended, self._template(), content, await is_empty())
                 field, ids = "messages", await self._run(_size(content), work)
+            case token_ids:
+                return token_ids
         limit = self._limits.max_context_tokens
         if not 1 <= len(ids) <= limit:
             raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is {len(ids)}")

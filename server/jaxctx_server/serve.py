@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("jaxctx.server")
 LAST_WORDS_S = 5.0  # for messages that are on their way when all work is done
 T = TypeVar("T")
-Load = Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"]
 
 
 async def serve(
     config: ServeConfig,
     keys: Sequence[Key] | None,
-    load: Load,
+    load: Callable[[ServeConfig, Progress], tuple[LocalEngine, ModelText]],
     stop: asyncio.Event,
     *,
     out: TextIO = sys.stdout,

@@ -13,8 +13,8 @@ message ("sampling.temperature", "stop[3]", "tokens.ids[17]"). Nothing here know
 exists, has room or is free is for the engine to say.
 """
 
-from jaxctx_server.validate.content import Content, MessageContent, TextContent, TokenContent
+from jaxctx_server.validate.content import Content, MessageContent, TextContent
 from jaxctx_server.validate.field import Field, validate
 from jaxctx_server.validate.limits import Limits
 
-__all__ = ["Content", "Field", "Limits", "MessageContent", "TextContent", "TokenContent", "validate"]
+__all__ = ["Content", "Field", "Limits", "MessageContent", "TextContent", "validate"]

@@ -20,13 +20,6 @@ class TextContent:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenContent:
-    """Ids of the vocabulary."""
-
-    ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class MessageContent:
     """Messages for the chat template: dicts of `role` and `content`."""
 
@@ -34,7 +27,7 @@ class MessageContent:
     add_generation_prompt: bool
 
 
-Content = TextContent | TokenContent | MessageContent
+Content = TextContent | MessageContent | Sequence[int]  # ids of the vocabulary
 
 
 def content(request: Field) -> Content:
@@ -44,11 +37,11 @@ def content(request: Field) -> Content:
         case ["text"]:
             return TextContent(request["text"].text(1, request.limits.max_text_bytes), add_special_tokens)
         case ["tokens"]:
-            return TokenContent(request["tokens"]["ids"].token_ids(request.limits.max_context_tokens, low=1))
+            return request["tokens"]["ids"].token_ids(request.limits.max_context_tokens, low=1)
         case ["messages"]:
             return messages(request["messages"])
     request.at("content", None).refuse("exactly one of text, tokens and messages must be set")
-    return TokenContent(())
+    return ()
 
 
 def messages(field: Field) -> MessageContent:
