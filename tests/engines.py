@@ -17,8 +17,8 @@ import pytest
 
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import ServedModel, engine_info
-from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.core import EngineCore, World
+from jaxctx.engine.config import EngineConfig, World
+from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
@@ -101,7 +101,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         rng, ids = random.Random(1), itertools.count()
         world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-        core = EngineCore(config, devices[key], served.text, identity, world)
+        core = EngineCore(config, devices[key], served.text, identity, served.model_id, world)
         snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: f"{rng.getrandbits(128):032x}")
         engine = LocalEngine(core, engine_info(served, config), snapshots)
         engine.start()

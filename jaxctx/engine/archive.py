@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.delivery import expiry
+from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Publication, SaveRequest, Ttl
+from jaxctx.engine.lives import told
 from jaxctx.engine.operations import ContextOperations
-from jaxctx.engine.quotas import HIDDEN
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import Lineage, Version
@@ -31,9 +31,7 @@ class Archive:
     device: Device
     clock: Callable[[], float]
     new_id: Callable[[], str]
-    _publications: dict[str, Context] = field(default_factory=dict)  # some may have ended by now
-
-    # --- save ----------------------------------------------------------------------------------------------------
+    _publications: list[Context] = field(default_factory=list)  # some may have ended by now
 
     def freeze(self, caller: Caller, context_id: str) -> Context:
         """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
@@ -96,8 +94,6 @@ class Archive:
             if not context.closed:
                 self.contexts.lives.close(context)
 
-    # --- open ----------------------------------------------------------------------------------------------------
-
     def thaw(self, caller: Caller, request: OpenRequest, version: Version) -> Context:
         """A child of what a snapshot in memory holds."""
         frozen = version.held
@@ -131,8 +127,6 @@ class Archive:
             self.contexts.cache.memory.drop_stash(context)
         return context, slots if usable else []
 
-    # --- publications --------------------------------------------------------------------------------------------
-
     def publish(
         self, caller: Caller, context_id: str, ttl: Ttl | None, labels: Mapping[str, str] | None
     ) -> Publication:
@@ -147,14 +141,14 @@ class Archive:
         published.labels = dict(labels or {})
         lives.quotas.charge(caller.tenant, published, pages)
         lives.set_ttl(published, ttl or Ttl(None))
-        self._publications[published.id] = published
+        self._publications.append(published)
         return _publication(published)
 
     def unpublish(self, caller: Caller, publication_id: str) -> None:
-        published = self._publications.get(publication_id)
-        if published is None or published not in self._published(caller):
+        published = [each for each in self._published(caller) if each.id == publication_id]
+        if not published:
             raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
-        self.drop([published])
+        self.drop(published)
 
     def publications(self, caller: Caller) -> Sequence[Publication]:
         return [_publication(published) for published in self._published(caller)]
@@ -162,22 +156,21 @@ class Archive:
     @property
     def published(self) -> int:
         """How many publications there are, of all tenants."""
-        return sum(not each.closed for each in self._publications.values())
+        return sum(not each.closed for each in self._publications)
 
     def _published(self, caller: Caller) -> list[Context]:
         now = self.clock()
-        self._publications = {each.id: each for each in self._publications.values() if not each.closed}
-        mine = (each for each in self._publications.values() if each.tenant == HIDDEN + caller.tenant)
+        self._publications = [each for each in self._publications if not each.closed]
+        mine = (each for each in self._publications if each.tenant == HIDDEN + caller.tenant)
         return [each for each in mine if not each.lifetime.over(now)]
 
 
 def _publication(published: Context) -> Publication:
-    return Publication(
+    return told(
+        Publication,
+        published,
         publication_id=published.id,
         tokens=published.seq_len,
         pages=published.committed_pages,
         salt=published.identity.salt,
-        created_at=published.created_at,
-        expiry=expiry(published.lifetime),
-        labels=published.labels,
     )

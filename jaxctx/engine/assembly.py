@@ -11,8 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.cache.contexts import Identity
-from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.core import EngineCore, World
+from jaxctx.engine.config import EngineConfig, World
+from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import CompileProgress, Device
 from jaxctx.engine.interface import EngineInfo
 from jaxctx.engine.local import LocalEngine
@@ -35,14 +35,12 @@ class ServedModel:
     dtype: str
 
 
-def real_world() -> World:
-    """The machine's clocks and randomness."""
-    return World(
-        clock=time.monotonic,
-        wall_clock=time.time,
-        new_id=lambda: f"ctx_{secrets.token_hex(16)}",
-        new_seed=lambda: secrets.randbits(63),
-    )
+REAL_WORLD = World(
+    clock=time.monotonic,
+    wall_clock=time.time,
+    new_id=lambda: f"ctx_{secrets.token_hex(16)}",
+    new_seed=lambda: secrets.randbits(63),
+)
 
 
 def open_engine(
@@ -50,7 +48,7 @@ def open_engine(
     config: EngineConfig,
     *,
     mesh: Mesh | None = None,
-    world: World | None = None,
+    world: World = REAL_WORLD,
     store: str | None = None,
     progress: CompileProgress | None = None,
 ) -> LocalEngine:
@@ -59,11 +57,10 @@ def open_engine(
     `store` is the URL of a store for durable snapshots; `progress` is told of each compiled function. Stop the engine
     with `stop()`.
     """
-    world = world or real_world()
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-    core = EngineCore(config, device, served.text, identity, world)
+    core = EngineCore(config, device, served.text, identity, served.model_id, world)
     snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16))
     engine = LocalEngine(core, engine_info(served, config, mesh), snapshots)
     engine.start()

@@ -1,20 +1,28 @@
-"""Budget: which of the cache's pages may still be given away.
+"""Budgets: what may still be given away, of an engine's pages and to one tenant. Called on the step thread.
 
-Pages promised to running sequences (`reserved`) are spoken for although nobody holds them yet. Whoever else wants pages
-claims them here first; if need be, contexts that do not run are suspended, least recently used first, but only if that
-is enough: a claim that fails has suspended nobody.
+Pages promised to running sequences are spoken for although nobody holds them yet. Whoever else wants pages claims them
+here first; if need be, contexts that do not run are suspended, least recently used first, but only if that is enough: a
+claim that fails has suspended nobody.
+
+A pinned holder (a context, a publication) is charged the pages that it holds or was promised, shared ones too: two
+that share a page are charged it twice, so that no charge depends on what others do. Checks refuse and change nothing;
+charges never refuse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from jaxctx.cache.contexts import Context, ContextCache
+from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.sequence import Sequence
+from jaxctx.errors import ResourceExhausted
+
+HIDDEN = "\0"  # begins the tenant of what the engine holds for a tenant and does not show: snapshots, publications
 
 
 class PageBudget:
-    """Of one engine, whose `running` sequences have pages reserved."""
+    """The pages of one engine, of which its `running` sequences were promised some."""
 
     def __init__(self, cache: ContextCache, running: list[Sequence]) -> None:
         self._cache = cache
@@ -44,3 +52,50 @@ class PageBudget:
             if self.claimable() >= pages:
                 return True
         return False
+
+
+class Quotas:
+    """The limits of one engine, equal for all tenants. What is hidden counts as its tenant's."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._charges: dict[str, dict[Hashable, int]] = {}  # pages of each pinned holder, by tenant
+
+    def check_contexts(self, count: int) -> None:
+        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many contexts."""
+        _check("max_contexts_per_tenant", count, self._config.max_contexts_per_tenant)
+
+    def check_snapshots(self, count: int, size_bytes: int) -> None:
+        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions of snapshots, or so large ones."""
+        _check("max_snapshots_per_tenant", count, self._config.max_snapshots_per_tenant)
+        _check("max_snapshot_bytes_per_tenant", size_bytes, self._config.max_snapshot_bytes_per_tenant)
+
+    def pinned(self, tenant: str) -> int:
+        """Pages that are charged to a tenant."""
+        return sum(self._charges.get(tenant.removeprefix(HIDDEN), {}).values())
+
+    def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
+        """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
+        more = pages - self._charges.get(tenant.removeprefix(HIDDEN), {}).get(holder, 0)
+        budget = self._config.pin_budget
+        remaining = max(budget - self.pinned(tenant), 0)
+        if more > remaining:
+            message = f"{more} more pages would be pinned; of {budget} that a tenant may pin, {remaining} remain"
+            raise ResourceExhausted(message, reason="PIN_BUDGET")
+
+    def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
+        """The holder has so many pinned pages from now on."""
+        self._charges.setdefault(tenant.removeprefix(HIDDEN), {})[holder] = pages
+
+    def unpin(self, tenant: str, holder: Hashable) -> None:
+        """The holder is pinned no more, if it was."""
+        tenant = tenant.removeprefix(HIDDEN)
+        charges = self._charges.get(tenant, {})
+        charges.pop(holder, None)
+        if not charges:
+            self._charges.pop(tenant, None)
+
+
+def _check(quota: str, count: int, limit: int | None) -> None:
+    if limit is not None and count > limit:
+        raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")

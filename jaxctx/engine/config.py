@@ -1,11 +1,30 @@
-"""What an engine is told once, at start."""
+"""What an engine is told once, at start, and how many pages of KV fit beside the model."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.interface import KVSpec
+
+CPU_SHARE = 0.25  # of physical memory, at most: a server on a desk is not alone
+ACCELERATOR_SHARE = 0.9  # of what is free once the weights are there; the rest is for the step's temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the engine would otherwise take from the outside: clocks and chance."""
+
+    clock: Callable[[], float]  # monotonic seconds, for deadlines
+    wall_clock: Callable[[], float]  # unix seconds, for created_at and used_at
+    new_id: Callable[[], str]  # 128 random bits
+    new_seed: Callable[[], int]  # 63 random bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,31 +52,22 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""
-        for name in ("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument.field(name, "must be at least 1")
+        least = dict.fromkeys(("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"), 1)
+        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "restore_pages": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise InvalidArgument.field(name, f"must be at least {value}")
         for name in ("max_contexts", "max_snapshots", "max_snapshot_bytes", "pinned_pages"):
             if (getattr(self, f"{name}_per_tenant") or 0) < 0:
                 raise InvalidArgument.field(f"{name}_per_tenant", "must not be negative")
         if self.max_batch_tokens < max(4, self.max_batch):
             raise InvalidArgument.field("max_batch_tokens", "must be at least 4 and at least max_batch")
-        if not self.default_max_tokens >= 1:
-            raise InvalidArgument.field("default_max_tokens", "must be at least 1")
-        if self.max_context_tokens < 2:
-            raise InvalidArgument.field("max_context_tokens", "must be at least 2")
         if self.host_pages < 0 or self.host_pages == 1:
             raise InvalidArgument.field("host_pages", "must be 0, or at least 2")
         if self.disk_pages < 0 or (self.disk_pages and not self.host_pages):
             raise InvalidArgument.field("disk_pages", "must be 0 where host_pages is, and not negative")
-        if self.restore_pages < 1:
-            raise InvalidArgument.field("restore_pages", "must be at least 1")
         if not 1 <= self.steps_in_flight <= 4:
             raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
-
-    @property
-    def kv_tokens(self) -> int:
-        """Capacity of the KV array in tokens."""
-        return self.pages * self.page_size
 
     @property
     def pin_budget(self) -> int:
@@ -70,3 +80,36 @@ class EngineConfig:
         while buckets[-1] < self.max_batch_tokens:
             buckets.append(min(buckets[-1] * 2, self.max_batch_tokens))
         return tuple(buckets)
+
+
+def page_bytes(spec: KVSpec, page_size: int) -> int:
+    """Bytes of one page: keys and values of `page_size` tokens in all layers."""
+    arrays = 1 if spec.dtype == "uint32" else 2
+    return arrays * spec.layers * spec.kv_heads * spec.head_dim * page_size * jnp.dtype(spec.dtype).itemsize
+
+
+def pages_in_host_memory(spec: KVSpec, page_size: int) -> int:
+    """Pages that fit into a fair share of physical memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * CPU_SHARE) // page_bytes(spec, page_size)
+
+
+def pages_that_fit(
+    spec: KVSpec, page_size: int, *, wanted_tokens: int, memory_fraction: float | None = None, devices: int = 1
+) -> int:
+    """Pages for `wanted_tokens`, or as many as fit into the share of free memory; at least one.
+
+    `memory_fraction` replaces the default share, and then all of it is used however many tokens that makes. Free
+    memory is what the first device reports; a CPU reports none, there it is physical memory. `devices` share a page.
+    """
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        share = ACCELERATOR_SHARE
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        share = CPU_SHARE / devices  # fake ones, of one memory
+    fitting = (
+        int(free * (share if memory_fraction is None else memory_fraction)) * devices // page_bytes(spec, page_size)
+    )
+    wanted = -(-wanted_tokens // page_size)
+    return max(1, fitting if memory_fraction is not None else min(wanted, fitting))

@@ -8,68 +8,42 @@ step n+1 while the device computes step n.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from jaxctx import errors
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.archive import Archive
-from jaxctx.engine.batch import Batch, Part, write_batch
-from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.delivery import fill_result, last_piece, load, token_piece
+from jaxctx.engine.batch import Batch, write_batch
+from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, EngineStats, FillResult, ForwardRequest, GenerateRequest
 from jaxctx.engine.lives import Lives
+from jaxctx.engine.mail import Reply
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
 from jaxctx.engine.passes import Sampler, make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
-from jaxctx.engine.sequence import Reply
 from jaxctx.engine.sequence import Sequence as Work
-from jaxctx.engine.slots import MAX_BIAS, MAX_STOPS, SlotHistory
-from jaxctx.engine.step import StepOutput, read_output
+from jaxctx.engine.step import MAX_BIAS, MAX_STOPS, SlotHistory, StepOutput, read_output
 from jaxctx.engine.transfers import Transfers
-from jaxctx.errors import (
-    Aborted,
-    DeadlineExceeded,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
-    JaxctxError,
-    OutOfRange,
-    Unavailable,
-)
+from jaxctx.errors import JaxctxError
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import plan_attention
 
 log = logging.getLogger("jaxctx.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What the engine would otherwise take from the outside: clocks and chance."""
-
-    clock: Callable[[], float]  # monotonic seconds, for deadlines
-    wall_clock: Callable[[], float]  # unix seconds, for created_at and used_at
-    new_id: Callable[[], str]  # 128 random bits
-    new_seed: Callable[[], int]  # 63 random bits
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step on the device: what it computes and where its output will be."""
-
-    batch: Batch
-    output: Any  # logits of a pass or None, and int32 [samples, OUTPUT_WIDTH]
+StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, OUTPUT_WIDTH]
 
 
 class EngineCore:
     """State of one engine: cache, scheduler, device, and who writes to which context."""
 
-    def __init__(self, config: EngineConfig, device: Device, text: ModelText, model: Identity, world: World) -> None:
+    def __init__(
+        self, config: EngineConfig, device: Device, text: ModelText, model: Identity, model_id: str, world: World
+    ) -> None:
         self.config = config
         self.device = device
         self.world = world
@@ -88,7 +62,9 @@ class EngineCore:
             self.cache, config, device.pass_shapes[-1], self._load_slot, self.fail, self._finish, self._arrived
         )
         self.lives = Lives(config, self.cache, self.scheduler, self._writers, world.wall_clock, self.fail)
-        self.contexts = ContextOperations(config, self.cache, self.scheduler, self._writers, self.lives, model)
+        self.contexts = ContextOperations(
+            config, self.cache, self.scheduler, self._writers, self.lives, model, model_id
+        )
         self.archive = Archive(self.contexts, device, world.wall_clock, world.new_id)
         self.draining = False
         self._steps = 0
@@ -110,17 +86,20 @@ class EngineCore:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id."""
         context = self.contexts.writable(caller, context_id)
         if context.length == 0:
-            raise FailedPrecondition("an empty context cannot be continued: fill it first", reason="CONTEXT_EMPTY")
+            raise errors.FailedPrecondition(
+                "an empty context cannot be continued: fill it first", reason="CONTEXT_EMPTY"
+            )
         room = self.config.max_context_tokens - context.length
         if room < 1:
-            raise OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
+            raise errors.OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
         seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
-        output = Output(request, self._text, tail=context.tokens(max(context.length - 8, 0)).tolist())
+        tail = context.tokens(max(context.length - 8, 0)).tolist()
+        output = Output(request, index, context.id, self._text, tail)
         if len(output.stop_ids) > MAX_STOPS:
-            raise InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
+            raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
         if len(request.sampling.logit_bias) > MAX_BIAS:
-            raise InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
+            raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
         sequence = Work(
             context,
             caller,
@@ -128,7 +107,6 @@ class EngineCore:
             request=request,
             sampler=Sampler(request, seed),
             output=output,
-            index=index,
             max_tokens=min(request.max_tokens or self.config.default_max_tokens, room),
         )
         return self._submit(sequence)
@@ -137,7 +115,7 @@ class EngineCore:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
         self.raise_if_draining()
         if context in self._writers:
-            raise Aborted("another operation is writing to this context", retry_after_s=0.1)
+            raise errors.Aborted("another operation is writing to this context", retry_after_s=0.1)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
             reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
@@ -158,7 +136,7 @@ class EngineCore:
         context, most = self.contexts.writable(caller, context_id), self.config.max_context_tokens
         if context.length + len(tokens) > most:
             message = f"{context.length} + {len(tokens)} tokens; a context holds at most {most}"
-            raise OutOfRange(message, reason="CONTEXT_TOO_LONG")
+            raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         return context
 
     def _submit(self, sequence: Work, appended: int = 0) -> Work:
@@ -178,7 +156,7 @@ class EngineCore:
     def raise_if_draining(self) -> None:
         """Refuse new work once a drain has begun."""
         if self.draining:
-            raise Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
+            raise errors.Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
 
     def end(self, sequence: Work) -> None:
         """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
@@ -198,7 +176,7 @@ class EngineCore:
         for sequence in list(self._writers.values()):
             deadline = sequence.caller.deadline
             if deadline is not None and deadline <= now:
-                self.fail(sequence, DeadlineExceeded("the deadline passed"))
+                self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
             elif deadline is not None:
                 soon = deadline - now if soon is None else min(soon, deadline - now)
         return soon
@@ -220,8 +198,8 @@ class EngineCore:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def dispatch(self) -> Flight | None:
-        """Admit, plan and send the next step; None if nothing can run now."""
+    def dispatch(self) -> tuple[Batch, StepArrays] | None:
+        """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""
         batch = self.scheduler.next_batch()
         self.carry_out()
         if batch is None:
@@ -230,7 +208,7 @@ class EngineCore:
         shape = self.device.shape_for(batch.rows, batch.outputs)
         packed, views = self.device.blank(shape)
         plan_attention(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
-        return Flight(batch, self.device.run(shape, packed, logits=batch.wants_logits))
+        return batch, self.device.run(shape, packed, logits=batch.wants_logits)
 
     def carry_out(self) -> None:
         """Move the pages that are to be moved, ahead of every later step."""
@@ -238,63 +216,79 @@ class EngineCore:
 
     def _arrived(self, slot: int) -> bool:
         self.carry_out()  # so that a slot is not judged by what it held before
-        return self.transfers.ready(slot)
+        return self.transfers.host.ready(slot)
 
     def _load_slot(self, sequence: Work) -> None:
         """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""
-        assert sequence.request is not None
-        assert sequence.output is not None
-        tokens = sequence.context.tokens()
-        prompt = len(tokens) - sequence.output.tokens
-        history = SlotHistory(
-            tokens[:prompt], tokens[prompt:], sequence.request.sampling.logit_bias, sequence.output.stop_ids
-        )
+        request, output, tokens = sequence.request, sequence.output, sequence.context.tokens()
+        assert request is not None
+        assert output is not None
+        prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
+        history = SlotHistory(prompt, sampled, request.sampling.logit_bias, output.stop_ids)
         self.device.load_slot(sequence.slot, history)
 
-    def settle(self, flight: Flight, landed: Any) -> None:
-        """Book a step's results, `flight.output` in numpy: contexts grow, readers get pieces, who is done leaves."""
+    def settle(self, batch: Batch, landed: StepArrays) -> None:
+        """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""
         logits, packed = landed
         output = read_output(packed)
-        for part in self.scheduler.settle(flight.batch):
+        for part in self.scheduler.settle(batch):
+            sequence = part.sequence
             try:
-                if part.sequence.passing is not None:
-                    part.sequence.rows += part.sequence.passing.rows(part.outputs, logits, output.tokens)
-                self._deliver(part, output)
+                if sequence.passing is not None:
+                    sequence.rows += sequence.passing.rows(part.outputs, logits, output.tokens)
+                self.lives.changed(sequence.context)
+                if part.sample >= 0:
+                    self._take_sample(sequence, output, part.sample)
+                elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
+                    self._finish(sequence)
             except Exception:  # of one sequence's text or reply; its neighbours must not notice
                 log.exception("a sequence failed")
-                self.fail(part.sequence, Internal("this request failed inside the server"))
-
-    def _deliver(self, part: Part, step: StepOutput) -> None:
-        sequence = part.sequence
-        self.lives.changed(sequence.context)
-        if part.sample >= 0:
-            self._take_sample(sequence, step, part.sample)
-        elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
-            self._finish(sequence)
+                self.fail(sequence, errors.Internal("this request failed inside the server"))
 
     def _finish(self, sequence: Work) -> None:
         """A fill, pass or opening has all that it asked for."""
         self.end(sequence)
-        info = self.contexts.describe(sequence.context)
-        passed = sequence.passing is not None
-        sequence.reply.done((sequence.rows, info) if passed else fill_result(sequence, info))
+        sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         assert sequence.output is not None
-        token = int(step.tokens[row])
-        self.cache.append(sequence.context, [token])
+        self.cache.append(sequence.context, [int(step.tokens[row])])
         self._generated += 1
-        emitted = sequence.output.push(token, last=sequence.tokens_left == 1)
-        piece = token_piece(sequence, emitted, step, row)
-        if emitted.finish is None:
+        piece = sequence.output.push(step, row, last=sequence.tokens_left == 1)
+        if piece.finish is None:
             sequence.reply.piece(piece)
             return
         self.end(sequence)
-        sequence.reply.piece(last_piece(sequence, emitted, piece, self.contexts.describe(sequence.context)))
+        assert sequence.sampler is not None
+        info = self.contexts.describe(sequence.context)
+        sequence.reply.piece(replace(piece, seed=sequence.sampler.seed, usage=sequence.usage(), context=info))
         sequence.reply.done(None)
 
     def stats(self) -> EngineStats:
         """Load and memory now."""
-        own = {"steps": self._steps, "tokens_generated": self._generated, "draining": self.draining}
-        lives = {"expired": self.lives.expired, "publications": self.archive.published}
-        return load(self.cache, self.scheduler, compilations_after_ready=self.device.compilations, **own, **lives)
+        pool, tiers, scheduler = self.cache.stats(), self.cache.memory.tiers, self.scheduler
+        return EngineStats(
+            pages_total=pool.total,
+            pages_free=pool.free,
+            pages_cached=pool.cached,
+            pages_held=pool.held,
+            pages_reserved=scheduler.budget.reserved,
+            contexts=len(self.cache),
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            steps=self._steps,
+            tokens_computed=scheduler.tokens_computed,
+            tokens_cached=scheduler.tokens_cached,
+            tokens_generated=self._generated,
+            tokens_restored=scheduler.tokens_restored,
+            preemptions=scheduler.preemptions,
+            suspensions=scheduler.budget.suspensions,
+            compilations_after_ready=self.device.compilations,
+            draining=self.draining,
+            host_pages_total=tiers.host.total,
+            host_pages_used=tiers.host.used,
+            disk_pages_total=tiers.disk.total,
+            disk_pages_used=tiers.disk.used,
+            publications=self.archive.published,
+            expired=self.lives.expired,
+        )

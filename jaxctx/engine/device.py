@@ -22,10 +22,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxctx.cache.contexts import PageCopy
-from jaxctx.engine import page_moves
+from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.slots import PACKED_WORDS, SlotHistory, load_packed
-from jaxctx.engine.step import DeviceState, LayerPool, StepInputs, StepShape, make_step, split
+from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
@@ -35,6 +34,7 @@ Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
 COPY_CHUNK = 16  # pages that one call copies, saves or loads
+OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
 
 
@@ -46,34 +46,32 @@ class Device:
         self._params = params
         self._config = config
         self._mesh = mesh
+        self._replicated = NamedSharding(mesh, PartitionSpec()) if mesh is not None else None
         self._pools = self._make_pools()
-        self._state = self._make_state()
+        state = DeviceState(jnp.zeros(config.max_batch + 1, jnp.int32), slot_state(config.max_batch, model.vocab_size))
+        self._state = jax.device_put(state, self._replicated)
         self._neutral = row_words()
-        self._steps: dict[StepShape, Executable] = {}
-        self._others: dict[str, Executable] = {}  # what is not a step
+        self._compiled: dict[StepShape | str, Executable] = {}
         self.compilations = 0  # on threads that count them
         self._counting: int | None = None  # the thread that does
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
-        page = page_moves.page_struct(self._pools)
-        self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_moves`
+        page = step.page_struct(self._pools)
+        self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `step`
         self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
         self.page_bytes = math.prod(self.page_shape) * self.page_dtype.itemsize  # on all devices together
         self._on_device: Sharding = page.sharding
-        self._kept = page_moves.on_host(self._on_device)
+        self._kept = step.on_host(self._on_device)
         self._no_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._kept)
 
     # --- start ---------------------------------------------------------------------------------------------------
 
-    def _replicated(self) -> NamedSharding | None:
-        return NamedSharding(self._mesh, PartitionSpec()) if self._mesh is not None else None
-
-    def _make_pools(self) -> tuple[LayerPool, ...]:
+    def _make_pools(self) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch."""
         spec, pages = self._model.kv, self._config.pages + 1
-        sharding = self._replicated()
+        sharding: Sharding | None = self._replicated
         if self._mesh is not None and spec.kv_heads % self._mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(self._mesh, KV_POOL_AXES)
 
@@ -87,12 +85,6 @@ class Device:
             for _ in range(spec.layers)
         )
 
-    def _make_state(self) -> DeviceState:
-        slots = self._config.max_batch
-        state = DeviceState(jnp.zeros(slots + 1, jnp.int32), slot_state(slots, self._model.vocab_size))
-        sharding = self._replicated()
-        return state if sharding is None else jax.device_put(state, sharding)
-
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         config = self._config
         plan = plan_shape(rows, config.page_size, config.max_context_tokens, config.pages + 1)
@@ -100,44 +92,38 @@ class Device:
 
     def compile(self, progress: CompileProgress | None = None, threads: int = 2) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
-        jobs: dict[str, Callable[[], None]] = {
-            f"{'pass' if shape.mask_words else 'step'} of {shape.rows} rows": partial(self._compile_step, shape)
-            for shape in reversed(self.shapes + self.pass_shapes)
-        }
-        jobs |= {
-            name: partial(self._compile_other, name) for name in ("page copy", "page save", "page load", "slot load")
-        }
+        everything: list[StepShape | str] = [*reversed(self.shapes + self.pass_shapes), *OTHERS]
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
-            futures = {pool.submit(job): name for name, job in jobs.items()}
+            futures = {pool.submit(self._compile, each): each for each in everything}
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 if progress:
-                    progress(futures[future], done, len(jobs))
+                    progress(str(futures[future]), done, len(everything))
         self._warm_up()
 
     def _lower(self, function: Callable[..., Any], donate: tuple[int, ...], *args: Any, **options: Any) -> Executable:
         return jax.jit(function, donate_argnums=donate, **options).lower(*args).compile()
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated())
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
-    def _compile_step(self, shape: StepShape) -> None:
-        step = make_step(self._model, shape)
-        self._steps[shape] = self._lower(step, (1, 2), self._params, self._pools, self._state, self._ints(shape.size))
-
-    def _compile_other(self, name: str) -> None:
-        pools, pages = self._pools, self._ints(COPY_CHUNK)
-        match name:
+    def _compile(self, what: StepShape | str) -> None:
+        """A step of this shape, or one of `OTHERS`."""
+        pools, state, pages = self._pools, self._state, self._ints(COPY_CHUNK)
+        match what:
+            case StepShape():
+                function = step.make_step(self._model, what)
+                compiled = self._lower(function, (1, 2), self._params, pools, state, self._ints(what.size))
             case "page copy":
-                compiled = self._lower(page_moves.copy, (0,), pools, self._ints(2, COPY_CHUNK))
+                compiled = self._lower(step.copy_in, (0,), pools, self._ints(2, COPY_CHUNK))
             case "page save":
-                compiled = self._lower(page_moves.save, (), pools, pages, out_shardings=self._kept)
+                compiled = self._lower(step.save_from, (), pools, pages, out_shardings=self._kept)
             case "page load":
-                load = partial(page_moves.load, on_device=self._on_device)
+                load = partial(step.load_into, on_device=self._on_device)
                 compiled = self._lower(load, (0,), pools, pages, (self._no_page,) * COPY_CHUNK)
             case _:
-                compiled = self._lower(_load_slot, (0,), self._state, self._ints(PACKED_WORDS))
-        self._others[name] = compiled
+                compiled = self._lower(step.load_packed, (0,), state, self._ints(step.PACKED_WORDS))
+        self._compiled[what] = compiled
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
@@ -161,7 +147,7 @@ class Device:
         A pass's masks let every row see all that its plan lets it see.
         """
         packed = np.zeros(shape.size, np.int32)
-        views = split(packed, shape)
+        views = step.split(packed, shape)
         views.slots[:] = self._config.max_batch
         views.sampling[:] = self._neutral
         views.mask[:] = -1
@@ -172,7 +158,7 @@ class Device:
 
         `packed` must not be written to afterwards.
         """
-        self._pools, self._state, output, told = self._steps[shape](
+        self._pools, self._state, output, told = self._compiled[shape](
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
@@ -187,7 +173,7 @@ class Device:
             pairs = np.zeros((2, COPY_CHUNK), np.int32)  # (0, 0) pads: scratch onto itself
             for column, copy in enumerate(copies[start : start + COPY_CHUNK]):
                 pairs[:, column] = copy.source, copy.target
-            self._pools = self._others["page copy"](self._pools, self._put(pairs))
+            self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
         """What is in the pages after all steps dispatched so far, an array each, in host memory where possible.
@@ -196,7 +182,7 @@ class Device:
         """
         saved: list[jax.Array] = []
         for start in range(0, len(pages), COPY_CHUNK):
-            saved += self._others["page save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
+            saved += self._compiled["page save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
         del saved[len(pages) :]
         if self._kept is self._on_device:
             for page in saved:
@@ -212,15 +198,15 @@ class Device:
             ids = _padded(pages[start : start + COPY_CHUNK])
             chunk = [jax.device_put(page, self._kept) for page in data[start : start + COPY_CHUNK]]
             chunk += [self._no_page] * (COPY_CHUNK - len(chunk))
-            self._pools = self._others["page load"](self._pools, self._put(ids), tuple(chunk))
+            self._pools = self._compiled["page load"](self._pools, self._put(ids), tuple(chunk))
 
     def load_slot(self, slot: int, history: SlotHistory) -> None:
         """Tell a slot about the sequence that takes it, in as many calls as its tokens need."""
         for packed in history.pack(slot):
-            self._state = self._others["slot load"](self._state, self._put(packed))
+            self._state = self._compiled["slot load"](self._state, self._put(packed))
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._replicated())
+        placed: jax.Array = jax.device_put(array, self._replicated)
         return placed
 
     @contextmanager
@@ -235,10 +221,6 @@ class Device:
     def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._counting:
             self.compilations += 1
-
-
-def _load_slot(state: DeviceState, packed: jax.Array) -> DeviceState:
-    return state._replace(slots=load_packed(state.slots, packed))
 
 
 def _padded(pages: Sequence[int]) -> np.ndarray:

@@ -6,43 +6,157 @@ are called on the door's asyncio loop; a local engine hands them to its step thr
 Cancellation: cancelling the task that awaits a method, or closing the iterator of `generate`, ends the work within one
 step; what was computed by then stays in the context. `deadline` is in seconds of the injected monotonic clock.
 
-Requests and answers live in modules of their own and can all be imported from here.
+Answers are those of `jaxctx.answers` and can be imported from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxctx.engine.answers import Change as Change
-from jaxctx.engine.answers import Comparison as Comparison
-from jaxctx.engine.answers import ContextEvent as ContextEvent
-from jaxctx.engine.answers import ContextInfo as ContextInfo
-from jaxctx.engine.answers import ContextPages as ContextPages
-from jaxctx.engine.answers import ContextState as ContextState
-from jaxctx.engine.answers import EngineInfo as EngineInfo
-from jaxctx.engine.answers import EngineStats as EngineStats
-from jaxctx.engine.answers import Expiry as Expiry
-from jaxctx.engine.answers import FillResult as FillResult
-from jaxctx.engine.answers import FinishReason as FinishReason
-from jaxctx.engine.answers import ForwardResult as ForwardResult
-from jaxctx.engine.answers import GeneratePiece as GeneratePiece
-from jaxctx.engine.answers import PassResult as PassResult
-from jaxctx.engine.answers import PlanResult as PlanResult
-from jaxctx.engine.answers import Publication as Publication
-from jaxctx.engine.answers import SnapshotInfo as SnapshotInfo
-from jaxctx.engine.answers import Tier as Tier
-from jaxctx.engine.answers import TokenLogprob as TokenLogprob
-from jaxctx.engine.answers import Usage as Usage
-from jaxctx.engine.requests import Caller as Caller
-from jaxctx.engine.requests import CreateRequest as CreateRequest
-from jaxctx.engine.requests import ForwardRequest as ForwardRequest
-from jaxctx.engine.requests import GenerateRequest as GenerateRequest
-from jaxctx.engine.requests import OpenRequest as OpenRequest
-from jaxctx.engine.requests import PassOutput as PassOutput
-from jaxctx.engine.requests import Sampling as Sampling
-from jaxctx.engine.requests import SaveRequest as SaveRequest
-from jaxctx.engine.requests import Ttl as Ttl
+from jaxctx.answers import Change as Change
+from jaxctx.answers import Comparison as Comparison
+from jaxctx.answers import ContextEvent as ContextEvent
+from jaxctx.answers import ContextInfo as ContextInfo
+from jaxctx.answers import ContextLayout as ContextLayout
+from jaxctx.answers import ContextState as ContextState
+from jaxctx.answers import EngineInfo as EngineInfo
+from jaxctx.answers import EngineStats as EngineStats
+from jaxctx.answers import Expiry as Expiry
+from jaxctx.answers import FillResult as FillResult
+from jaxctx.answers import FinishReason as FinishReason
+from jaxctx.answers import ForwardResult as ForwardResult
+from jaxctx.answers import GeneratePiece as GeneratePiece
+from jaxctx.answers import PassResult as PassResult
+from jaxctx.answers import PlanResult as PlanResult
+from jaxctx.answers import Publication as Publication
+from jaxctx.answers import Snapshot as Snapshot
+from jaxctx.answers import Tier as Tier
+from jaxctx.answers import TokenLogprob as TokenLogprob
+from jaxctx.answers import Usage as Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose namespace a request runs in, and until when it may wait and run (None: for ever)."""
+
+    tenant: str = ""
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ttl:
+    """How long an object is to live from now on. A sliding one starts again with every use, a fixed one never does."""
+
+    seconds: float | None  # None: for ever
+    sliding: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRequest:
+    """A new, empty context. `context_id` chosen by the client makes a retry safe (same id: ALREADY_EXISTS)."""
+
+    context_id: str | None = None
+    salt: str = ""  # contexts with different salts never share pages
+    priority: int = 0  # higher runs first; -100..100
+    manual_commit: bool = False  # full pages commit only by `commit_pages`
+    pinned: bool = False  # never a victim under memory pressure; counts against the tenant's pin budget
+    pin_s: float | None = None  # pinned for so long; None: until it is taken back
+    ttl: Ttl = Ttl(None)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. Defaults sample from the model's own distribution."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: chosen by the engine and reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """Continue a context. With n > 1 the context is flushed and forked n times; each fork is continued, it is not."""
+
+    context_id: str
+    max_tokens: int | None = None  # None: the server's default
+    min_tokens: int = 0
+    n: int = 1
+    sampling: Sampling = Sampling()
+    logprobs: bool = False  # of every returned token
+    top_logprobs: int = 0  # alternatives beside each, 0..20
+    stop: Sequence[str] = ()  # the text ends before the first of these
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False  # keep the matched stop string in the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutput:
+    """What to tell of one token of a pass: of the distribution of the token that follows it."""
+
+    index: int  # which of the pass's tokens
+    sample: Sampling | None = None  # draw from it; without penalties and logit_bias
+    logprob_ids: Sequence[int] = ()  # log probabilities of these
+    top: int = 0  # the most likely ones, up to 64
+    logits: bool = False  # all of it
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequest:
+    """One pass over explicit tokens, which join the context; what it had buffered is computed first.
+
+    A token's position defaults to its index in the context. Its mask is the ranges `[start, stop)` of indices that it
+    sees, ascending, apart and within `0 .. its index`; empty: all of these. Default positions and full masks are the
+    same as none at all.
+    """
+
+    context_id: str
+    tokens: Sequence[int]
+    positions: Sequence[int] = ()  # of all tokens, or none
+    masks: Sequence[Sequence[tuple[int, int]]] = ()  # of all tokens, or none
+    keep_working: bool = False  # full pages stay working, so that `truncate` reaches them, until the next computation
+    outputs: Sequence[PassOutput] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """Keep a context's present state under a name.
+
+    Raises AlreadyExists if the name is taken, unless `overwrite_version` is its latest version (else Aborted with
+    VERSION_MISMATCH); earlier versions are kept as history.
+    """
+
+    context_id: str
+    name: str
+    durable: bool = False  # acknowledged when it would survive a loss of power; else in memory, until the server ends
+    overwrite_version: int | None = None
+    ttl: Ttl = Ttl(None)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """A new context from a snapshot. It inherits salt and manual_commit; the rest is as for a new context."""
+
+    name: str
+    version: int | None = None  # None: the latest
+    take: bool = False  # delete the name in the same moment; of two racing takes one wins, the other is NotFound
+    recompute: bool = False  # accept a snapshot of other weights, and compute its tokens anew
+    context_id: str | None = None
+    priority: int = 0
+    pinned: bool = False
+    pin_s: float | None = None
+    ttl: Ttl = Ttl(None)
 
 
 class Engine(Protocol):
@@ -59,7 +173,10 @@ class Engine(Protocol):
         """Compute whatever is buffered."""
 
     def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
-        """Stream outputs. Pieces of the n outputs interleave; each output ends with one piece that has `finish`."""
+        """Stream outputs. Pieces of the n outputs interleave, and are fewer and larger for a reader that lags.
+
+        Each output ends with one piece that has `finish`.
+        """
 
     async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
         """One child per entry of `ids` (None: the engine chooses the id). All or none."""
@@ -97,7 +214,7 @@ class Engine(Protocol):
 
     async def get(self, caller: Caller, context_id: str) -> ContextInfo: ...
 
-    async def pages(self, caller: Caller, context_id: str) -> ContextPages: ...
+    async def pages(self, caller: Caller, context_id: str) -> ContextLayout: ...
 
     async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
         """Contexts of the tenant in id order, starting after the id `after`."""
@@ -115,26 +232,26 @@ class Engine(Protocol):
 
     # Snapshots. NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
 
-    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         """See `SaveRequest`. The context may go on at once; FailedPrecondition (NO_STORE) for durable without one."""
 
     async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
         """See `OpenRequest`. Raises FailedPrecondition (MODEL_MISMATCH), DataLoss."""
 
-    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         """One version; None: the latest."""
 
     async def snapshots(
         self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[SnapshotInfo]:
+    ) -> Sequence[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
 
-    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
+    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         """All versions of a name that are kept, latest first."""
 
     async def update_snapshot(
         self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> SnapshotInfo:
+    ) -> Snapshot:
         """Change the latest version."""
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:

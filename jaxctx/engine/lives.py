@@ -10,44 +10,54 @@ saves it, and as long as it has a writer. Settings, and looking at it, are no us
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import TypeVar
 
+from jaxctx.answers import moment
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
+from jaxctx.engine.budget import Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Change, CreateRequest, OpenRequest, Ttl
-from jaxctx.engine.quotas import Quotas
+from jaxctx.engine.interface import Change, ContextInfo, CreateRequest, Expiry, OpenRequest, Publication, Snapshot, Ttl
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import Alarms, Lifetime
+from jaxctx.store import Version
 
+T = TypeVar("T", ContextInfo, Publication, Snapshot)
 PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
 
 
-class Lives:
-    """Of one engine. `clock` tells unix seconds; `fail` ends the writer of a context that is over."""
+def told(kind: type[T], source: Context | Version, **others: object) -> T:
+    """An answer: when its source began and ends, what it calls by the names of the answer's fields, and `others`."""
+    same = {each.name: getattr(source, each.name) for each in fields(kind) if hasattr(source, each.name)}
+    end = source.lifetime
+    same |= {"created_at": moment(source.created_at), "expiry": None}
+    if end.at is not None and end.seconds is not None:
+        same["expiry"] = Expiry(at=moment(end.at), seconds=end.seconds, sliding=end.sliding)
+    return kind(**same | others)
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        cache: ContextCache,
-        scheduler: Scheduler,
-        writers: Mapping[Context, Sequence],
-        clock: Callable[[], float],
-        fail: Callable[[Sequence, JaxctxError], None],
-    ) -> None:
-        self._cache = cache
-        self._scheduler = scheduler
-        self._writers = writers
-        self._clock = clock
-        self._fail = fail
-        self._pins: Alarms[Context] = Alarms()
-        self.quotas = Quotas(config)
-        self.watchers = Watchers(cache, clock)
+
+@dataclass(eq=False)
+class Lives:
+    """Of one engine."""
+
+    config: EngineConfig
+    cache: ContextCache
+    scheduler: Scheduler
+    writers: Mapping[Context, Sequence]
+    clock: Callable[[], float]  # unix seconds
+    fail: Callable[[Sequence, JaxctxError], None]  # ends the writer of a context that is over
+
+    def __post_init__(self) -> None:
+        self.quotas = Quotas(self.config)
+        self.watchers = Watchers(self.cache, self.clock)
         self.expired = 0
-        scheduler.budget.on_suspend = partial(self.changed, change=Change.SUSPENDED)
+        self._pins: Alarms[Context] = Alarms()
+        self.scheduler.budget.on_suspend = partial(self.changed, change=Change.SUSPENDED)
 
     def changed(self, context: Context, change: Change = Change.CHANGED) -> None:
         """Its tokens, pages or settings are others now."""
@@ -62,14 +72,14 @@ class Lives:
             if request.pinned:
                 self.pin(context, True, request.pin_s)
         except JaxctxError:
-            self._cache.close(context)
+            self.cache.close(context)
             raise
         self.set_ttl(context, request.ttl)
         self.changed(context, change)
 
     def set_ttl(self, context: Context, ttl: Ttl) -> None:
         """It ends so long from now."""
-        self._cache.set_lifetime(context, Lifetime.begin(ttl.seconds, ttl.sliding, self._clock()))
+        self.cache.set_lifetime(context, Lifetime.begin(ttl.seconds, ttl.sliding, self.clock()))
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
         """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""
@@ -80,8 +90,9 @@ class Lives:
         else:
             self.quotas.unpin(context.tenant, context)
         context.pinned = pinned
-        context.pinned_until = self._clock() + pin_s if pinned and pin_s is not None else None
+        context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
         self._pins.set(context, context.pinned_until)
+        self.scheduler.reconsider()  # there may be another victim
 
     def check_growth(self, context: Context, pages: int) -> None:
         """Before it may grow to so many pages: raises PIN_BUDGET if it is pinned and its tenant may not pin them."""
@@ -90,31 +101,29 @@ class Lives:
 
     def _pages(self, context: Context) -> int:
         """That it holds, or was promised."""
-        held, writer = context.committed_pages + context.working_pages, self._writers.get(context)
+        held, writer = context.committed_pages + context.working_pages, self.writers.get(context)
         return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
 
     def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
         """Give up a context; its writer is ended first, and told why."""
-        writer = self._writers.get(context)
+        writer = self.writers.get(context)
         if writer is not None:
-            self._fail(writer, why or Cancelled("the context was closed"))
+            self.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
-        self._cache.close(context)
+        self.cache.close(context)
         self.changed(context, change)
 
     def reap(self) -> float | None:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
-        now = self._clock()
-        for context in self._cache.lifetimes.due(now):
-            if context in self._writers and context.lifetime.sliding:
-                self._cache.set_lifetime(context, context.lifetime.anew(now))
+        now = self.clock()
+        for context in self.cache.lifetimes.due(now):
+            if context in self.writers and context.lifetime.sliding:
+                self.cache.set_lifetime(context, context.lifetime.anew(now))
                 continue
             self.close(context, Change.EXPIRED, expired(context.id))
             self.expired += 1
-            self._scheduler.reconsider()
         for context in self._pins.due(now):
             self.pin(context, False)
             self.changed(context)
-            self._scheduler.reconsider()
-        ends = [at for at in (self._cache.lifetimes.next, self._pins.next) if at is not None]
+        ends = [at for at in (self.cache.lifetimes.next, self._pins.next) if at is not None]
         return min(max(min(ends) - now, 0.0), PATIENCE_S) if ends else None

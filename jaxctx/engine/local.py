@@ -64,11 +64,13 @@ class LocalEngine(Snapshots, Engine):
     def start(self) -> None:
         """Begin to take work."""
         self.loop.start()
-        self.start_reaping()
+        self._reaper.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
-        self.stop_reaping()
+        self._stopped.set()
+        if self._reaper.is_alive():
+            self._reaper.join()
         self.store.close()
         self.loop.stop()
 
@@ -98,13 +100,13 @@ class LocalEngine(Snapshots, Engine):
         """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
         made: Sequence[ContextInfo] = ()
 
-        def command() -> None:
+        def run() -> None:
             nonlocal made
             self.core.raise_if_draining()
             made = make()
 
         try:
-            await self.loop.call(command)
+            await self.loop.call(run)
         except asyncio.CancelledError:
             self.loop.tell(lambda: self._close_all(caller, made))
             raise

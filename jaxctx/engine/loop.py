@@ -24,7 +24,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from jaxctx.engine.core import EngineCore, Flight
+from jaxctx.engine.batch import Batch
+from jaxctx.engine.core import EngineCore, StepArrays
 from jaxctx.engine.mail import Outbox, Promise
 from jaxctx.engine.sequence import Sequence
 from jaxctx.errors import Unavailable
@@ -42,7 +43,7 @@ class StepLoop:
         core.transfers.on_arrival = self.wake
         self.outbox = Outbox()
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._flown: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._flown: queue.SimpleQueue[tuple[Batch, StepArrays] | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
         self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
@@ -114,14 +115,14 @@ class StepLoop:
         except Exception:
             self._break("a command failed halfway")
 
-    def _landed(self, flight: Flight, output: Any) -> None:
+    def _landed(self, batch: Batch, output: StepArrays | Exception) -> None:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         self._flying -= 1
         if isinstance(output, Exception):
             self._break("a step failed on the device", output)
             return
         try:
-            self.core.settle(flight, output)
+            self.core.settle(batch, output)
         except Exception:
             self._break("a step's results could not be booked")
 
@@ -134,11 +135,12 @@ class StepLoop:
 
     def _fetch(self) -> None:
         while (flight := self._flown.get()) is not None:
+            batch, output = flight
             try:
-                output = jax.tree.map(np.asarray, flight.output)
+                landed = jax.tree.map(np.asarray, output)
             except Exception as error:
-                output = error
-            self._inbox.put(partial(self._landed, flight, output))
+                landed = error
+            self._inbox.put(partial(self._landed, batch, landed))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
@@ -155,8 +157,7 @@ class StepLoop:
 
         def command() -> None:
             try:
-                if self._stopping:
-                    raise stopped()
+                self._raise_if_stopped()
                 if self.failure.done():
                     raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
                 self.core.lives.reap()
@@ -179,8 +180,7 @@ class StepLoop:
     def post(self, command: Callable[[], object]) -> None:
         """Run `command` on the step thread, after all posted before it. It must not raise."""
         with self._posting:
-            if self._stopping:
-                raise stopped()
+            self._raise_if_stopped()
             self._inbox.put(command)
 
     def tell(self, command: Callable[[], object]) -> None:
@@ -192,7 +192,6 @@ class StepLoop:
         """Something has changed that the core does not know of: look again."""
         self.tell(lambda: None)
 
-
-def stopped() -> Unavailable:
-    """What callers of a loop that has ended are told."""
-    return Unavailable("the server has stopped", retry_after_s=1.0)
+    def _raise_if_stopped(self) -> None:
+        if self._stopping:
+            raise Unavailable("the server has stopped", retry_after_s=1.0)

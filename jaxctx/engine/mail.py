@@ -1,20 +1,22 @@
 """Mail between the step thread and asyncio: results out in batches, readers' progress back.
 
 The step thread never waits for a reader: it posts callbacks to an `Outbox` and flushes once per turn, one wake-up per
-event loop however many streams got something. A reader that lags more than `limit` tokens behind makes its sequences
-pause; nothing is dropped, nobody else notices.
+event loop however many streams got something. A reader that keeps up sees every piece by itself; one that does not sees
+fewer, larger ones, and if it lags more than `limit` tokens behind, its sequences pause. Nothing is dropped, nobody else
+notices.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxctx.engine.interface import FillResult, GeneratePiece
-from jaxctx.errors import JaxctxError
+from jaxctx.engine.interface import GeneratePiece
 
 Callback = Callable[[], None]
 
@@ -33,10 +35,8 @@ class Outbox:
         """Send what was posted. A loop that has been closed takes its readers with it."""
         waiting, self._waiting = self._waiting, {}
         for loop, callbacks in waiting.items():
-            try:
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_run_all, callbacks)
-            except RuntimeError:
-                continue
 
 
 def _run_all(callbacks: list[Callback]) -> None:
@@ -44,47 +44,47 @@ def _run_all(callbacks: list[Callback]) -> None:
         callback()
 
 
-class Promise:
-    """A future of one loop, settled from the step thread. Is the `Reply` of a fill."""
+class Reply(ABC):
+    """Where a sequence's results go; called on the step thread, never blocks."""
+
+    @abstractmethod
+    def done(self, result: Any) -> None:
+        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """The end, with an error. Nothing follows."""
+
+    def piece(self, piece: GeneratePiece) -> None:
+        """A part of an output (generations only)."""
+        raise NotImplementedError
+
+    def lagging(self) -> bool:
+        """Whether the reader is too far behind to take more."""
+        return False
+
+
+class Promise(Reply):
+    """A future of one loop, settled from the step thread unless its waiter has gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
-        self._loop = loop
-        self._outbox = outbox
+        self._post = partial(outbox.post, loop)
 
     def done(self, result: Any) -> None:
-        """Resolve it, unless the waiter has gone."""
-        self._outbox.post(self._loop, partial(self._resolve, result, None))
+        self._post(lambda: None if self.future.done() else self.future.set_result(result))
 
-    def failed(self, error: BaseException) -> None:
-        """Raise `error` where it is awaited."""
-        self._outbox.post(self._loop, partial(self._resolve, None, error))
-
-    def piece(self, piece: GeneratePiece) -> None:
-        """Fills have none."""
-        raise AssertionError("a fill streams nothing")
-
-    def lagging(self) -> bool:
-        """A future holds one value; it cannot lag."""
-        return False
-
-    def _resolve(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
+    def failed(self, error: Exception) -> None:
+        self._post(lambda: None if self.future.done() else self.future.set_exception(error))
 
 
-class Stream:
-    """Pieces of the outputs of one request, on their way to one reader. Is the `Reply` of its generations."""
+class Stream(Reply):
+    """Pieces of the outputs of one request, on their way to one reader."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, outbox: Outbox, *, outputs: int, limit: int, wake: Callback
     ) -> None:
-        self._loop = loop
-        self._outbox = outbox
+        self._post = partial(outbox.post, loop)
         self._limit = limit * outputs
         self._wake_engine = wake
         # Step thread's side.
@@ -92,48 +92,44 @@ class Stream:
         self._sent = 0
         self._lagged = False
         # Reader's side.
-        self._pieces: deque[GeneratePiece] = deque()
+        self._waiting: dict[int, list[GeneratePiece]] = {}  # by the index of the output
         self._arrived = asyncio.Event()
         self._read = 0
-        self._error: JaxctxError | None = None
+        self._error: Exception | None = None
         self._complete = False
 
     def piece(self, piece: GeneratePiece) -> None:
-        """Send a piece."""
         self._sent += len(piece.token_ids)
-        self._outbox.post(self._loop, partial(self._arrive, piece))
+        self._post(partial(self._arrive, piece))
 
-    def done(self, result: FillResult | None) -> None:
-        """One output is complete."""
+    def done(self, result: None) -> None:
         self._open -= 1
         if self._open == 0:
-            self._outbox.post(self._loop, self._finish)
+            self._post(self._finish)
 
-    def failed(self, error: JaxctxError) -> None:
-        """An output failed, and the request with it."""
-        self._outbox.post(self._loop, partial(self._finish, error))
+    def failed(self, error: Exception) -> None:
+        self._post(partial(self._finish, error))  # the request, with one of its outputs
 
     def lagging(self) -> bool:
-        """Called on the step thread. Raises the flag before the last look, so that a reader who catches up wakes it."""
         if self._sent - self._read <= self._limit:
             return False
-        self._lagged = True
+        self._lagged = True  # before the last look, so that a reader who catches up wakes the engine
         return self._sent - self._read > self._limit
 
     def _arrive(self, piece: GeneratePiece) -> None:
-        self._pieces.append(piece)
+        self._waiting.setdefault(piece.index, []).append(piece)
         self._arrived.set()
 
-    def _finish(self, error: JaxctxError | None = None) -> None:
+    def _finish(self, error: Exception | None = None) -> None:
         self._error = self._error or error
         self._complete = True
         self._arrived.set()
 
     async def pieces(self) -> AsyncIterator[GeneratePiece]:
-        """What arrives, in order; raises what the request failed with, after the pieces that came before."""
+        """What arrives, as one piece what waits of an output; raises what the request failed with, after the rest."""
         while True:
-            while self._pieces:
-                piece = self._pieces.popleft()
+            while self._waiting:
+                piece = _joined(self._waiting.pop(next(iter(self._waiting))))
                 self._read += len(piece.token_ids)
                 if self._lagged and self._sent - self._read <= self._limit // 2:
                     self._lagged = False
@@ -145,3 +141,15 @@ class Stream:
                 return
             self._arrived.clear()
             await self._arrived.wait()
+
+
+def _joined(parts: list[GeneratePiece]) -> GeneratePiece:
+    """Consecutive pieces of one output as one. Only the last can have what ends an output."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=[logprob for part in parts for logprob in part.logprobs],
+    )

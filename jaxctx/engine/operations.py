@@ -15,17 +15,17 @@ from itertools import accumulate
 
 import numpy as np
 
+from jaxctx.answers import moment
 from jaxctx.cache.compare import compare
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.delivery import expiry
 from jaxctx.engine.interface import (
     Caller,
     Change,
     Comparison,
     ContextInfo,
-    ContextPages,
+    ContextLayout,
     ContextState,
     CreateRequest,
     OpenRequest,
@@ -33,7 +33,7 @@ from jaxctx.engine.interface import (
     Tier,
     Ttl,
 )
-from jaxctx.engine.lives import Lives
+from jaxctx.engine.lives import Lives, told
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
@@ -50,6 +50,7 @@ class ContextOperations:
     writers: Mapping[Context, Work]
     lives: Lives
     model: Identity
+    model_id: str
 
     # --- birth ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +204,6 @@ class ContextOperations:
         writer = self.writers.get(context)
         if writer is not None:
             self.scheduler.reprioritise(writer)
-        self.scheduler.reconsider()
         return self._changed(context)
 
     def close(self, caller: Caller, context_id: str) -> None:
@@ -214,9 +214,9 @@ class ContextOperations:
     def get(self, caller: Caller, context_id: str) -> ContextInfo:
         return self.describe(self.cache.get(caller.tenant, context_id))
 
-    def pages(self, caller: Caller, context_id: str) -> ContextPages:
+    def pages(self, caller: Caller, context_id: str) -> ContextLayout:
         context = self.cache.get(caller.tenant, context_id)
-        return ContextPages(
+        return ContextLayout(
             page_ids=context.page_table().tolist(),
             refcounts=self.cache.refcounts(context),
             tokens=context.tokens().tolist(),
@@ -272,25 +272,14 @@ class ContextOperations:
     def describe(self, context: Context) -> ContextInfo:
         """A context's counters as plain data."""
         state = ContextState.SUSPENDED if context.suspended else ContextState.IDLE
-        return ContextInfo(
+        until = context.pinned_until
+        return told(
+            ContextInfo,
+            context,
             context_id=context.id,
-            parent_id=context.parent_id,
+            model_id=self.model_id,
             state=ContextState.BUSY if context in self.writers else state,
-            seq_len=context.seq_len,
-            committed_pages=context.committed_pages,
-            working_pages=context.working_pages,
-            working_tokens=context.working_tokens,
-            buffered_tokens=context.buffered_tokens,
-            page_size=self.config.page_size,
-            priority=context.priority,
-            pinned=context.pinned,
-            pinned_until=context.pinned_until,
             salt=context.identity.salt,
-            created_at=context.created_at,
-            used_at=context.used_at,
-            expiry=expiry(context.lifetime),
-            version=context.version,
-            forked_at=context.forked_at,
-            snapshot=context.snapshot,
-            labels=context.labels,
+            used_at=moment(context.used_at),
+            pinned_until=None if until is None else moment(until),
         )

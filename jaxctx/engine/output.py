@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from jaxctx.engine.interface import FinishReason, GenerateRequest
+from jaxctx.engine.interface import FinishReason, GeneratePiece, GenerateRequest, TokenLogprob
+from jaxctx.engine.step import StepOutput
 from jaxctx.model.text import Detokenizer, ModelText, StopMatcher
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What one token brought: text that is final, and whether the output ends with it."""
-
-    text: str
-    finish: FinishReason | None = None
-    stop_match: str | int | None = None
 
 
 class Output:
@@ -25,28 +16,48 @@ class Output:
     its id is: it joined the context. Stop strings are looked for only in text sampled after `min_tokens`.
     """
 
-    def __init__(self, request: GenerateRequest, text: ModelText, tail: Sequence[int]) -> None:
+    def __init__(
+        self, request: GenerateRequest, index: int, context_id: str, text: ModelText, tail: Sequence[int]
+    ) -> None:
         """`tail`: the last tokens of the context, for tokenizers whose text depends on what came before."""
         self._request = request
+        self._index = index
+        self._context_id = context_id
         self.stop_ids = tuple(dict.fromkeys([*request.stop_token_ids, *(() if request.ignore_eos else text.eos_ids)]))
         self._detokenizer = Detokenizer(text.tokenizer, tail)
         self._matcher = StopMatcher(request.stop, include_stop=request.include_stop)
         self.tokens = 0
 
-    def push(self, token: int, *, last: bool) -> Emitted:
-        """Take the next token; `last` if there will be no other (max_tokens)."""
+    def push(self, step: StepOutput, row: int, *, last: bool) -> GeneratePiece:
+        """Take the next token, of one row of a step's samples; `last` if there will be no other (max_tokens)."""
         self.tokens += 1
-        if token in self.stop_ids and self.tokens > self._request.min_tokens:
-            held = self._matcher.finish()
-            stop_text = self._detokenizer.push([token]) if self._request.include_stop else ""
-            return Emitted(held + stop_text + self._detokenizer.finish(), FinishReason.STOP, token)
-        text = self._detokenizer.push([token])
-        if self.tokens <= self._request.min_tokens:
-            matched = None
+        token, may_stop = int(step.tokens[row]), self.tokens > self._request.min_tokens
+        finish: FinishReason | None = None
+        match: str | int | None = None
+        if may_stop and token in self.stop_ids:
+            text, finish, match = self._matcher.finish(), FinishReason.STOP, token
+            if self._request.include_stop:
+                text += self._detokenizer.push([token])
+            text += self._detokenizer.finish()
         else:
-            text, matched = self._matcher.push(text)
-        if matched is not None:
-            return Emitted(text, FinishReason.STOP, matched)
-        if last:
-            return Emitted(text + self._matcher.finish() + self._detokenizer.finish(), FinishReason.LENGTH)
-        return Emitted(text)
+            text = self._detokenizer.push([token])
+            if may_stop:
+                text, match = self._matcher.push(text)
+            if match is not None:
+                finish = FinishReason.STOP
+            elif last:
+                text, finish = text + self._matcher.finish() + self._detokenizer.finish(), FinishReason.LENGTH
+        return GeneratePiece(
+            index=self._index,
+            context_id=self._context_id,
+            text=text,
+            token_ids=(token,),
+            logprobs=(self._logprob(step, row),) if self._request.logprobs else (),
+            finish=finish,
+            stop_match=match,
+        )
+
+    def _logprob(self, step: StepOutput, row: int) -> TokenLogprob:
+        places = range(self._request.top_logprobs)
+        top = [(int(step.top_ids[row, place]), float(step.top_logprobs[row, place])) for place in places]
+        return TokenLogprob(token_id=int(step.tokens[row]), logprob=float(step.logprobs[row]), top=top)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,50 +30,34 @@ from jaxctx.cache.memory import Ready
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.queue import WaitingQueue
-from jaxctx.engine.sequence import Sequence
+from jaxctx.engine.sequence import Sequence, WaitingQueue
 from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """See the module docstring.
+    """See the module docstring."""
 
-    `load_slot` is called before the first step of a sequence that needs it, `refuse` for one that cannot be admitted,
-    `finish` for one that has nothing left to compute once it was restored; `ready` tells whether the data of a host
-    slot has arrived.
-    """
+    cache: ContextCache
+    config: EngineConfig
+    largest_pass: StepShape
+    load_slot: Callable[[Sequence], None]  # called before the first step of a sequence that needs it
+    refuse: Callable[[Sequence, JaxctxError], None]  # for one that cannot be admitted
+    finish: Callable[[Sequence], None]  # for one that has nothing left to compute once it was restored
+    ready: Ready  # whether the data of a host slot has arrived
 
-    def __init__(
-        self,
-        cache: ContextCache,
-        config: EngineConfig,
-        largest_pass: StepShape,
-        load_slot: Callable[[Sequence], None],
-        refuse: Callable[[Sequence, JaxctxError], None],
-        finish: Callable[[Sequence], None],
-        ready: Ready,
-    ) -> None:
-        self._cache = cache
-        self._config = config
-        self._largest_pass = largest_pass
-        self._load_slot = load_slot
-        self._refuse = refuse
-        self._finish = finish
-        self._ready = ready
-        self._unusual_next = False  # whose turn it is, where there are both
-        self.restored = False  # pages came back just now: there may be more at once
-        self._free_slots = list(range(config.max_batch - 1, -1, -1))
+    def __post_init__(self) -> None:
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
-        self.budget = PageBudget(cache, self.running)
+        self.budget = PageBudget(self.cache, self.running)
+        self.restored = False  # pages came back just now: there may be more at once
+        self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
+        self._unusual_next = False  # whose turn it is, where there are both
         self._parked: list[Sequence] = []  # preempted because their readers lag
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
-        self.preemptions = 0
-        self.tokens_computed = 0
-        self.tokens_cached = 0
-        self.tokens_restored = 0
+        self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
 
     # --- arrival and departure -----------------------------------------------------------------------------------
 
@@ -83,13 +68,12 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
-        if self.waiting >= self._config.queue_limit:
+        if self.waiting >= self.config.queue_limit:
             raise ResourceExhausted("the queue is full", reason="QUEUE_FULL", retry_after_s=1.0)
-        needed = self._cache.memory.pages_for(sequence.worst_case_tokens)
-        if needed > self._config.pages:
-            raise ResourceExhausted(
-                f"needs {needed} pages in the worst case; the engine has {self._config.pages}", reason="NEVER_FITS"
-            )
+        needed = self.cache.memory.pages_for(sequence.worst_case_tokens)
+        if needed > self.config.pages:
+            message = f"needs {needed} pages in the worst case; the engine has {self.config.pages}"
+            raise ResourceExhausted(message, reason="NEVER_FITS")
         sequence.prompt_tokens = sequence.context.length
         self.queue.push(sequence)
         self.reconsider()
@@ -120,21 +104,23 @@ class Scheduler:
         sequence.reserved = 0
         context = sequence.context
         context.busy = False
-        self._cache.touch(context)
-        if sequence.running:
+        self.cache.touch(context)
+        if sequence.slot >= 0:
             self.running.remove(sequence)
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
         if not context.suspended:
-            surplus = context.working_pages - self._cache.memory.pages_for(context.working_tokens)
-            self._cache.control.release(context, min(surplus, sequence.taken))
+            surplus = context.working_pages - self.cache.memory.pages_for(context.working_tokens)
+            self.cache.control.release(context, min(surplus, sequence.taken))
         sequence.taken = 0
         self.reconsider()
 
     # --- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        self._unpark()
+        for sequence in [s for s in self._parked if not s.reply.lagging()]:  # its reader has caught up
+            self._parked.remove(sequence)
+            self._requeue(sequence)
         while (head := self.queue.head()) is not None:
             lagging = sum(sequence.reply.lagging() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
@@ -147,14 +133,20 @@ class Scheduler:
                 self.queue.remove(head, served=True)
                 self._followers.setdefault(leader, []).append(head)
             elif (self._free_slots or self._preempt_for(head)) and self._reserve(head):
-                self._start(head)
+                self.queue.remove(head, served=True)
+                head.slot = self._free_slots.pop()
+                head.decoding = False
+                head.known = head.next = head.prompt_end = 0
+                self.running.append(head)
+                if not self._restorable(head):
+                    self._begin(head)
             else:
                 head.context.busy = False
                 self._blocked = situation
                 if self.running:
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
-                self._refuse(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
+                self.refuse(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
 
     def _reserve(self, head: Sequence) -> bool:
         """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.
@@ -162,11 +154,11 @@ class Scheduler:
         If need be at the cost of contexts that do not run and of running sequences that are less important.
         """
         context = head.context
-        worst = self._cache.memory.pages_for(head.worst_case_tokens)
+        worst = self.cache.memory.pages_for(head.worst_case_tokens)
         if head.computed is None:
-            self._cache.commit_full(context)
+            self.cache.commit_full(context)
         while True:
-            found = self._cache.peek(context, tokens=head.match_to)
+            found = self.cache.peek(context, tokens=head.match_to)
             own = 0 if context.suspended else context.committed_pages + context.working_pages
             new = max(worst - own - found.device, 0)  # for what is computed, and for what comes back from other tiers
             if self.budget.claimable() >= new + found.unheld:
@@ -175,21 +167,20 @@ class Scheduler:
             if not self.budget.claim(new + found.unheld) and not self._preempt_for(head):
                 return False
         if head.computed is None:
-            wanted = context.length if head.compute_to is None else head.compute_to
-            head.pending = wanted - context.seq_len
-        self._cache.match(context, head.match_to)
+            head.pending = head.wanted - context.seq_len
+        self.cache.match(context, head.match_to)
         head.reserved = new
         return True
 
     def _leader_of(self, head: Sequence) -> Sequence | None:
         """A running sequence that is computing the very page this one needs next, so that waiting saves the work."""
-        context, size = head.context, self._config.page_size
+        context, size = head.context, self.config.page_size
         if context.working_tokens or context.marked:
             return None
         leaders = [s for s in self.running if s.prefilling and s.context.identity == context.identity]
         if not leaders:
             return None
-        found = self._cache.peek(context, tokens=head.match_to)
+        found = self.cache.peek(context, tokens=head.match_to)
         end = context.seq_len + (found.device + found.host + found.disk + 1) * size
         if end > head.match_to:
             return None
@@ -209,22 +200,13 @@ class Scheduler:
         self.queue.push(sequence, front=True)
         self.reconsider()
 
-    def _start(self, sequence: Sequence) -> None:
-        self.queue.remove(sequence, served=True)
-        sequence.slot = self._free_slots.pop()
-        sequence.decoding = False
-        sequence.known = sequence.next = sequence.prompt_end = 0
-        self.running.append(sequence)
-        if not self._restorable(sequence):
-            self._begin(sequence)
-
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
-        pages = self._config.restore_pages
+        pages = self.config.restore_pages
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before = sequence.context, sequence.context.seq_len
-            gained = self._cache.restore(context, pages, self._ready, sequence.match_to) if pages else 0
+            gained = self.cache.restore(context, pages, self.ready, sequence.match_to) if pages else 0
             self.restored |= gained > 0
             sequence.reserved -= min(gained, sequence.reserved)
             if sequence.computed is None:
@@ -241,16 +223,15 @@ class Scheduler:
 
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""
-        found = self._cache.peek(sequence.context, tokens=sequence.match_to)
+        found = self.cache.peek(sequence.context, tokens=sequence.match_to)
         sequence.restoring = bool(found.device or found.host or found.disk)
         return sequence.restoring
 
     def _begin(self, sequence: Sequence) -> None:
         """What is still without KV now is computed."""
         context = sequence.context
-        sequence.known = context.length if sequence.compute_to is None else max(sequence.compute_to, context.seq_len)
         sequence.next = context.seq_len
-        sequence.prompt_end = sequence.known
+        sequence.known = sequence.prompt_end = max(sequence.wanted, context.seq_len)
         sequence.remaining = sequence.tokens_left
         # The last token is always computed, for its logits; if its KV is already there, without writing it again.
         sequence.read_only = sequence.next == sequence.known and sequence.compute_to is None
@@ -261,9 +242,9 @@ class Scheduler:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
         if sequence.sampler is not None and sequence.sampler.needs_history:
-            self._load_slot(sequence)
+            self.load_slot(sequence)
         if not sequence.rows_ready:
-            self._finish(sequence)
+            self.finish(sequence)
 
     def _preempt_for(self, head: Sequence) -> bool:
         """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
@@ -283,12 +264,6 @@ class Scheduler:
         self.preemptions += 1
         return True
 
-    def _unpark(self) -> None:
-        """Let those run again whose readers have caught up."""
-        for sequence in [s for s in self._parked if not s.reply.lagging()]:
-            self._parked.remove(sequence)
-            self._requeue(sequence)
-
     # --- one step ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
@@ -303,18 +278,18 @@ class Scheduler:
 
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
-            rows = sequence.unusual_rows(self._largest_pass.rows)
+            rows = sequence.unusual_rows(self.largest_pass.rows)
             if rows and not sequence.reply.lagging():
                 asked = sequence.passing.outputs if sequence.passing is not None else ()
                 outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
-                if len(outputs) > self._largest_pass.samples:
-                    del outputs[self._largest_pass.samples :]
+                if len(outputs) > self.largest_pass.samples:
+                    del outputs[self.largest_pass.samples :]
                     rows = outputs[-1] + 1 - sequence.next
                 return Batch([self._take_rows(sequence, 0, rows, 0, outputs)], rows, max(len(outputs), 1))
         return None
 
     def _usual_batch(self) -> Batch | None:
-        budget = self._config.max_batch_tokens
+        budget = self.config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
         # The sort is stable: decoding rows first, each group first come first served.
@@ -335,7 +310,7 @@ class Scheduler:
         position, read_only = sequence.next, sequence.read_only
         if not read_only:
             before = sequence.context.working_pages
-            self._cache.grow(sequence.context, position + rows - sequence.context.seq_len)
+            self.cache.grow(sequence.context, position + rows - sequence.context.seq_len)
             taken = sequence.context.working_pages - before
             sequence.taken += taken
             sequence.reserved -= taken
@@ -355,7 +330,7 @@ class Scheduler:
             sequence = part.sequence
             if not part.read_only:
                 hold = sequence.passing is not None and sequence.passing.keep_working
-                self._cache.settle(sequence.context, part.rows, hold=hold)
+                self.cache.settle(sequence.context, part.rows, hold=hold)
             self.tokens_computed += part.rows
             if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
                 self._dismiss_followers(sequence)

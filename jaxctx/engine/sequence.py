@@ -18,33 +18,17 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, GeneratePiece, GenerateRequest
+from jaxctx.engine.interface import Caller, ContextInfo, FillResult, GenerateRequest, Usage
+from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
 from jaxctx.engine.passes import Pass, PassRow, Sampler
-from jaxctx.errors import JaxctxError
 
 _arrivals = itertools.count()
-
-
-class Reply(Protocol):
-    """Where a sequence's results go; called on the step thread, never blocks."""
-
-    def piece(self, piece: GeneratePiece) -> None:
-        """A part of an output (generations only)."""
-
-    def done(self, result: Any) -> None:
-        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
-
-    def failed(self, error: JaxctxError) -> None:
-        """The end, with an error. Nothing follows."""
-
-    def lagging(self) -> bool:
-        """Whether the reader is too far behind to take more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +41,6 @@ class Sequence:
     request: GenerateRequest | None = None  # of a generation
     sampler: Sampler | None = None
     output: Output | None = None
-    index: int = 0  # which of the n outputs
     max_tokens: int = 0
     passing: Pass | None = None  # of a forward pass
     compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
@@ -66,7 +49,7 @@ class Sequence:
     epoch: int = 0
 
     # Progress of the present run, from admission to the end or to preemption.
-    slot: int = -1
+    slot: int = -1  # none: it does not run
     prompt_end: int = 0  # tokens known on the host at admission
     known: int = 0  # positions below this may be dispatched
     next: int = 0  # first position not dispatched
@@ -85,11 +68,6 @@ class Sequence:
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     rows: list[PassRow] = field(default_factory=list)  # of a pass, those that have been answered
     ended: bool = False
-
-    @property
-    def running(self) -> bool:
-        """Whether it holds a slot."""
-        return self.slot >= 0
 
     @property
     def priority(self) -> int:
@@ -114,9 +92,7 @@ class Sequence:
     @property
     def match_to(self) -> int:
         """Tokens of its context that may be looked up: those of a pass are computed."""
-        if self.compute_to is not None:
-            return self.compute_to
-        return self.context.length if self.passing is None else self.passing.start
+        return self.wanted if self.passing is None else self.passing.start
 
     def find_unusual(self) -> None:
         """Which of its rows go into steps of their own: marked tokens, and what a pass asks about."""
@@ -146,7 +122,70 @@ class Sequence:
         return 0 if self.output is None else self.max_tokens - self.output.tokens
 
     @property
+    def wanted(self) -> int:
+        """Tokens that are to have KV before any is sampled."""
+        return self.context.length if self.compute_to is None else self.compute_to
+
+    @property
     def worst_case_tokens(self) -> int:
         """Tokens that will have KV when it ends: the last sampled one stays buffered."""
-        wanted = self.context.length if self.compute_to is None else self.compute_to
-        return wanted + max(self.tokens_left - 1, 0)
+        return self.wanted + max(self.tokens_left - 1, 0)
+
+    def usage(self) -> Usage:
+        """Of a generation."""
+        assert self.computed is not None
+        assert self.output is not None
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.prompt_tokens - self.computed,
+            computed_tokens=self.computed,
+            completion_tokens=self.output.tokens,
+        )
+
+    def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:
+        """Of a fill, an opening or a pass that is done; `info` is of its context."""
+        if self.passing is not None:
+            return self.rows, info
+        assert self.computed is not None
+        return FillResult(resident=self.resident, restored=self.restored, computed=self.computed, context=info)
+
+
+class WaitingQueue:
+    """Sequences that want to run: by priority, tenants of equal priority take turns, first come first served in one.
+
+    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it.
+    """
+
+    def __init__(self) -> None:
+        # By priority and tenant; those of one priority in the order of their turns.
+        self._queues: OrderedDict[tuple[int, str], deque[Sequence]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def push(self, sequence: Sequence, *, front: bool = False) -> None:
+        """Queue it; `front` is for one that ran already and was preempted."""
+        place = sequence.priority, sequence.caller.tenant
+        queue = self._queues.setdefault(place, deque())
+        if front:
+            queue.appendleft(sequence)
+            self._queues.move_to_end(place, last=False)
+        else:
+            queue.append(sequence)
+
+    def head(self) -> Sequence | None:
+        """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
+        highest = max((priority for priority, _ in self._queues), default=0)
+        return next((queue[0] for (priority, _), queue in self._queues.items() if priority == highest), None)
+
+    def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
+        """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""
+        for place, queue in self._queues.items():
+            if place[1] == sequence.caller.tenant and sequence in queue:
+                queue.remove(sequence)
+                if not queue:
+                    del self._queues[place]
+                elif served:
+                    self._queues.move_to_end(place)
+                return True
+        return False

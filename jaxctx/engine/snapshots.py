@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.delivery import snapshot_info
-from jaxctx.engine.interface import Caller, FillResult, OpenRequest, Publication, SaveRequest, SnapshotInfo, Ttl
+from jaxctx.engine.interface import Caller, FillResult, OpenRequest, Publication, SaveRequest, Snapshot, Ttl
+from jaxctx.engine.lives import told
 from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
@@ -38,9 +38,7 @@ class Snapshots:
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
-    # --- save ----------------------------------------------------------------------------------------------------
-
-    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         overwrite = request.overwrite_version
         await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
         hidden: list[Context] = []  # dropped at the end, unless it is what was to be kept
@@ -61,7 +59,7 @@ class Snapshots:
         finally:
             if not kept:
                 self.loop.tell(partial(self._archive.drop, hidden))
-        return snapshot_info(version, latest=True)
+        return told(Snapshot, version, latest=True)
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
         lineage = await self.loop.call(self._archive.lineage, frozen)
@@ -80,8 +78,6 @@ class Snapshots:
         except BaseException:
             await asyncio.shield(asyncio.to_thread(writer.abort))
             raise
-
-    # --- open ----------------------------------------------------------------------------------------------------
 
     async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
         version = self.store.get(caller.tenant, request.name, request.version)
@@ -132,50 +128,36 @@ class Snapshots:
             await self._resume(caller, context)
         return await self.loop.call(self._archive.publish, caller, context_id, ttl, labels)
 
-    # --- the catalogue -------------------------------------------------------------------------------------------
-
-    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         found = self.store.get(caller.tenant, name, version)
-        return snapshot_info(found, latest=self.store.get(caller.tenant, name).version == found.version)
+        return told(Snapshot, found, latest=self.store.get(caller.tenant, name).version == found.version)
 
     async def snapshots(
         self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[SnapshotInfo]:
-        return [snapshot_info(each, latest=True) for each in self.store.list(caller.tenant, prefix, after, limit)]
+    ) -> Sequence[Snapshot]:
+        return [told(Snapshot, each, latest=True) for each in self.store.list(caller.tenant, prefix, after, limit)]
 
-    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
+    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         versions = self.store.history(caller.tenant, name)
-        return [snapshot_info(version, latest=version is versions[0]) for version in versions]
+        return [told(Snapshot, version, latest=version is versions[0]) for version in versions]
 
     async def update_snapshot(
         self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> SnapshotInfo:
+    ) -> Snapshot:
         lifetime = None if ttl is None else self._archive.lifetime(ttl)
         version = await asyncio.to_thread(self.store.update, caller.tenant, name, lifetime, labels)
-        return snapshot_info(version, latest=True)
+        return told(Snapshot, version, latest=True)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         removed = await asyncio.to_thread(self.store.remove, caller.tenant, name, version)
         self._release(removed)
         return len(removed)
 
-    # --- the end of versions -------------------------------------------------------------------------------------
-
     def _release(self, versions: Sequence[Version]) -> None:
         """Drop what versions that are gone held in memory."""
         held = [version.held for version in versions if isinstance(version.held, Context)]
         if held:
             self.loop.tell(partial(self._archive.drop, held))
-
-    def start_reaping(self) -> None:
-        """Begin to remove versions that are over."""
-        self._reaper.start()
-
-    def stop_reaping(self) -> None:
-        """End that thread."""
-        self._stopped.set()
-        if self._reaper.is_alive():
-            self._reaper.join()
 
     def _reap(self) -> None:
         while not self._stopped.wait(REAP_S):
@@ -187,7 +169,7 @@ class Reading:
 
     def __init__(self, loop: StepLoop, reader: SnapshotReader) -> None:
         self._loop = loop
-        self._transfers = loop.core.transfers
+        self._core = loop.core
         self._reader = reader
         self._room = threading.Semaphore(READ_AHEAD)
         self._stopped = False
@@ -198,7 +180,7 @@ class Reading:
         """On the step thread: what host slots wait for, `(page, slot)`."""
         for number, slot in slots:
             self._pages[number] = Future()
-            self._transfers.stage(slot, self._pages[number], self._room.release)
+            self._core.transfers.stage(slot, self._pages[number], self._room.release)
 
     def start(self) -> None:
         """Begin to read."""
@@ -219,15 +201,16 @@ class Reading:
                 if data is None:
                     self._pages[number].set_exception(DataLoss("a page failed its checksum"))
                 else:
-                    self._pages[number].set_result(self._transfers.page(data))
+                    page = np.frombuffer(data, self._core.device.page_dtype)
+                    self._pages[number].set_result(page.reshape(self._core.device.page_shape))
                 self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
         else:
             loss = DataLoss("pages were not read")
-        for page in self._pages.values():
-            if not page.done():
-                page.set_exception(loss)
+        for future in self._pages.values():
+            if not future.done():
+                future.set_exception(loss)
         self._loop.wake()
 
 

@@ -1,31 +1,46 @@
-"""The step: one ragged batch through model and sampling, as one function of arrays.
+"""The step: one ragged batch through model and sampling, as one function of arrays; and what else is traced.
 
 Everything a step needs to know travels in one packed int32 vector (one host-to-device copy takes 9 µs, eight take 290).
 The KV arrays and the per-slot state are donated and updated in place. A row's token is either a number from the host
 or "what slot s sampled last", which is still on the device: step n+1 is dispatched before the host has seen step n.
 
+Before a sequence's first step its slot is told what sampling must know of its past: `SlotHistory.pack` writes that on
+the host, an int32 vector for each call of the compiled load, and `load_packed` reads it.
+
 A *pass* is a step whose rows have masks and whose logits are returned whole; a row's mask has a bit for every index of
 a context. Other steps carry neither.
 
     packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | mask[T, M] | plan
+
+Between steps whole pages of all layers are copied, read out and written; page 0 is scratch and pads. Outside the pools
+a page is one array of the dtype in which the pools store it, `[layers, 2, kv_heads, page_size, head_dim]`: keys and
+values, or `[layers, 1, …]` of a model that keeps one number a token. So a page can be kept, checked and given up on its
+own, and its bytes are the same on every platform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Int32
 
+import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
-from jaxctx_kernels import PlanShape, attend, unpack, visible_sum, write_rows
+from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, load_slot, sample, unpack_rows
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
+LOAD_CHUNK = 1024  # tokens of one load
+MAX_BIAS = 1024  # logit_bias entries of a request
+MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
+
+_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
+PACKED_WORDS = sum(_SPLIT)
 
 
 class DeviceState(NamedTuple):
@@ -42,14 +57,21 @@ class LayerPool(NamedTuple):
     v: jax.Array
 
 
+Pools: TypeAlias = tuple[LayerPool, ...]
+Pages: TypeAlias = tuple[jax.Array, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The static side of a step: one compiled function per value."""
 
     rows: int
     samples: int
-    plan: PlanShape
+    plan: kernels.PlanShape
     mask_words: int = 0  # of a row's mask; 0: no pass
+
+    def __str__(self) -> str:
+        return f"{'pass' if self.mask_words else 'step'} of {self.rows} rows"
 
     @property
     def size(self) -> int:
@@ -87,23 +109,21 @@ class PagedKV:
     def __init__(self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape) -> None:
         self.pools = list(pools)
         self._kv_slots: jax.Array = inputs.kv_slots
-        self._plan = unpack(shape.plan, inputs.plan)
+        self._plan = kernels.unpack(shape.plan, inputs.plan)
         self._shape = shape.plan
         self._mask = unpack_mask(inputs.mask) if shape.mask_words else None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """See `KVAccess.attend`."""
         pool = self.pools[layer]
-        pool = LayerPool(write_rows(pool.k, k, self._kv_slots), write_rows(pool.v, v, self._kv_slots))
+        pool = LayerPool(kernels.write_rows(pool.k, k, self._kv_slots), kernels.write_rows(pool.v, v, self._kv_slots))
         self.pools[layer] = pool
-        return attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
+        return kernels.attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        """See `KVAccess.visible_sum`."""
         pool = self.pools[layer]
-        pool = pool._replace(k=write_rows(pool.k, values[:, None, None], self._kv_slots))
+        pool = pool._replace(k=kernels.write_rows(pool.k, values[:, None, None], self._kv_slots))
         self.pools[layer] = pool
-        return visible_sum(pool.k, self._plan, shape=self._shape, mask=self._mask)
+        return kernels.visible_sum(pool.k, self._plan, shape=self._shape, mask=self._mask)
 
 
 def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
@@ -112,18 +132,17 @@ def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"
     return (bits != 0).reshape(words.shape[0], -1)
 
 
-StepResult = tuple[tuple[LayerPool, ...], DeviceState, jax.Array, jax.Array | None]
-StepFunction = Callable[[Params, tuple[LayerPool, ...], DeviceState, jax.Array], StepResult]
+StepResult = tuple[Pools, DeviceState, jax.Array, jax.Array | None]
 
 
-def make_step(model: Model, shape: StepShape) -> StepFunction:
+def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, DeviceState, jax.Array], StepResult]:
     """The step for one shape, to be jitted with arguments 1 and 2 donated.
 
     Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
     of a pass also float32 logits `[samples, vocab]`.
     """
 
-    def step(params: Params, pools: tuple[LayerPool, ...], state: DeviceState, packed: jax.Array) -> StepResult:
+    def step(params: Params, pools: Pools, state: DeviceState, packed: jax.Array) -> StepResult:
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
@@ -158,3 +177,86 @@ def read_output(packed: np.ndarray) -> StepOutput:
     logprobs = np.ascontiguousarray(packed[:, 1]).view(np.float32)
     top_logprobs = np.ascontiguousarray(packed[:, 2 + TOP_LOGPROBS :]).view(np.float32)
     return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHistory:
+    """What penalties, bias and min_tokens of a sequence depend on."""
+
+    prompt: np.ndarray  # int32, at least one token
+    output: np.ndarray  # int32, sampled before it was preempted
+    bias: Mapping[int, float]
+    stops: Sequence[int]
+
+    def pack(self, slot: int) -> Iterator[np.ndarray]:
+        """int32 `[PACKED_WORDS]` each, to be loaded in this order: as many as its tokens need.
+
+        slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
+        """
+        first = True
+        for tokens, as_output in ((self.prompt, False), (self.output, True)):
+            for start in range(0, len(tokens), LOAD_CHUNK):
+                packed = np.full(PACKED_WORDS, -1, np.int32)
+                head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
+                head[:] = slot, as_output, first
+                chunk = tokens[start : start + LOAD_CHUNK]
+                ids[: len(chunk)] = chunk
+                if first:
+                    bias_ids[: len(self.bias)] = list(self.bias.keys())
+                    bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
+                    stop_ids[: len(self.stops)] = self.stops
+                yield packed
+                first = False
+
+
+def load_packed(state: DeviceState, packed: jax.Array) -> DeviceState:
+    """The device side of `SlotHistory.pack`."""
+    head, ids, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_SPLIT)[:-1])
+    bias = jax.lax.bitcast_convert_type(bias_bits, jnp.float32)
+    slots = load_slot(state.slots, head[0], ids, head[1] != 0, head[2] != 0, bias_ids, bias, stop_ids)
+    return state._replace(slots=slots)
+
+
+def each_array(function: Callable[[jax.Array, int, int], jax.Array], pools: Pools) -> Pools:
+    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array."""
+    return tuple(
+        LayerPool(*(function(array, layer, i) if array.ndim == 4 else array for i, array in enumerate(pool)))
+        for layer, pool in enumerate(pools)
+    )
+
+
+def copy_in(pools: Pools, pairs: jax.Array) -> Pools:
+    """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`."""
+    return each_array(lambda array, *_: kernels.copy_pages(array, pairs[0], pairs[1]), pools)
+
+
+def save_from(pools: Pools, pages: jax.Array) -> Pages:
+    """The pages `[n]`, an array each."""
+    layers = [jnp.stack([kernels.read_pages(array, pages) for array in pool if array.ndim == 4], 1) for pool in pools]
+    stacked = jnp.stack(layers, 1)
+    return tuple(stacked[i] for i in range(pages.shape[0]))
+
+
+def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
+    """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
+    stacked = jnp.stack([jax.device_put(page, on_device) for page in data])
+    return each_array(lambda array, layer, i: kernels.write_pages(array, pages, stacked[:, layer, i]), pools)
+
+
+def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a page outside the pools, split over devices as the pools are."""
+    keys = pools[0].k
+    heads, _, page_size, head_dim = keys.shape
+    sharding = keys.sharding
+    if isinstance(sharding, NamedSharding):
+        spec = PartitionSpec(None, None, *sharding.spec[:1])
+        sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    arrays = sum(array.ndim == 4 for array in pools[0])
+    return jax.ShapeDtypeStruct((len(pools), arrays, heads, page_size, head_dim), keys.dtype, sharding=sharding)
+
+
+def on_host(sharding: Sharding) -> Sharding:
+    """The same in host memory that the device can reach, where there is such memory; else where it was."""
+    device: Any = next(iter(sharding.device_set))
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return sharding.with_memory_kind("pinned_host") if "pinned_host" in kinds else sharding

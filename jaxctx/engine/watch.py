@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jaxctx.answers import moment
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.engine.interface import Change, ContextEvent, ContextInfo
 
@@ -71,8 +72,6 @@ class Watchers:
 
     def note(self, context: Context, change: Change) -> None:
         """Something happened to a context."""
-        if not self._readers:
-            return
         for watch in self._readers.get(context.tenant, ()):
             watch.note(context, change, self._clock())
 
@@ -87,7 +86,7 @@ class Watchers:
         events: list[ContextEvent] = []
         if watch.reset:
             watch.reset = False
-            events.append(ContextEvent(change=Change.RESET, at=self._clock()))
+            events.append(ContextEvent(change=Change.RESET, at=moment(self._clock())))
         for context in list(watch.pending)[:EVENTS]:
             change, at = watch.pending.pop(context)
             events.append(_event(context, change, at, describe))
@@ -102,4 +101,4 @@ class Watchers:
 
 def _event(context: Context, change: Change, at: float, describe: Callable[[Context], ContextInfo]) -> ContextEvent:
     info = None if context.closed else describe(context)
-    return ContextEvent(change=change, at=at, context_id=context.id, context=info)
+    return ContextEvent(change=change, at=moment(at), context_id=context.id, context=info)

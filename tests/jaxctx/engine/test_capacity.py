@@ -1,4 +1,4 @@
-from jaxctx.engine.capacity import page_bytes, pages_that_fit
+from jaxctx.engine.config import page_bytes, pages_that_fit
 from jaxctx.model.interface import KVSpec
 
 SPEC = KVSpec(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import Identity, PageCopy
-from jaxctx.engine.assembly import real_world
+from jaxctx.engine.assembly import REAL_WORLD
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
@@ -63,7 +63,7 @@ def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
     while reply.result is None:
         flight = core.dispatch()
         assert flight is not None
-        core.settle(flight, jax.tree.map(np.asarray, flight.output))
+        core.settle(flight[0], jax.tree.map(np.asarray, flight[1]))
     return reply.tokens
 
 
@@ -74,7 +74,7 @@ def core_on(echo_served, mesh) -> EngineCore:
     device = Device(model, params, CONFIG, mesh)
     device.compile()
     identity = Identity(namespace="", model_revision="tiny", kv_dtype="float32")
-    return EngineCore(CONFIG, device, echo_served.text, identity, real_world())
+    return EngineCore(CONFIG, device, echo_served.text, identity, "tiny", REAL_WORLD)
 
 
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
@@ -94,11 +94,11 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
     for pages in (64, 4096):
         model, params = init_random(TINY, seed=3, dtype=dtype)
         device = Device(model, params, replace(CONFIG, pages=pages))
-        device._compile_step(device.shapes[0])
+        device._compile(device.shapes[0])
         for name in ("page copy", "page load", "page save"):
-            device._compile_other(name)
-        changing = [device._steps[device.shapes[0]], device._others["page copy"], device._others["page load"]]
-        analyses = [executable.memory_analysis() for executable in (*changing, device._others["page save"])]
+            device._compile(name)
+        changing = [device._compiled[device.shapes[0]], device._compiled["page copy"], device._compiled["page load"]]
+        analyses = [executable.memory_analysis() for executable in (*changing, device._compiled["page save"])]
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
         pool_bytes = sum(pool.k.nbytes + pool.v.nbytes for pool in device._pools)
         assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses[:-1])  # donated, and used so
@@ -110,7 +110,7 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
 def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
     device = Device(model, params, CONFIG)
-    device._compile_other("page copy")
+    device._compile("page copy")
     pages = CONFIG.pages + 1
     marks = np.arange(pages, dtype=np.float32)[None, :, None, None]
     device._pools = jax.tree.map(lambda pool: pool + marks, device._pools)
@@ -147,7 +147,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool) -> N
         mesh = make_mesh(tensor=2) if place == "two devices" else None
     device = Device(model, params, CONFIG, mesh)
     for name in ("page copy", "page save", "page load"):
-        device._compile_other(name)
+        device._compile(name)
     values = counted(device)
     with device.count_compilations():
         saved = device.save_pages(range(1, 20))

@@ -29,7 +29,7 @@ async def reason(engine: LocalEngine, context_id: str, caller: Caller = ME) -> s
 
 def at(info: ContextInfo) -> float:
     assert info.expiry is not None
-    return info.expiry.at
+    return info.expiry.at.timestamp()
 
 
 async def test_a_context_ends_at_its_time_and_gives_up_everything(engine: LocalEngine, clock) -> None:

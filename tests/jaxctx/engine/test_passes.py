@@ -135,7 +135,7 @@ def make_subject(kind: str) -> Subject:
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
     device = Device(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     for shape in (*device.pass_shapes, *((device.shape_for(1),) if kind == "echo" else ()), device.shape_for(LENGTH)):
-        device._compile_step(shape)
+        device._compile(shape)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     return Subject(model, params, device, CONFIG, tokens)
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.engine.tiers import DiskTier, HostTier, PageLost
+from jaxctx.engine.transfers import DiskTier, HostTier
+from jaxctx.errors import DataLoss
 
 SHAPE, DTYPE = (2, 2, 1, 4, 8), np.dtype(np.uint16)
 SLOTS = 8
@@ -23,11 +24,11 @@ def page(value: int) -> np.ndarray:
 
 
 def arrived(host: HostTier, slot: int) -> np.ndarray:
-    held = host.held(slot)
+    held = host[slot]
     if isinstance(held, Future):
         wait([held], timeout=10)
     assert host.ready(slot)
-    return np.asarray(host.get(slot))
+    return np.asarray(host.page(slot))
 
 
 @pytest.fixture
@@ -62,23 +63,24 @@ class Gate:
 
 
 def test_a_host_slot_holds_what_was_put_last(host: HostTier) -> None:
-    host.put(3, page(1))
-    host.put(3, second := page(2))
+    host[3] = page(1)
+    second = page(2)
+    host[3] = second
     assert host.ready(3)
-    assert host.get(3) is second
-    host.drop(3)
-    host.drop(3)
+    assert host.page(3) is second
+    host.pop(3, None)
+    host.pop(3, None)
     with pytest.raises(KeyError):
-        host.get(3)
+        host.page(3)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "uint32"])
 def test_pages_of_every_type_come_back_as_they_were(host: HostTier, path: Path, kind: str) -> None:
     data = jax.random.normal(jax.random.key(1), (2, 1, 1, 4, 1)).astype(kind)
     tier = DiskTier(path, 3, data.shape, np.dtype(jnp.dtype(kind)), host)
-    host.put(0, data)
+    host[0] = data
     tier.spill(0, 2)
-    host.put(0, data * 2)  # the slot is used again at once
+    host[0] = data * 2  # the slot is used again at once
     tier.fetch(2, 1)
     got = arrived(host, 1)
     assert got.dtype == data.dtype
@@ -90,11 +92,11 @@ def test_reused_slots_never_mix(host: HostTier, disk: DiskTier, monkeypatch: pyt
     """Everything is asked for while the disk stands still: each read is of the write before it, not of a later one."""
     gate = Gate(monkeypatch)
     for value in range(5):
-        host.put(0, page(value))
+        host[0] = page(value)
         disk.spill(0, 3)
         disk.fetch(3, 10 + value)
     disk.fetch(3, 0)
-    host.put(0, page(99))  # given to other data while a fetch to it is on its way
+    host[0] = page(99)  # given to other data while a fetch to it is on its way
     assert not host.ready(10)
     gate.open.set()
     assert [arrived(host, 10 + value)[0, 0, 0, 0, 0] for value in range(5)] == list(range(5))
@@ -103,7 +105,7 @@ def test_reused_slots_never_mix(host: HostTier, disk: DiskTier, monkeypatch: pyt
 
 def test_a_page_on_its_way_from_disk_may_be_spilled(host: HostTier, disk: DiskTier) -> None:
     """Also to slots of the other thread, to and fro."""
-    host.put(0, page(7))
+    host[0] = page(7)
     disk.spill(0, 0)
     for step in range(40):
         disk.fetch(step % SLOTS, step % 2)
@@ -118,12 +120,12 @@ def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: DiskTier) ->
     rng = random.Random(seed)
     in_host, on_disk = dict.fromkeys(range(4), 0), {}
     for slot in in_host:
-        host.put(slot, page(0))
+        host[slot] = page(0)
     for value in range(1, 600):
         slot, other = rng.randrange(4), rng.randrange(SLOTS)
         match rng.choice(["put", "spill", "fetch", "get"]):
             case "put":
-                host.put(slot, page(value))
+                host[slot] = page(value)
                 in_host[slot] = value
             case "spill":
                 disk.spill(slot, other)
@@ -137,7 +139,7 @@ def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: DiskTier) ->
 
 def lost(host: HostTier, disk: DiskTier, slot: int) -> str:
     disk.fetch(slot, 50)
-    with pytest.raises(PageLost) as error:
+    with pytest.raises(DataLoss) as error:
         arrived(host, 50)
     return str(error.value)
 
@@ -145,7 +147,7 @@ def lost(host: HostTier, disk: DiskTier, slot: int) -> str:
 def test_a_full_disk_loses_the_page_and_not_the_tier(
     host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host.put(0, page(1))
+    host[0] = page(1)
     disk.spill(0, 2)
     disk.fetch(2, 1)
     assert np.array_equal(arrived(host, 1), page(1))
@@ -171,14 +173,14 @@ def test_writes_and_reads_may_be_short(host: HostTier, disk: DiskTier, monkeypat
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:7], at))
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: preadv(file, [buffers[0][:9]], at))
-    host.put(0, np.arange(np.prod(SHAPE), dtype=DTYPE).reshape(SHAPE))
+    host[0] = np.arange(np.prod(SHAPE), dtype=DTYPE).reshape(SHAPE)
     disk.spill(0, 5)
     disk.fetch(5, 1)
-    assert np.array_equal(arrived(host, 1), host.get(0))
+    assert np.array_equal(arrived(host, 1), host.page(0))
 
 
 def test_a_damaged_page_is_lost(host: HostTier, disk: DiskTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.put(0, page(3))
+    host[0] = page(3)
     for slot in range(4):
         disk.spill(0, slot)
         disk.fetch(slot, 10 + slot)
@@ -200,7 +202,7 @@ def test_a_damaged_page_is_lost(host: HostTier, disk: DiskTier, path: Path, monk
 def test_more_than_may_wait_is_lost(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host, pending=2)
-    host.put(0, page(1))
+    host[0] = page(1)
     disk.spill(0, 0)
     disk.fetch(0, 1)
     disk.spill(0, 1)
@@ -231,13 +233,14 @@ def test_the_file_is_new_sparse_private_and_gone_at_the_end(host: HostTier, tmp_
 def test_closing_waits_for_nothing_that_is_queued(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host)
-    host.put(0, page(1))
+    host[0] = page(1)
     for slot in range(SLOTS):
         disk.spill(0, slot)
         disk.fetch(slot, 10 + slot)
     threading.Timer(0.1, gate.open.set).start()
     disk.close()
     for slot in range(SLOTS):
-        assert host.ready(10 + slot)
-        with pytest.raises(PageLost):
-            host.get(10 + slot)
+        with pytest.raises(DataLoss):
+            host.ready(10 + slot)
+        with pytest.raises(DataLoss):
+            host.page(10 + slot)

@@ -12,9 +12,8 @@ import pytest
 
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.engine.answers import Change, Comparison, ContextEvent
+from jaxctx.engine.interface import Caller, Change, Comparison, ContextEvent, CreateRequest, GenerateRequest, Ttl
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.requests import Caller, CreateRequest, GenerateRequest, Ttl
 from jaxctx.engine.watch import EVENTS, Watch, Watchers
 from jaxctx.errors import JaxctxError, NotFound, Unavailable
 from tests.engines import SMALL
@@ -81,7 +80,7 @@ def test_first_everything_that_is_there_then_every_change(room: Room) -> None:
     c = room.create()
     room.note(theirs, Change.CLOSED)
     events = room.events(watch)
-    assert [(e.change, e.context_id, e.context, e.at) for e in events] == [
+    assert [(e.change, e.context_id, e.context, e.at.timestamp()) for e in events] == [
         (Change.CHANGED, a.id, 2, 5.0),
         (Change.SUSPENDED, b.id, 2, 6.0),
         (Change.CREATED, c.id, 1, 7.0),
