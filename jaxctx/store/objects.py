@@ -158,10 +158,7 @@ class FileObjects(Objects):
         for folder in ("names", "manifests", "packs"):
             _make_directory(self._path(folder))
         super().__init__(ts.KvStore.open({"driver": "file", "path": self._root + "/"}).result())
-        self._unlock_names()
-
-    def _unlock_names(self) -> None:
-        """Remove the lock files that a crash left behind: a swap that cannot succeed does, and harms nobody's lock."""
+        # Lock files that a crash left behind go by a swap that cannot succeed; it harms nobody's lock.
         for tenant in os.listdir(self._path("names")):
             for file in os.listdir(self._path(f"names/{tenant}")):
                 if file.endswith(".__lock"):

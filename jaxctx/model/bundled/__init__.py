@@ -4,8 +4,6 @@ Only data, made by `scripts/train_bundled.py`: `checkpoint/` is an Orbax checkpo
 records how it was trained and what it is worth. It completes Python; it knows nothing else.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 
