@@ -12,13 +12,14 @@ from typing import Any
 import grpc
 import pytest
 
+from jaxctx.answers import moment
 from jaxctx.engine.interface import (
     Caller,
     Change,
     Comparison,
     ContextEvent,
     ContextInfo,
-    ContextPages,
+    ContextLayout,
     ContextState,
     CreateRequest,
     EngineInfo,
@@ -35,7 +36,7 @@ from jaxctx.engine.interface import (
     PlanResult,
     Publication,
     SaveRequest,
-    SnapshotInfo,
+    Snapshot,
     Tier,
     Ttl,
     Usage,
@@ -91,8 +92,8 @@ STATS = EngineStats(
 )
 
 
-EXPIRY = Expiry(1_700_000_600.5, 300.25, True)
-SNAPSHOT = SnapshotInfo(
+EXPIRY = Expiry(at=moment(1_700_000_600.5), seconds=300.25, sliding=True)
+SNAPSHOT = Snapshot(
     name="n",
     version=3,
     latest=True,
@@ -104,7 +105,7 @@ SNAPSHOT = SnapshotInfo(
     model_revision="r1",
     salt="s",
     manual_commit=True,
-    created_at=1_700_000_000.25,
+    created_at=moment(1_700_000_000.25),
     expiry=EXPIRY,
     context_id="a",
     parent_version=2,
@@ -115,7 +116,7 @@ PUBLICATION = Publication(
     tokens=4,
     pages=1,
     salt="s",
-    created_at=1_700_000_000.25,
+    created_at=moment(1_700_000_000.25),
     expiry=None,
     labels={"k": "v"},
 )
@@ -177,6 +178,7 @@ class FakeEngine:
         info = ContextInfo(
             context_id=context_id,
             parent_id=parent_id,
+            model_id=INFO.model_id,
             state=ContextState.IDLE,
             seq_len=0,
             committed_pages=0,
@@ -186,14 +188,14 @@ class FakeEngine:
             page_size=PAGE_SIZE,
             priority=request.priority,
             pinned=request.pinned,
-            pinned_until=None if request.pin_s is None else 1_700_000_000 + request.pin_s,
+            pinned_until=None if request.pin_s is None else moment(1_700_000_000 + request.pin_s),
             expiry=None if request.ttl.seconds is None else replace(EXPIRY, sliding=request.ttl.sliding),
             version=2**40,
             forked_at=3 if parent_id else 0,
             snapshot="n@3" if request.labels.get("opened") else "",
             salt=request.salt,
-            created_at=1_700_000_000.25,
-            used_at=1_700_000_001.5,
+            created_at=moment(1_700_000_000.25),
+            used_at=moment(1_700_000_001.5),
             labels=request.labels,
         )
         self.contexts[caller.tenant, context_id] = FakeContext(info)
@@ -304,10 +306,10 @@ class FakeEngine:
         self._enter("get", caller, context_id)
         return self._info(self._get(caller, context_id))
 
-    async def pages(self, caller: Caller, context_id: str) -> ContextPages:
+    async def pages(self, caller: Caller, context_id: str) -> ContextLayout:
         self._enter("pages", caller, context_id)
         tokens = self._get(caller, context_id).tokens
-        return ContextPages(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier))
+        return ContextLayout(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier))
 
     async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
         self._enter("list", caller, (after, limit))
@@ -346,10 +348,12 @@ class FakeEngine:
         self._enter("watch", caller)
         try:
             for info in await self.list(caller):
-                yield ContextEvent(change=Change.EXISTS, at=1_700_000_000.25, context_id=info.context_id, context=info)
+                yield ContextEvent(
+                    change=Change.EXISTS, at=moment(1_700_000_000.25), context_id=info.context_id, context=info
+                )
             for change in Change:
                 yield ContextEvent(
-                    change=change, at=1_700_000_001.5, context_id="" if change is Change.RESET else "gone"
+                    change=change, at=moment(1_700_000_001.5), context_id="" if change is Change.RESET else "gone"
                 )
             await asyncio.sleep(3600)
         finally:
@@ -357,7 +361,7 @@ class FakeEngine:
 
     # Snapshots: what is asked is recorded, what is answered does not depend on it.
 
-    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotInfo:
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         self._enter("save", caller, request)
         return SNAPSHOT
 
@@ -366,23 +370,23 @@ class FakeEngine:
         info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
         return FillResult(resident=4, restored=2, computed=1, context=info)
 
-    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> SnapshotInfo:
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         self._enter("snapshot", caller, (name, version))
         return replace(SNAPSHOT, expiry=None, labels={})
 
     async def snapshots(
         self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[SnapshotInfo]:
+    ) -> Sequence[Snapshot]:
         self._enter("snapshots", caller, (prefix, after, limit))
         return [replace(SNAPSHOT, name=name) for name in ("n", "na", "nb", "o") if name > after][:limit]
 
-    async def history(self, caller: Caller, name: str) -> Sequence[SnapshotInfo]:
+    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         self._enter("history", caller, name)
         return [replace(SNAPSHOT, version=version, latest=version == 12) for version in (12, 11, 3, 1)]
 
     async def update_snapshot(
         self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> SnapshotInfo:
+    ) -> Snapshot:
         self._enter("update_snapshot", caller, (name, ttl, labels))
         return SNAPSHOT
 

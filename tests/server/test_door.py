@@ -281,7 +281,7 @@ async def test_leaving_before_the_first_piece(door: Any) -> None:
     await eventually(lambda: len(door.engine.cancelled) == sum(name == "generate" for name, *_ in door.engine.calls))
 
 
-# --- merging and slow readers -----------------------------------------------------------------------------------------
+# --- slow readers -----------------------------------------------------------------------------------------------------
 
 
 def long_outputs(tokens: int, n: int = 2) -> list[GeneratePiece]:
@@ -301,7 +301,7 @@ def long_outputs(tokens: int, n: int = 2) -> list[GeneratePiece]:
     return pieces
 
 
-async def test_pieces_that_wait_are_merged_and_nothing_is_lost(door: Any) -> None:
+async def test_of_long_outputs_nothing_is_lost(door: Any) -> None:
     await create(door)
     door.engine.pieces = long_outputs(600)
     received: dict[int, list[Any]] = {0: [], 1: []}
@@ -312,7 +312,6 @@ async def test_pieces_that_wait_are_merged_and_nothing_is_lost(door: Any) -> Non
         assert [token for piece in pieces for token in piece.token_ids] == list(range(600))
         assert [each.token_id for piece in pieces for each in piece.logprobs] == list(range(600))
         assert [bool(piece.finish) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert len(received[0]) < 600  # a fake engine is faster than any reader
 
 
 async def test_a_slow_reader_holds_only_its_own_bounded_buffer(door: Any) -> None:

@@ -4,8 +4,6 @@ server.py     the server: services, addresses, options of the transport
 pipeline.py   every call's way in and out: keys, request ids, limits, errors as statuses
 service.py    what every service does with a request: decode and validate
 context_service.py, snapshot_service.py, model_service.py, admin_service.py
-encode.py     answers to messages
-merge.py      several tokens in one message when the reader is slower than the engine
 
 bytes ─▶ [authorise ─▶ request id ─▶ limit] ─▶ parse ─▶ decode ─▶ validate ─▶ engine ─▶ encode ─▶ bytes
 """

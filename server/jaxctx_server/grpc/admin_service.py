@@ -13,10 +13,11 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from jaxctx.answers import Engine
+from jaxctx.codec import encode
 from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx.v1 import admin_service_pb2_grpc
-from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service
 from jaxctx_server.serving import Serving, State
@@ -29,7 +30,8 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         engine = self._serving.served().engine
-        return pb.GetStatsResponse(engines=[encode.engine(engine.info, await engine.stats())])
+        told = Engine(info=engine.info, stats=await engine.stats())
+        return pb.GetStatsResponse(engines=[encode(told, pb.Engine)])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         await self._serving.drain()

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from jaxctx.codec import encode
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1 import model_service_pb2_grpc
-from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service
 from jaxctx_server.validate import content, contexts
@@ -16,13 +16,13 @@ class ModelService(Service, model_service_pb2_grpc.ModelServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         served, _, (after, _) = self.begin(context, request, contexts.page)
-        models = [info for info in (served.engine.info,) if info.model_id > after]
-        return pb.ListModelsResponse(models=map(encode.model, models))
+        models = [encode(info, pb.Model) for info in (served.engine.info,) if info.model_id > after]
+        return pb.ListModelsResponse(models=models)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         served, _, model_id = self.begin(context, request, content.model_id)
         served.check_model(model_id)
-        return pb.GetModelResponse(model=encode.model(served.engine.info))
+        return pb.GetModelResponse(model=encode(served.engine.info, pb.Model))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         served, _, (model_id, text, special) = self.begin(context, request, content.tokenize)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from jaxctx.answers import Publication, Snapshot
+from jaxctx.codec import encode
+from jaxctx.v1 import snapshot_pb2, snapshot_service_pb2_grpc
 from jaxctx.v1 import snapshot_service_pb2 as pb
-from jaxctx.v1 import snapshot_service_pb2_grpc
-from jaxctx_server.grpc import encode
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service, first_page
 from jaxctx_server.validate import contexts, snapshots
@@ -18,27 +19,27 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
 
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:
         served, caller, wanted = self.begin(context, request, snapshots.save)
-        return pb.SaveResponse(snapshot=encode.snapshot(await served.engine.save(caller, wanted)))
+        return pb.SaveResponse(snapshot=_snapshot(await served.engine.save(caller, wanted)))
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:
         served, caller, wanted = self.begin(context, request, snapshots.open_)
         result = await served.engine.open(caller, wanted)
-        return encode.filled(pb.OpenResponse, result, served.engine.info.model_id)
+        return encode(result, pb.OpenResponse)
 
     async def Take(self, request: pb.TakeRequest, context: Context) -> pb.TakeResponse:
         served, caller, wanted = self.begin(context, request, partial(snapshots.open_, take=True))
         result = await served.engine.open(caller, wanted)
-        return encode.filled(pb.TakeResponse, result, served.engine.info.model_id)
+        return encode(result, pb.TakeResponse)
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.GetSnapshotResponse:
         served, caller, asked = self.begin(context, request, snapshots.version)
-        return pb.GetSnapshotResponse(snapshot=encode.snapshot(await served.engine.snapshot(caller, *asked)))
+        return pb.GetSnapshotResponse(snapshot=_snapshot(await served.engine.snapshot(caller, *asked)))
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsResponse:
         served, caller, (prefix, after, limit) = self.begin(context, request, snapshots.snapshots)
         found = await served.engine.snapshots(caller, prefix=prefix, after=after, limit=limit + 1)
         listed, token = first_page(found, limit, lambda info: info.name)
-        return pb.ListSnapshotsResponse(snapshots=map(encode.snapshot, listed), next_page_token=token)
+        return pb.ListSnapshotsResponse(snapshots=map(_snapshot, listed), next_page_token=token)
 
     async def ListSnapshotVersions(
         self, request: pb.ListSnapshotVersionsRequest, context: Context
@@ -46,12 +47,12 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         served, caller, (name, below, limit) = self.begin(context, request, snapshots.versions)
         found = [info for info in await served.engine.history(caller, name) if info.version < below]
         listed, token = first_page(found, limit, lambda info: str(info.version))
-        return pb.ListSnapshotVersionsResponse(snapshots=map(encode.snapshot, listed), next_page_token=token)
+        return pb.ListSnapshotVersionsResponse(snapshots=map(_snapshot, listed), next_page_token=token)
 
     async def UpdateSnapshot(self, request: pb.UpdateSnapshotRequest, context: Context) -> pb.UpdateSnapshotResponse:
         served, caller, (name, ttl, labels) = self.begin(context, request, snapshots.update)
         changed = await served.engine.update_snapshot(caller, name, ttl=ttl, labels=labels)
-        return pb.UpdateSnapshotResponse(snapshot=encode.snapshot(changed))
+        return pb.UpdateSnapshotResponse(snapshot=_snapshot(changed))
 
     async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Context) -> pb.DeleteSnapshotResponse:
         served, caller, asked = self.begin(context, request, snapshots.version)
@@ -60,7 +61,7 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         served, caller, (context_id, ttl, labels) = self.begin(context, request, snapshots.publish)
         published = await served.engine.publish(caller, context_id, ttl=ttl, labels=labels)
-        return pb.PublishResponse(publication=encode.publication(published))
+        return pb.PublishResponse(publication=_publication(published))
 
     async def Unpublish(self, request: pb.UnpublishRequest, context: Context) -> pb.UnpublishResponse:
         served, caller, publication_id = self.begin(context, request, snapshots.unpublish)
@@ -74,4 +75,12 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         everything = sorted(await served.engine.publications(caller), key=lambda each: each.publication_id)
         found = [each for each in everything if each.publication_id > after]
         listed, token = first_page(found, limit, lambda each: each.publication_id)
-        return pb.ListPublicationsResponse(publications=map(encode.publication, listed), next_page_token=token)
+        return pb.ListPublicationsResponse(publications=map(_publication, listed), next_page_token=token)
+
+
+def _snapshot(kept: Snapshot) -> snapshot_pb2.Snapshot:
+    return encode(kept, snapshot_pb2.Snapshot)
+
+
+def _publication(kept: Publication) -> snapshot_pb2.Publication:
+    return encode(kept, snapshot_pb2.Publication)
