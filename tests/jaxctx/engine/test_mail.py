@@ -1,0 +1,78 @@
+"""Streams from the step thread to a reader: few pieces for one who does not keep up, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.engine.mail import Outbox, Stream
+from jaxctx.errors import Unavailable
+
+
+def piece(index: int, place: int, finish: FinishReason | None = None) -> GeneratePiece:
+    logprob = TokenLogprob(token_id=place, logprob=-1.0)
+    return GeneratePiece(
+        index=index, context_id="a", text=f"{place} ", token_ids=[place], logprobs=[logprob], finish=finish
+    )
+
+
+def opened(limit: int = 1000) -> tuple[Stream, Outbox, list[bool]]:
+    outbox, woken = Outbox(), []
+    loop = asyncio.get_running_loop()
+    return Stream(loop, outbox, outputs=2, limit=limit, wake=lambda: woken.append(True)), outbox, woken
+
+
+async def test_pieces_that_wait_are_merged_and_nothing_is_lost() -> None:
+    stream, outbox, _ = opened()
+    received: dict[int, list[GeneratePiece]] = {0: [], 1: []}
+
+    async def read() -> None:
+        async for each in stream.pieces():
+            received[each.index].append(each)
+
+    reader = asyncio.create_task(read())
+    for place in range(600):
+        for index in range(2):
+            stream.piece(piece(index, place, FinishReason.LENGTH if place == 599 else None))
+        if place % 100 < 3:  # the reader sees one by one what comes by itself
+            outbox.flush()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    for _ in range(2):
+        stream.done(None)
+    outbox.flush()
+    await reader
+    for pieces in received.values():
+        assert "".join(each.text for each in pieces) == "".join(f"{place} " for place in range(600))
+        assert [token for each in pieces for token in each.token_ids] == list(range(600))
+        assert [logprob.token_id for each in pieces for logprob in each.logprobs] == list(range(600))
+        assert [bool(each.finish) for each in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert [len(each.token_ids) for each in pieces[:3]] == [1, 1, 1]
+        assert len(pieces) < 30
+
+
+async def test_a_reader_that_catches_up_wakes_the_engine_once() -> None:
+    stream, outbox, woken = opened(limit=4)
+    for place in range(5):
+        assert not stream.lagging()
+        for index in range(2):
+            stream.piece(piece(index, place))
+    assert stream.lagging()
+    outbox.flush()
+    pieces = stream.pieces()
+    assert [len((await anext(pieces)).token_ids) for _ in range(2)] == [5, 5]
+    assert woken == [True]
+    assert not stream.lagging()
+
+
+async def test_an_error_comes_after_the_pieces_before_it() -> None:
+    stream, outbox, _ = opened()
+    stream.piece(piece(0, 7))
+    stream.failed(Unavailable("gone"))
+    outbox.flush()
+    pieces = stream.pieces()
+    assert (await anext(pieces)).token_ids == [7]
+    with pytest.raises(Unavailable):
+        await anext(pieces)
