@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from random_weights import write_random
 
 from jaxctx.model.config import ModelConfig, RopeScaling
-from jaxctx.model.weights import write_random
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "goldens"
 PROMPTS = (1, 15, 16, 17, 500)  # tokens

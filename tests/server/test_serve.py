@@ -268,7 +268,8 @@ def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsy
 @pytest.mark.usefixtures("_quiet")
 def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jaxctx.model.config import ModelConfig
-    from jaxctx.model.weights import read_config, write_random
+    from jaxctx.model.weights import read_config
+    from scripts.random_weights import write_random
 
     config = ModelConfig(
         architecture="Qwen3ForCausalLM",

@@ -1,23 +1,21 @@
-"""Write checkpoints: Orbax from another checkpoint or from parameters just trained, safetensors of random weights."""
+"""Write Orbax checkpoints: from another checkpoint or from parameters just trained."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from safetensors.numpy import save_file
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.config import ModelConfig, read_json
-from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, PARAMS, SINGLE, HostArray
+from jaxctx.model.bind import DecoderModel, FlatParams
+from jaxctx.model.config import read_json
+from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, open_checked, read_cast
 
 # What belongs to a model besides its weights. Only these names are copied, and only plain files.
@@ -78,38 +76,3 @@ def _write(dst: Path, config: dict[str, Any], arrays: dict[str, HostArray], comp
 def _refuse_existing(dst: Path) -> None:
     if dst.exists():
         raise AlreadyExists(f"{dst}: exists; give the path of a new directory")
-
-
-def write_random(
-    directory: str | Path, config: ModelConfig, *, seed: int, dtype: str = "float32", shards: int = 1
-) -> None:
-    """Write `config.json` and safetensors (with an index if `shards` > 1) into `directory`, made if need be.
-
-    For benchmarks, tests and trying out a shape: they load here and in transformers alike. Matrices are normal with
-    variance 1 / fan-in, so that attention has something to choose between; norm scales scatter around 1 and biases
-    around 0, so that leaving one out shows. The same seed gives the same bits everywhere.
-    """
-    path = Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(json.dumps(config.to_hf() | {"dtype": dtype}, indent=2) + "\n")
-    model, _ = abstract(config, dtype)
-    per_shard = -(-len(model.specs) // shards)
-    groups = [model.specs[i : i + per_shard] for i in range(0, len(model.specs), per_shard)]
-    weight_map: dict[str, str] = {}
-    for number, group in enumerate(groups, 1):
-        file = SINGLE if shards == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
-        save_file({spec.name: _value(spec, seed, dtype) for spec in group}, path / file, metadata={"format": "pt"})
-        weight_map |= {spec.name: file for spec in group}
-    if shards > 1:
-        (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2) + "\n")
-
-
-def _value(spec: ParamSpec, seed: int, dtype: str) -> HostArray:
-    """A function of the tensor's name, not of its place in the file."""
-    random = np.random.RandomState([seed, zlib.crc32(spec.name.encode())])  # legacy: frozen across numpy versions
-    noise = random.standard_normal(spec.shape).astype(np.float32)
-    if len(spec.shape) == 2:
-        value = noise / np.float32(np.sqrt(spec.shape[1]))
-    else:
-        value = np.float32(0.1) * noise + np.float32(not spec.name.endswith("bias"))
-    return value.astype(NUMPY_DTYPES[dtype])
