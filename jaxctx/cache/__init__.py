@@ -10,9 +10,7 @@ page to copy) is returned as data; the engine carries it out before the next ste
     registry.py  Registry: contexts by id and by use
     contexts.py  ContextCache: the front of the room: create, fork, match, restore, grow, settle, suspend, publish
     control.py   PageControl: truncate, rewind, reserve, commit, release
-    lookup.py    what a path through the page tree comes to, over all tiers
     tiers.py     Tiers: copies in host memory and on disk, and the moves that make them
     marks.py     how a token was computed, where that was not the usual way
-    compare.py   where two contexts part
-    audit.py     recounts of everything, for tests and idle moments
+    audit.py     what only walks can tell: where two contexts part, who holds what, whether all accounts agree
 """

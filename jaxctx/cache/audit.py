@@ -1,6 +1,6 @@
-"""Audit: what only a walk over all contexts can tell. Counts holders from scratch and compares every account.
+"""Audit: what only a walk over lineages or all contexts can tell. Reads, never changes.
 
-Reads, never changes. Called by `contexts`; `check` by tests after every operation, and by an engine that is idle.
+Called by `contexts` and the engine's operations; `check`, which counts everything from scratch, by tests.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
+
+import numpy as np
 
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
@@ -34,6 +36,29 @@ def suspendable(victims: Collection[Context], contexts: Iterable[Context]) -> in
     """How many pages nobody but `victims` holds, of `contexts`: all that are not suspended, the victims too."""
     kept = _nodes(set(contexts).difference(victims))
     return len(_nodes(victims, kept)) + sum(context.working_pages for context in victims)
+
+
+def compare(a: Context, b: Context) -> tuple[int, int]:
+    """Where two contexts part, O(pages): equal tokens at the front, buffered ones included; pages that both hold now.
+
+    A suspended context holds none.
+    """
+    shared = len(np.intersect1d(a.page_table(), b.page_table(), assume_unique=True))
+    return _common_tokens(a, b), shared
+
+
+def _common_tokens(a: Context, b: Context) -> int:
+    size, pages = a.page_size, min(a.tail.depth, b.tail.depth)
+    left, right, equal = a.tail.ancestor(pages), b.tail.ancestor(pages), pages
+    while left is not right:  # before a node that both have, all is equal
+        if left.tokens != right.tokens:
+            equal = left.depth - 1
+        if left.parent is None or right.parent is None:  # two roots: of different salts
+            break
+        left, right = left.parent, right.parent
+    start, stop = equal * size, min(a.length, b.length)
+    different = np.flatnonzero(a.tokens(start, stop) != b.tokens(start, stop))
+    return start + int(different[0]) if len(different) else stop
 
 
 def check(memory: Memory, registry: Registry) -> None:

@@ -21,12 +21,11 @@ from xxhash import xxh3_128_digest
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.control import PageControl
-from jaxctx.cache.lookup import Found, found, on_device
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Item, Move, PageCopy
+from jaxctx.cache.tiers import Found, Item, Move, PageCopy, found, on_device
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
@@ -262,10 +261,6 @@ class ContextCache:
         """Of a suspended context: what of its pages some tier has, as far as it goes without a gap."""
         path = self.memory.path(context, context.length)
         return [*path, *self.memory.parked(context, len(path) * self.page_size, context.length)]
-
-    def resident(self, identity: Identity, tokens: TokenIds) -> int:
-        """How many of `tokens` a match would find for a new context. Changes nothing."""
-        return self.find(identity, tokens).device * self.page_size
 
     def find(self, identity: Identity, tokens: TokenIds) -> Found:
         """What a new context filled with `tokens` would find."""

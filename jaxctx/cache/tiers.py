@@ -15,7 +15,7 @@ pages disturb that order, the children of a page that is lost are forgotten with
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -215,3 +215,25 @@ class Tiers:
             assert len(set(taken)) == len(taken), f"two copies in one {tier} slot"
             assert sorted(taken + slots.free) == list(range(slots.total)), f"{tier} slots lost"
             assert set(slots.order) == {item for item in items if 0 <= getattr(item, tier) < slots.total}, tier
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Pages that a context would find: on the device, `unheld` of them by nobody held, and behind these elsewhere."""
+
+    device: int
+    unheld: int
+    host: int
+    disk: int
+
+
+def on_device(path: Sequence[Item]) -> int:
+    """How many pages at the front of a path are on the device."""
+    return next((count for count, item in enumerate(path) if item.page == NOWHERE), len(path))
+
+
+def found(path: Sequence[Item]) -> Found:
+    device = on_device(path)
+    host = sum(item.host != NOWHERE for item in path[device:])
+    unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
+    return Found(device, unheld, host, len(path) - device - host)

@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from jaxctx.answers import moment
-from jaxctx.cache.compare import compare
+from jaxctx.cache.audit import compare
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.config import EngineConfig

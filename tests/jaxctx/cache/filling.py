@@ -47,3 +47,8 @@ def used(cache):
 def would_find(cache, context, more):
     """Tokens that a match would move once `more` is appended."""
     return cache.peek(context, more).device * cache.page_size
+
+
+def resident(cache, tokens):
+    """How many of `tokens` a match would find for a new context."""
+    return cache.find(IDENTITY, tokens).device * cache.page_size

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxctx.cache.compare import compare
+from jaxctx.cache.audit import compare
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache
 

@@ -8,7 +8,7 @@ import pytest
 from jaxctx.cache.contexts import OutOfPages
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
-from .filling import IDENTITY, TOKENS, filled, layout, new_cache, used, would_find
+from .filling import IDENTITY, TOKENS, filled, layout, new_cache, resident, used, would_find
 
 # --- suspension ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ def test_growing_takes_all_pages_or_none():
     context = filled(cache, [2] * 16)
     with pytest.raises(OutOfPages):
         cache.grow(context, 49)
-    assert cache.resident(IDENTITY, [1] * 32) == 32, "nothing was evicted for it"
+    assert resident(cache, [1] * 32) == 32, "nothing was evicted for it"
     cache.grow(context, 48)
     assert layout(context) == (1, 3, 0)
     cache.grow(context, 10)

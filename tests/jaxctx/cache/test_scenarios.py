@@ -8,7 +8,7 @@ import pytest
 from jaxctx.cache.contexts import OutOfPages, PageCopy
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
-from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, used, would_find
+from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
 
 # --- 1: layout -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ def test_a_second_fill_finds_the_first_ones_pages():
     cache = new_cache()
     a = filled(cache, TOKENS)
     b = cache.create(IDENTITY)
-    assert cache.resident(IDENTITY, TOKENS) == would_find(cache, b, TOKENS) == 992
+    assert resident(cache, TOKENS) == would_find(cache, b, TOKENS) == 992
     assert fill(cache, b, TOKENS) == (992, 8)
     assert b.page_table()[:62].tolist() == a.page_table()[:62].tolist()
     assert used(cache) == 62 + 2
@@ -152,7 +152,7 @@ def test_clearing_the_cache_leaves_what_is_held():
     keeper = filled(cache, TOKENS[:160])
     cache.close(filled(cache, TOKENS))
     assert cache.clear_cached() == 52
-    assert cache.resident(IDENTITY, TOKENS) == 160
+    assert resident(cache, TOKENS) == 160
     assert layout(keeper) == (10, 0, 0)
     cache.check()
 
@@ -183,9 +183,9 @@ def test_nothing_is_found_before_it_is_settled():
     a = cache.create(IDENTITY)
     cache.append(a, TOKENS)
     cache.grow(a, 1000)
-    assert cache.resident(IDENTITY, TOKENS) == 0
+    assert resident(cache, TOKENS) == 0
     cache.settle(a, 40)
-    assert cache.resident(IDENTITY, TOKENS) == 32
+    assert resident(cache, TOKENS) == 32
 
 
 # --- 7: commit by hand -----------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_commit_errors():
     cache.control.commit(context, 2)
     assert layout(context) == (2, 1, 8)
     assert context.page_table().tolist() == table
-    assert cache.resident(IDENTITY, np.arange(40)) == 32
+    assert resident(cache, np.arange(40)) == 32
     cache.check()
 
 
@@ -289,7 +289,7 @@ def test_rewind_keeps_what_it_leaves_in_the_cache():
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.control.rewind(context, 100)
-    assert cache.resident(IDENTITY, TOKENS) == 992
+    assert resident(cache, TOKENS) == 992
     assert cache.stats().cached == 56
 
 
@@ -319,7 +319,7 @@ def test_rewind_in_a_full_pool():
     cache.control.rewind(context, 980)
     assert cache.moves() == [], "the partial page itself is all there is: it stays where it is"
     assert (layout(context), context.working) == ((61, 1, 4), [page])
-    assert cache.resident(IDENTITY, np.arange(1024)) == 61 * 16
+    assert resident(cache, np.arange(1024)) == 61 * 16
     cache.check()
 
 
@@ -357,8 +357,8 @@ def test_reserve_evicts_what_is_cached_oldest_first():
     cache.close(filled(cache, [2] * 64))
     context = cache.create(IDENTITY)
     cache.control.reserve(context, 4)
-    assert cache.resident(IDENTITY, [1] * 64) == 32
-    assert cache.resident(IDENTITY, [2] * 64) == 64
+    assert resident(cache, [1] * 64) == 32
+    assert resident(cache, [2] * 64) == 64
     cache.check()
 
 
@@ -388,7 +388,7 @@ def test_rejected_drafts_never_reach_a_committed_page(start, drafts):
     cache.append(context, [7] * accepted)
     cache.settle(context, accepted)
     assert context.seq_len == start + accepted
-    assert cache.resident(IDENTITY, [*range(start), *[7] * drafts]) == (start + accepted) // 16 * 16
+    assert resident(cache, [*range(start), *[7] * drafts]) == (start + accepted) // 16 * 16
     cache.check()
 
 
