@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from random_weights import write_random
+from checkpoints import hf_config, write_random
 
 from jaxctx.model.config import ModelConfig, RopeScaling
 
@@ -60,7 +60,7 @@ def main() -> None:
     GOLDENS.mkdir(exist_ok=True)
     for name, config in SHAPES.items():
         seed, golden = next((s, found) for s in itertools.count(1) if (found := compute(config, s)) is not None)
-        raw = json.dumps(config.to_hf())
+        raw = json.dumps(hf_config(config))
         np.savez_compressed(GOLDENS / f"{name}.npz", config=np.array(raw), seed=np.array(seed), **golden)
         print(f"{name}: {(GOLDENS / f'{name}.npz').stat().st_size} bytes")
 

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import bundled_corpus as corpus
+import checkpoints
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dense import DenseCausal
 from tokenizers import Tokenizer
 
-from jaxctx.model.bind import DecoderModel, abstract, init_random
+from jaxctx.model.bind import DecoderModel, abstract
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.dense import DenseCausal
-from jaxctx.model.weights import save as save_checkpoint
 
 CONFIG = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -134,7 +134,7 @@ def train(work: Path) -> None:
     training, validation = (corpus.encode(tokenizer, part) for part in (texts.training, texts.validation))
     rng = np.random.default_rng(SEED)
     training = corpus.split_spaces(tokenizer, training, SPLIT_RATE, rng)
-    model, flat = init_random(CONFIG, SEED, "float32", kv_dtype="float32")
+    model, flat = checkpoints.init_random(CONFIG, SEED, "float32", kv_dtype="float32")
     params: Params = {spec.name: value for spec, value in zip(model.specs, flat, strict=True)}
     optimise = optimiser(model)
     state, losses, step = optimise.init(params), [], 0
@@ -192,7 +192,7 @@ def export(work: Path, out: Path) -> None:
     model, _ = abstract(CONFIG, "bfloat16")
     if out.exists():
         shutil.rmtree(out)
-    save_checkpoint(out, model, tuple(narrow[spec.name] for spec in model.specs), companions=companions)
+    checkpoints.save(out, model, tuple(narrow[spec.name] for spec in model.specs), companions=companions)
     record = measure({name: value.astype(jnp.float32) for name, value in narrow.items()}, tokenizer, work)
     (out.parent / "TRAINING.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     print(json.dumps(record, indent=2))

@@ -88,18 +88,3 @@ def abstract(
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
     kind = jnp.dtype(dtype or config.dtype)
     return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, kind)), kv_dtype=kv_dtype)
-
-
-def init_random(
-    config: ModelConfig, seed: int, dtype: str | None = None, *, scale: float = 0.02, kv_dtype: str | None = None
-) -> tuple[DecoderModel, FlatParams]:
-    """Model and fresh parameters: matrices normal with standard deviation `scale`, biases 0, norms 1."""
-    kind = jnp.dtype(dtype or config.dtype)
-    keys = iter(jax.random.split(jax.random.key(seed), 16 * (config.layers + 1)))
-
-    def create(shape: tuple[int, ...], role: str) -> jax.Array:
-        if role == "matrix":
-            return (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
-        return jnp.full(shape, 1 if role == "scale" else 0, kind)
-
-    return as_model(Decoder(config, create), kv_dtype=kv_dtype)

@@ -56,40 +56,6 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
-    def to_hf(self) -> dict[str, Any]:
-        """The `config.json` that `from_hf` reads back as an equal record."""
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
-        if scaling := self.rope_scaling:
-            rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
-            if scaling.kind == "llama3":
-                rope |= {
-                    "low_freq_factor": scaling.low_freq_factor,
-                    "high_freq_factor": scaling.high_freq_factor,
-                    "original_max_position_embeddings": scaling.original_max_positions,
-                }
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.ffn,
-            "max_position_embeddings": self.max_positions,
-            "rms_norm_eps": self.norm_eps,
-            "rope_parameters": rope,
-            "attention_bias": self.out_bias,
-            "mlp_bias": self.ffn_bias,
-            "hidden_act": "silu",
-            "sliding_window": None,
-            "tie_word_embeddings": self.tied,
-            "dtype": self.dtype,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": list(self.eos_token_ids),
-        }
-
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 

@@ -269,7 +269,7 @@ def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsy
 def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jaxctx.model.config import ModelConfig
     from jaxctx.model.weights import read_config
-    from scripts.random_weights import write_random
+    from scripts.checkpoints import write_random
 
     config = ModelConfig(
         architecture="Qwen3ForCausalLM",

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.bind import DecoderModel, FlatParams
 from jaxctx.model.config import read_json
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, open_checked, read_cast
@@ -43,31 +41,26 @@ def convert(src: str | Path, dst: str | Path, *, dtype: str | None = None, progr
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
     raw = {key: value for key, value in read_json(directory / CONFIG).items() if key != "torch_dtype"}
     companions = {name: directory / name for name in COMPANIONS if (directory / name).is_file()}
-    _write(Path(dst), raw | {"dtype": model.dtype}, arrays, companions)
+    write_orbax(Path(dst), raw | {"dtype": model.dtype}, arrays, companions)
 
 
-def save(
-    dst: str | Path, model: DecoderModel, params: FlatParams, *, companions: Mapping[str, Path] | None = None
+def write_orbax(
+    dst: Path, config: Mapping[str, Any], arrays: Mapping[str, HostArray], companions: Mapping[str, Path]
 ) -> None:
-    """Write `params` as an Orbax directory at `dst`, with copies of `companions` (name → file) beside them.
+    """Write an Orbax directory: `config.json`, parameters by their names, and copies of `companions` (name → file).
 
     Raises AlreadyExists if `dst` is there.
     """
-    arrays = {spec.name: np.asarray(array) for spec, array in zip(model.specs, params, strict=True)}
-    _write(Path(dst), model.config.to_hf() | {"dtype": model.dtype}, arrays, companions or {})
-
-
-def _write(dst: Path, config: dict[str, Any], arrays: dict[str, HostArray], companions: Mapping[str, Path]) -> None:
     _refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:
         part = Path(scratch).absolute() / "checkpoint"
         part.mkdir()
-        (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (part / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n")
         for name, file in companions.items():
             shutil.copyfile(file, part / name)
         with ocp.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(part / PARAMS, args=ocp.args.PyTreeSave(arrays))
+            checkpointer.save(part / PARAMS, args=ocp.args.PyTreeSave(dict(arrays)))
         # Orbax's receipt names the directory of this machine that it was written to; nothing reads it.
         (part / PARAMS / "commit_success.txt").unlink(missing_ok=True)
         part.rename(dst)

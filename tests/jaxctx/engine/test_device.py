@@ -13,10 +13,10 @@ from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.bind import init_random
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh, shard
+from scripts.checkpoints import init_random
 
 TINY = ModelConfig(
     architecture="Qwen3ForCausalLM",

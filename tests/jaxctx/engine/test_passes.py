@@ -18,11 +18,11 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
 from jaxctx.engine.passes import PassRow, Sampler
 from jaxctx.engine.step import StepShape, read_output
-from jaxctx.model.bind import init_random
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.echo import EchoModel, echo_next
 from jaxctx.model.sharding import make_mesh, shard
 from jaxctx_kernels import Segment, plan_attention
+from scripts.checkpoints import init_random
 
 TINY = ModelConfig(
     architecture="Qwen3ForCausalLM",

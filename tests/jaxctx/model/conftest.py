@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.dense import DenseCausal
+from scripts.dense import DenseCausal
 
 
 @pytest.fixture

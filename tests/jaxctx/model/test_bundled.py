@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxctx.model.bundled import bundled_path
-from jaxctx.model.dense import DenseCausal
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import LoadedModel, load_model
+from scripts.dense import DenseCausal
 
 LENGTH = 128  # tokens; one shape, one compilation
 

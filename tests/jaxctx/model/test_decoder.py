@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.bind import abstract, init_random
-from jaxctx.model.dense import DenseCausal
+from jaxctx.model.bind import abstract
+from scripts.checkpoints import init_random
+from scripts.dense import DenseCausal
 
 
 def test_names_shapes_and_axes_of_parameters(tiny):

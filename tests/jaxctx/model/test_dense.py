@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.dense import DenseCausal
+from scripts.dense import DenseCausal
 
 
 def oracle(q, k, v):

@@ -7,10 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.bind import init_random
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, make_mesh, shard
 from jaxctx.model.weights import load_model
-from scripts.random_weights import write_random
+from scripts.checkpoints import init_random, write_random
 
 
 def test_two_devices_compute_what_one_does(tiny, dense_logits):

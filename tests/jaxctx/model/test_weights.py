@@ -8,9 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.bind import init_random
-from jaxctx.model.weights import CheckpointError, convert, load_model, save
-from scripts.random_weights import write_random
+from jaxctx.model.weights import CheckpointError, convert, load_model
+from scripts.checkpoints import init_random, save, write_random
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Checkpoints that are made, not found: of random weights, to try out a shape, or of what was trained here.
+
+    scripts/checkpoints.py CONFIG DIRECTORY [--seed 0] [--dtype bfloat16] [--shards 1]
+
+writes random weights for CONFIG, a Hugging Face config.json. Tests and training use the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract, as_model
+from jaxctx.model.config import ModelConfig, from_hf, read_json
+from jaxctx.model.decoder import Decoder
+from jaxctx.model.weights import write_orbax
+from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, SINGLE, HostArray
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    """The `config.json` that `from_hf` reads back as an equal record."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling := config.rope_scaling:
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
+    return {
+        "architectures": [config.architecture],
+        "model_type": config.architecture.removesuffix("ForCausalLM").lower(),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+        "attention_bias": config.out_bias,
+        "mlp_bias": config.ffn_bias,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "tie_word_embeddings": config.tied,
+        "dtype": config.dtype,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+    }
+
+
+def init_random(
+    config: ModelConfig, seed: int, dtype: str | None = None, *, scale: float = 0.02, kv_dtype: str | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """Model and fresh parameters: matrices normal with standard deviation `scale`, biases 0, norms 1."""
+    kind = jnp.dtype(dtype or config.dtype)
+    keys = iter(jax.random.split(jax.random.key(seed), 16 * (config.layers + 1)))
+
+    def create(shape: tuple[int, ...], role: str) -> jax.Array:
+        if role == "matrix":
+            return (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
+        return jnp.full(shape, 1 if role == "scale" else 0, kind)
+
+    return as_model(Decoder(config, create), kv_dtype=kv_dtype)
+
+
+def save(
+    dst: str | Path, model: DecoderModel, params: FlatParams, *, companions: Mapping[str, Path] | None = None
+) -> None:
+    """Write `params` as an Orbax directory at `dst`, with copies of `companions` (name → file) beside them.
+
+    Raises AlreadyExists if `dst` is there.
+    """
+    arrays = {spec.name: np.asarray(array) for spec, array in zip(model.specs, params, strict=True)}
+    write_orbax(Path(dst), hf_config(model.config) | {"dtype": model.dtype}, arrays, companions or {})
+
+
+def write_random(
+    directory: str | Path, config: ModelConfig, *, seed: int, dtype: str = "float32", shards: int = 1
+) -> None:
+    """Write `config.json` and safetensors (with an index if `shards` > 1) into `directory`, made if need be.
+
+    They load here and in transformers alike. Matrices are normal with variance 1 / fan-in, so that attention has
+    something to choose between; norm scales scatter around 1 and biases around 0, so that leaving one out shows. The
+    same seed gives the same bits everywhere.
+    """
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / CONFIG).write_text(json.dumps(hf_config(config) | {"dtype": dtype}, indent=2) + "\n")
+    model, _ = abstract(config, dtype)
+    per_shard = -(-len(model.specs) // shards)
+    groups = [model.specs[i : i + per_shard] for i in range(0, len(model.specs), per_shard)]
+    weight_map: dict[str, str] = {}
+    for number, group in enumerate(groups, 1):
+        file = SINGLE if shards == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        save_file({spec.name: _value(spec, seed, dtype) for spec in group}, path / file, metadata={"format": "pt"})
+        weight_map |= {spec.name: file for spec in group}
+    if shards > 1:
+        (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2) + "\n")
+
+
+def _value(spec: ParamSpec, seed: int, dtype: str) -> HostArray:
+    """A function of the tensor's name, not of its place in the file."""
+    random = np.random.RandomState([seed, zlib.crc32(spec.name.encode())])  # legacy: frozen across numpy versions
+    noise = random.standard_normal(spec.shape).astype(np.float32)
+    if len(spec.shape) == 2:
+        value = noise / np.float32(np.sqrt(spec.shape[1]))
+    else:
+        value = np.float32(0.1) * noise + np.float32(not spec.name.endswith("bias"))
+    return value.astype(NUMPY_DTYPES[dtype])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="bfloat16", choices=sorted(NUMPY_DTYPES))
+    parser.add_argument("--shards", type=int, default=1)
+    given = parser.parse_args()
+    config = from_hf(read_json(given.config), file=given.config.name)
+    write_random(given.directory, config, seed=given.seed, dtype=given.dtype, shards=given.shards)
+
+
+if __name__ == "__main__":
+    main()
