@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from jaxctx.answers import Publication
 from jaxctx.cache.contexts import Context
 from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Publication, SaveRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.engine.lives import told
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.errors import FailedPrecondition, NotFound

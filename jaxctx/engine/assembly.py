@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from jaxctx.answers import EngineInfo
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import CompileProgress, Device
-from jaxctx.engine.interface import EngineInfo
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.text import ModelText

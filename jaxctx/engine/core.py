@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxctx import errors
+from jaxctx.answers import EngineStats, FillResult
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, write_batch
 from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller, EngineStats, FillResult, ForwardRequest, GenerateRequest
+from jaxctx.engine.interface import Caller, ForwardRequest, GenerateRequest
 from jaxctx.engine.lives import Lives
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.operations import ContextOperations

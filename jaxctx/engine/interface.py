@@ -6,7 +6,7 @@ are called on the door's asyncio loop; a local engine hands them to its step thr
 Cancellation: cancelling the task that awaits a method, or closing the iterator of `generate`, ends the work within one
 step; what was computed by then stays in the context. `deadline` is in seconds of the injected monotonic clock.
 
-Answers are those of `jaxctx.answers` and can be imported from here.
+Answers are those of `jaxctx.answers`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxctx.answers import Change as Change
-from jaxctx.answers import Comparison as Comparison
-from jaxctx.answers import ContextEvent as ContextEvent
-from jaxctx.answers import ContextInfo as ContextInfo
-from jaxctx.answers import ContextLayout as ContextLayout
-from jaxctx.answers import ContextState as ContextState
-from jaxctx.answers import EngineInfo as EngineInfo
-from jaxctx.answers import EngineStats as EngineStats
-from jaxctx.answers import Expiry as Expiry
-from jaxctx.answers import FillResult as FillResult
-from jaxctx.answers import FinishReason as FinishReason
-from jaxctx.answers import ForwardResult as ForwardResult
-from jaxctx.answers import GeneratePiece as GeneratePiece
-from jaxctx.answers import PassResult as PassResult
-from jaxctx.answers import PlanResult as PlanResult
-from jaxctx.answers import Publication as Publication
-from jaxctx.answers import Snapshot as Snapshot
-from jaxctx.answers import Tier as Tier
-from jaxctx.answers import TokenLogprob as TokenLogprob
-from jaxctx.answers import Usage as Usage
+from jaxctx.answers import (
+    Comparison,
+    ContextEvent,
+    ContextInfo,
+    ContextLayout,
+    EngineInfo,
+    EngineStats,
+    FillResult,
+    ForwardResult,
+    GeneratePiece,
+    PlanResult,
+    Publication,
+    Snapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
-from jaxctx.answers import moment
+from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, moment
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Change, ContextInfo, CreateRequest, Expiry, OpenRequest, Publication, Snapshot, Ttl
+from jaxctx.engine.interface import CreateRequest, OpenRequest, Ttl
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers

@@ -11,22 +11,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.interface import (
-    Caller,
+from jaxctx.answers import (
     ContextEvent,
     ContextInfo,
-    CreateRequest,
-    Engine,
     EngineInfo,
     EngineStats,
     FillResult,
-    ForwardRequest,
     ForwardResult,
     GeneratePiece,
-    GenerateRequest,
     PlanResult,
 )
+from jaxctx.engine.core import EngineCore
+from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Stream
 from jaxctx.engine.sequence import Sequence as Running

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxctx.engine.interface import GeneratePiece
+from jaxctx.answers import GeneratePiece
 
 Callback = Callable[[], None]
 

@@ -15,24 +15,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxctx.answers import moment
+from jaxctx.answers import Change, Comparison, ContextInfo, ContextLayout, ContextState, PlanResult, Tier, moment
 from jaxctx.cache.audit import compare
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import (
-    Caller,
-    Change,
-    Comparison,
-    ContextInfo,
-    ContextLayout,
-    ContextState,
-    CreateRequest,
-    OpenRequest,
-    PlanResult,
-    Tier,
-    Ttl,
-)
+from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Ttl
 from jaxctx.engine.lives import Lives, told
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxctx.engine.interface import FinishReason, GeneratePiece, GenerateRequest, TokenLogprob
+from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.engine.interface import GenerateRequest
 from jaxctx.engine.step import StepOutput
 from jaxctx.model.text import Detokenizer, ModelText, StopMatcher
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxctx.answers import PassResult
 from jaxctx.cache.marks import encode_mark
-from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput, PassResult
+from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.sampling import row_words
 

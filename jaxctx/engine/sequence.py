@@ -22,8 +22,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from jaxctx.answers import ContextInfo, FillResult, Usage
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, ContextInfo, FillResult, GenerateRequest, Usage
+from jaxctx.engine.interface import Caller, GenerateRequest
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
 from jaxctx.engine.passes import Pass, PassRow, Sampler

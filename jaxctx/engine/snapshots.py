@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxctx.answers import FillResult, Publication, Snapshot
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, FillResult, OpenRequest, Publication, SaveRequest, Snapshot, Ttl
+from jaxctx.engine.interface import Caller, OpenRequest, SaveRequest, Ttl
 from jaxctx.engine.lives import told
 from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxctx.answers import moment
+from jaxctx.answers import Change, ContextEvent, ContextInfo, moment
 from jaxctx.cache.contexts import Context, ContextCache
-from jaxctx.engine.interface import Change, ContextEvent, ContextInfo
 
 PENDING = 1024  # contexts that a reader may lag behind
 EVENTS = 128  # at most, of one read

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxctx.engine.interface import EngineInfo
+    from jaxctx.answers import EngineInfo
 
 OK = 0  # drained and stopped
 DEFECT = 1  # an error that should not have been possible; the log has a traceback

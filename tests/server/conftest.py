@@ -12,34 +12,36 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx.answers import moment
-from jaxctx.engine.interface import (
-    Caller,
+from jaxctx.answers import (
     Change,
     Comparison,
     ContextEvent,
     ContextInfo,
     ContextLayout,
     ContextState,
-    CreateRequest,
     EngineInfo,
     EngineStats,
     Expiry,
     FillResult,
     FinishReason,
-    ForwardRequest,
     ForwardResult,
     GeneratePiece,
-    GenerateRequest,
-    OpenRequest,
     PassResult,
     PlanResult,
     Publication,
-    SaveRequest,
     Snapshot,
     Tier,
-    Ttl,
     Usage,
+    moment,
+)
+from jaxctx.engine.interface import (
+    Caller,
+    CreateRequest,
+    ForwardRequest,
+    GenerateRequest,
+    OpenRequest,
+    SaveRequest,
+    Ttl,
 )
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.model.text import ModelText, echo_text

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx.engine.interface import Caller, ContextState, FinishReason, GeneratePiece, Sampling, TokenLogprob
+from jaxctx.answers import ContextState, FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.engine.interface import Caller, Sampling
 from jaxctx.v1 import admin_service_pb2, content_pb2, context_pb2, generation_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 

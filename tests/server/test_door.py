@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from jaxctx import errors, wire
-from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import admin_service_pb2, model_service_pb2, snapshot_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role

@@ -10,8 +10,9 @@ from typing import TypeVar, cast
 
 from google.protobuf.message import Message
 
+from jaxctx.answers import ContextInfo
 from jaxctx.codec import encode
-from jaxctx.engine.interface import Caller, ContextInfo
+from jaxctx.engine.interface import Caller
 from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context

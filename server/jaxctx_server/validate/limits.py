@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxctx.engine.interface import EngineInfo
+from jaxctx.answers import EngineInfo
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine.interface import Caller, CreateRequest, FinishReason, GeneratePiece, GenerateRequest, Sampling
+from jaxctx.answers import FinishReason, GeneratePiece
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 from jaxctx.model.echo import EOS_ID, echo_next

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from jaxctx.answers import ContextInfo
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, ContextInfo, CreateRequest, GenerateRequest, Sampling, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, Ttl
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import NotFound
 from jaxctx.model.echo import echo_next

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jaxctx.engine.interface import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.engine.mail import Outbox, Stream
 from jaxctx.errors import Unavailable
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from jaxctx.answers import Change, Comparison, ContextEvent
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.engine.interface import Caller, Change, Comparison, ContextEvent, CreateRequest, GenerateRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.watch import EVENTS, Watch, Watchers
 from jaxctx.errors import JaxctxError, NotFound, Unavailable
