@@ -86,7 +86,8 @@ class Archive:
         )
 
     def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
-        """The data of some of its pages, by their places in its sequence; ready when the device got there."""
+        """The data of the first few of some of its pages, by their places in its sequence; ready when the device is."""
+        numbers = numbers[: self.contexts.scheduler.moving_pages]
         return self.device.save_pages(frozen.page_table()[np.asarray(numbers)].tolist())
 
     def drop(self, contexts: Iterable[Context]) -> None:

@@ -48,12 +48,12 @@ class EngineConfig:
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
-    restore_pages: int = 4  # pages that come back from other tiers beside one step
+    moving_pages: int = 4  # pages that a save, an open or a restore moves beside one step of others
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""
         least = dict.fromkeys(("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"), 1)
-        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "restore_pages": 1}
+        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "moving_pages": 1}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise InvalidArgument.field(name, f"must be at least {value}")

@@ -216,7 +216,8 @@ class EngineCore:
         self.transfers.carry_out(self.cache.moves())
 
     def _arrived(self, slot: int) -> bool:
-        self.carry_out()  # so that a slot is not judged by what it held before
+        if any(getattr(move, "slot", None) == slot for move in self.cache.memory.tiers.moves):
+            self.carry_out()  # so that the slot is not judged by what it held before
         return self.transfers.host.ready(slot)
 
     def _load_slot(self, sequence: Work) -> None:

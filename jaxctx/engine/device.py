@@ -33,7 +33,7 @@ from jaxctx_kernels import plan_shape, pool_array
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
-COPY_CHUNK = 16  # pages that one call copies, saves or loads
+COPY_CHUNK = 4  # pages that one call copies, saves or loads; what pads fewer costs as much
 OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
 
@@ -188,6 +188,12 @@ class Device:
             for page in saved:
                 page.copy_to_host_async()
         return saved
+
+    def page(self, data: bytes | memoryview) -> jax.Array:
+        """A page outside the pools, of its bytes. Any thread may copy it, so that the step thread need not."""
+        page = np.frombuffer(data, self.page_dtype).reshape(self.page_shape)
+        kept: jax.Array = jax.device_put(page, self._kept)
+        return kept
 
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
         """Put `data`, an array of `save_pages` or its numbers each, into the pages before all later steps.

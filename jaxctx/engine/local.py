@@ -131,11 +131,16 @@ class LocalEngine(Snapshots, Engine):
     async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
         arrived, watchers = asyncio.Event(), self.core.lives.watchers
         watch = Watch(caller.tenant, partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set))
+
+        def read() -> Sequence[ContextEvent]:
+            self.core.raise_if_draining()  # or a reader would hold up the end for as long as it likes
+            return watchers.read(watch, self.core.contexts.describe)
+
         try:
             await self.loop.call(watchers.join, watch)
             while True:
                 arrived.clear()
-                events = await self.loop.call(watchers.read, watch, self.core.contexts.describe)
+                events = await self.loop.call(read)
                 for event in events:
                     yield event
                 if not events:
@@ -214,9 +219,10 @@ class LocalEngine(Snapshots, Engine):
     async def drain(self) -> None:
         def begin() -> bool:
             self.core.draining = True
+            self.core.lives.watchers.wake_all()
             return self.core.idle
 
-        while not await self.loop.call(begin):
+        while not await self.loop.call(begin) or self._saves:
             await asyncio.sleep(RETRY_S)
 
     async def failure(self) -> str:

@@ -34,6 +34,8 @@ from jaxctx.engine.sequence import Sequence, WaitingQueue
 from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
 
+ALONE = 16  # pages that move at once where no step would be held up
+
 
 @dataclass(eq=False)
 class Scheduler:
@@ -202,7 +204,7 @@ class Scheduler:
 
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
-        pages = self.config.restore_pages
+        pages = self.moving_pages
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before = sequence.context, sequence.context.seq_len
@@ -220,6 +222,11 @@ class Scheduler:
                 pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
             else:
                 self._begin(sequence)
+
+    @property
+    def moving_pages(self) -> int:
+        """Pages that one context may move between tiers before the next step, whose rows others may wait for."""
+        return ALONE if all(sequence.restoring for sequence in self.running) else self.config.moving_pages
 
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""

@@ -24,7 +24,6 @@ from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
-CHUNK = 4  # pages that leave the device between two steps
 READ_AHEAD = 64  # pages that were read and are not on the device yet
 REAP_S = 1.0  # how often versions that are over are looked for
 
@@ -36,6 +35,7 @@ class Snapshots:
         self.loop = loop
         self.store = store
         self._archive = loop.core.archive
+        self._saves = 0  # under way
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
@@ -44,8 +44,14 @@ class Snapshots:
         await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
         hidden: list[Context] = []  # dropped at the end, unless it is what was to be kept
         kept = False
+
+        def freeze() -> None:
+            self.loop.core.raise_if_draining()
+            hidden.append(self._archive.freeze(caller, request.context_id))
+
+        self._saves += 1
         try:
-            await self.loop.call(lambda: hidden.append(self._archive.freeze(caller, request.context_id)))
+            await self.loop.call(freeze)
             frozen = hidden[0]
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self._resume(caller, frozen)
@@ -58,6 +64,7 @@ class Snapshots:
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 kept = True
         finally:
+            self._saves -= 1
             if not kept:
                 self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
@@ -66,15 +73,11 @@ class Snapshots:
         lineage = await self.loop.call(self._archive.lineage, frozen)
         writer = await asyncio.to_thread(self.store.begin, lineage)
         try:
-            writing: asyncio.Task[None] | None = None
-            for start in range(0, len(writer.missing), CHUNK):
-                numbers = writer.missing[start : start + CHUNK]
-                pages = await self.loop.call(self._archive.read, frozen, numbers)
-                if writing is not None:
-                    await writing  # one chunk is written while the next leaves the device
-                writing = asyncio.create_task(asyncio.to_thread(_add, writer, numbers, pages))
-            if writing is not None:
-                await writing
+            done = 0
+            while done < len(writer.missing):
+                pages = await self.loop.call(self._archive.read, frozen, writer.missing[done:])
+                await asyncio.to_thread(_add, writer, writer.missing[done : done + len(pages)], pages)
+                done += len(pages)
             return await asyncio.to_thread(writer.finish, version, overwrite)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(writer.abort))
@@ -202,8 +205,7 @@ class Reading:
                 if data is None:
                     self._pages[number].set_exception(DataLoss("a page failed its checksum"))
                 else:
-                    page = np.frombuffer(data, self._core.device.page_dtype)
-                    self._pages[number].set_result(page.reshape(self._core.device.page_shape))
+                    self._pages[number].set_result(self._core.device.page(data))
                 self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")

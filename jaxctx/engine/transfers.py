@@ -186,15 +186,21 @@ class Transfers:
                     self._device.load_pages(
                         [each.page for each in loads], [self.host.page(each.slot) for each in loads]
                     )
+                    self._drop(batch)
                 case PageSpill(slot, disk):
                     assert self._disk is not None
                     self._disk.spill(slot, disk)
                 case PageFetch(disk, slot):
                     assert self._disk is not None
                     self._disk.fetch(disk, slot).add_done_callback(lambda _: self.on_arrival())
-                case SlotDrop(slot):
-                    self.host.pop(slot, None)
-                    self._on_drop.pop(slot, lambda: None)()
+                case SlotDrop():
+                    self._drop(batch)
+
+    def _drop(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            if isinstance(move, SlotDrop):
+                self.host.pop(move.slot, None)
+                self._on_drop.pop(move.slot, lambda: None)()
 
     def close(self) -> None:
         """Stop the threads, remove the file."""
@@ -203,10 +209,16 @@ class Transfers:
 
 
 def _batches(moves: Iterable[Move]) -> Iterator[list[Move]]:
-    """Neighbours that one call of the device may do in any order: of one kind, and none touches another's target."""
+    """Neighbours that one call of the device may do in any order: of one kind, and none touches another's target.
+
+    What is loaded is dropped next, more often than not; so drops may stand among loads, and are done after them.
+    """
     batch: list[Move] = []
     touched: set[int] = set()
     for move in moves:
+        if batch and isinstance(move, SlotDrop) and isinstance(batch[0], PageLoad | SlotDrop):
+            batch.append(move)
+            continue
         many = isinstance(move, PageCopy | PageSave | PageLoad)
         target = move.target if isinstance(move, PageCopy) else move.page if isinstance(move, PageLoad) else None
         reads = {move.source} if isinstance(move, PageCopy) else set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from jaxctx.errors import JaxctxError
+from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.store.objects import Buffer, Objects, Pending, in_flight
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import Lineage, Manifest, Place, Version, checksum, encode_manifest
@@ -38,6 +38,7 @@ class SnapshotWriter:
         self._writing: deque[Pending[object]] = deque()
         self._written: list[str] = []  # keys to delete if it comes to nothing
         self._open = True
+        self._given_up = False
         self._lock = threading.RLock()
         self.missing: Sequence[int] = [number for number, place in enumerate(self._places) if place is None]
         """Numbers of the pages whose data the store did not have when the save began."""
@@ -69,6 +70,8 @@ class SnapshotWriter:
                 self._write(f"packs/{self._pack}", self._data, 0)  # the manifest refers to packs that last
             self._write(f"manifests/{manifest.id}", [encode_manifest(manifest)], 0)
             try:
+                if self._given_up:
+                    raise Cancelled("the save was given up")
                 version = self._commit(replace(version, durable=True, manifest=manifest.id), overwrite)
             except JaxctxError as error:
                 # It may be that the record was replaced and this is not known: the next collection looks.
@@ -79,7 +82,11 @@ class SnapshotWriter:
             return version
 
     def abort(self) -> None:
-        """Give up; what was written is deleted, now or by the next collection. Nothing once finished."""
+        """Give up; what was written is deleted, now or by the next collection. Nothing once finished.
+
+        A `finish` on another thread ends with Cancelled, unless it has made the snapshot visible already.
+        """
+        self._given_up = True
         with self._lock:
             if self._open:
                 self._close(delete=True)

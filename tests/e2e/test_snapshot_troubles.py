@@ -1,0 +1,233 @@
+"""Saves and opens that go wrong, through gRPC: given up, out of time, out of pages, out of disk, at the server's end.
+
+Whatever happens, the context that is saved goes on, nobody else notices, and nothing is left behind.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jaxctx.store.objects import open_objects
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.engine.config import EngineConfig
+from tests.jaxctx.store.interrupted import Interrupted
+
+from .test_scenarios import THOUSAND, filled, greedy, held, oracle
+
+PROMPT = THOUSAND[:200]
+
+
+class Gate:
+    """What happens at every call that the store makes: nothing, a wait, or an error."""
+
+    def __init__(self) -> None:
+        self.passing = threading.Event()
+        self.passing.set()
+        self.waiting = threading.Event()
+        self.error: Exception | None = None
+
+    def close(self) -> None:
+        self.waiting.clear()
+        self.passing.clear()
+
+    def open(self) -> None:
+        self.passing.set()
+
+    def __call__(self) -> None:
+        if not self.passing.is_set():
+            self.waiting.set()
+            assert self.passing.wait(30)
+        if self.error is not None:
+            raise self.error
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self.waiting.wait, 30)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def engine(make_engine, engine_config, gate, folder):
+    engine = make_engine(engine_config, store=Interrupted(open_objects(str(folder)), gate))
+    yield engine
+    gate.open()  # before the engine is stopped, which waits for the store
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")
+
+
+async def snapshots(client: jaxctx.aio.Client) -> list[tuple[str, int]]:
+    return [(each.name, each.version) async for each in client.snapshots()]
+
+
+def packs(folder: Path) -> list[Path]:
+    return [*(folder / "packs").iterdir(), *(folder / "manifests").iterdir()]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "out of time"])
+async def test_a_save_that_is_given_up_leaves_nothing(client, engine, gate, folder, how) -> None:
+    context = await filled(client, PROMPT)
+    before = await held(engine)
+    gate.close()
+    saving = asyncio.create_task(context.save("a", durable=True, timeout_s=0.5 if how == "out of time" else 60))
+    await gate.reached()
+    assert await greedy(context, 3) == oracle(PROMPT, 3), "the context goes on meanwhile"
+    if how == "cancelled":
+        saving.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else errors.DeadlineExceeded):
+        await saving
+    gate.open()
+    await context.truncate(3)
+    await until(lambda: not packs(folder))
+    assert await snapshots(client) == []
+    await until(lambda: len(engine.core.cache) == 1)
+    assert await held(engine) == before, "the frozen fork is gone"
+    assert (await context.save("a", durable=True)).version == 1
+    assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "out of time"])
+async def test_an_open_that_is_given_up_leaves_nothing(client, engine, gate, how) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("a", durable=True)
+    await context.close()
+    await client.clear_cache()
+    gate.close()
+    opening = asyncio.create_task(client.open("a", timeout_s=0.5 if how == "out of time" else 60))
+    await gate.reached()
+    if how == "cancelled":
+        opening.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else errors.DeadlineExceeded):
+        await opening
+    gate.open()
+    await until(lambda: len(engine.core.cache) == 0)
+    assert await held(engine) == 0
+    opened = await client.open("a")
+    assert opened.opened is not None
+    assert opened.opened.computed == 0
+    assert await greedy(opened, 3) == oracle(PROMPT, 3)
+
+
+async def test_a_take_that_is_given_up_while_it_reads_takes_nothing(client, engine, gate) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("a", durable=True)
+    await client.clear_cache()
+    gate.close()
+    taking = asyncio.create_task(client.take("a"))
+    await gate.reached()
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    gate.open()
+    await until(lambda: len(engine.core.cache) == 1)
+    assert await snapshots(client) == [("a", 1)]
+
+
+async def test_a_full_disk_keeps_the_old_version_and_nobody_else_notices(client, engine, gate, folder) -> None:
+    context, neighbour = await filled(client, PROMPT), await filled(client, [7, 8, 9])
+    await context.save("a", durable=True)
+    stored = sorted(packs(folder))
+    await context.fill(tokens=THOUSAND[200:240])
+
+    async def stream() -> list[int]:
+        return await greedy(neighbour, 100)
+
+    streaming = asyncio.create_task(stream())
+    gate.error = errors.ResourceExhausted("the snapshot store is full", reason="STORE_FULL")
+    for overwrite in (1, None):
+        with pytest.raises(errors.ResourceExhausted) as error:
+            await context.save("a" if overwrite else "b", durable=True, overwrite_version=overwrite)
+        assert error.value.reason == "STORE_FULL"
+    assert await streaming == oracle([7, 8, 9], 100)
+    gate.error = None
+    assert await snapshots(client) == [("a", 1)]
+    await until(lambda: len(engine.core.cache) == 2)
+    assert {*stored} <= {*packs(folder)}
+    opened = await client.open("a")
+    assert await opened.tokens() == PROMPT
+    assert (await context.save("a", durable=True, overwrite_version=1)).version == 2
+    assert await greedy(await client.open("a"), 3) == oracle(THOUSAND[:240], 3)
+
+
+class TestFullPool:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            pages=24, max_batch=8, max_batch_tokens=64, max_context_tokens=384, pinned_pages_per_tenant=24
+        )
+
+    @pytest.mark.parametrize("durable", [False, True])
+    async def test_a_save_that_finds_no_page_changes_nothing(self, client, engine, durable) -> None:
+        context = await filled(client, PROMPT)  # 12 pages and a half
+        await context.update(pinned=True)
+        other = await client.create(pinned=True)
+        await other.fill(tokens=[3] * 170)
+        assert (await engine.stats()).pages_free == 0
+        with pytest.raises(errors.ResourceExhausted):
+            await context.save("a", durable=durable, timeout_s=2)
+        assert await snapshots(client) == []
+        assert len(engine.core.cache) == 2
+        await other.close()
+        assert (await context.save("a", durable=durable)).tokens == 200
+        assert await greedy(context, 3) == oracle(PROMPT, 3)
+
+    @pytest.mark.parametrize("durable", [False, True])
+    async def test_an_open_that_finds_no_page_leaves_no_context(self, client, engine, durable) -> None:
+        context = await filled(client, PROMPT)
+        await context.save("a", durable=durable)
+        await context.close()
+        other = await client.create(pinned=True)
+        await other.fill(tokens=[3] * 330)
+        with pytest.raises((errors.ResourceExhausted, errors.DeadlineExceeded)):
+            await client.open("a", timeout_s=1)
+        await until(lambda: {each.id for each in engine.core.cache if not each.tenant} == {other.id})
+        assert await greedy(other, 3) == oracle([3] * 330, 3)
+        await other.close()
+        assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
+
+
+async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, gate) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("old")
+    gate.close()
+    saving = asyncio.create_task(context.save("a", durable=True))
+    await gate.reached()
+    draining = asyncio.create_task(engine.drain())
+    await asyncio.sleep(0.1)
+    assert not draining.done(), "a save is work that runs"
+    for refused in (context.save("b", durable=True), context.save("c"), client.open("old")):
+        with pytest.raises(errors.Unavailable) as error:
+            await refused
+        assert error.value.reason == "DRAINING"
+    gate.open()
+    assert (await saving).version == 1
+    await draining
+
+
+async def test_a_drain_ends_watches(client, engine) -> None:
+    context = await filled(client, [1, 2, 3])
+    events = client.watch()
+    assert (await anext(events)).context_id == context.id
+    await engine.drain()
+    with pytest.raises(errors.Unavailable):
+        while True:
+            await asyncio.wait_for(anext(events), 10)
