@@ -54,6 +54,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.budget = PageBudget(self.cache, self.running)
         self.restored = False  # pages came back just now: there may be more at once
+        self._flying = 0  # steps that were made and are not settled
+        self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
         self._parked: list[Sequence] = []  # preempted because their readers lag
@@ -204,13 +206,14 @@ class Scheduler:
 
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
-        pages = self.moving_pages
+        pages = self._may_restore if self._flying else ALONE
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before = sequence.context, sequence.context.seq_len
             gained = self.cache.restore(context, pages, self.ready, sequence.match_to) if pages else 0
             self.restored |= gained > 0
             sequence.reserved -= min(gained, sequence.reserved)
+            self._may_restore -= gained
             if sequence.computed is None:
                 sequence.restored += context.seq_len - before
                 self.tokens_restored += context.seq_len - before
@@ -226,7 +229,7 @@ class Scheduler:
     @property
     def moving_pages(self) -> int:
         """Pages that one context may move between tiers before the next step, whose rows others may wait for."""
-        return ALONE if all(sequence.restoring for sequence in self.running) else self.config.moving_pages
+        return self.config.moving_pages if self._flying else ALONE
 
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""
@@ -281,7 +284,11 @@ class Scheduler:
         self._admit()
         self._restore()
         self._unusual_next = not self._unusual_next
-        return (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
+        batch = (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
+        if batch is not None:
+            self._flying += 1
+            self._may_restore = self.config.moving_pages
+        return batch
 
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
@@ -332,6 +339,7 @@ class Scheduler:
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
+        self._flying -= 1
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
             sequence = part.sequence

@@ -150,13 +150,13 @@ class SnapshotReader:
         if run:
             yield run
 
-    def _fetch(self, run: list[int]) -> Pending[bytes | None]:
+    def _fetch(self, run: list[int]) -> Pending[Buffer | None]:
         place = self._manifest.places[run[0]]
         return self._objects.fetch(
             f"packs/{place.pack}", place.offset, place.offset + len(run) * self.lineage.page_bytes
         )
 
-    def _checked(self, run: list[int], data: bytes | None) -> Iterator[tuple[int, memoryview | None]]:
+    def _checked(self, run: list[int], data: Buffer | None) -> Iterator[tuple[int, memoryview | None]]:
         if data is None and len(run) > 1:  # a part is lost: which?
             for number in run:
                 yield from self._checked([number], self._fetch([number])())

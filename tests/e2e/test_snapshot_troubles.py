@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jaxctx.store.objects import open_objects
 
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
+from jaxctx.store.objects import open_objects
 from tests.jaxctx.store.interrupted import Interrupted
 
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle

@@ -221,7 +221,7 @@ def test_an_unreadable_page_is_lost_alone(tmp_path, monkeypatch):
     save(store, range(40))
     reader = store.open(store.get("t", "a"))
     with monkeypatch.context() as patch:
-        _Failing(patch, "pread", errno.EIO, 3)
+        _Failing(patch, "preadv", errno.EIO, 3)
         assert [number for number, data in reader.read(range(10)) if data is None] == [3]
     reader.close()
     save(store, range(40), overwrite=1)  # what was lost is stored anew

@@ -18,7 +18,7 @@ from .interrupted import SCENARIOS, check_no_garbage, files, prepare, state
 from .saving import open_store
 
 ROOT = Path(__file__).parents[3]
-CALLS = "openat,write,writev,pread64,read,fsync,rename,unlink,mkdir,close,fcntl,fstat,newfstatat,ftruncate,getdents64"
+CALLS = "openat,write,writev,preadv,read,fsync,rename,unlink,mkdir,close,fcntl,fstat,newfstatat,ftruncate,getdents64"
 SAMPLE = [  # the quick ones
     ("save", "openat", 3),
     ("save", "write", 1),
