@@ -258,7 +258,7 @@ class Memory:
         self.tiers.drop(context.stash.pop(number))
         context.working_tokens += count
         commits = not context.manual_commit if context.by_hand is None else number < context.by_hand
-        if commits and count == self.page_size:
+        if commits and count == self.page_size and not context.held_back:  # else with those before it
             self.commit(context, 1)
         return True
 

@@ -43,6 +43,31 @@ FOUND = {
         fill,84,135
         """,
     ),
+    "a page that came back made another one commit, which was held back": (
+        Setup(20, 2, 8, 8, constant_digest),
+        """
+        create,213,4 create,74,145 create,192,61 fork,150,35 fork,169,48 create,164,162 create,255,242 save,34,113
+        save,119,180 revive,184,48 create,164,225 close,165,184 create,0,32 create,182,15 create,2,181 create,63,77
+        create,91,81 touch,208,227 publish,248,171 reserve,230,202 create,122,156 close,35,144 fork,57,150
+        create,96,79 create,99,140 create,23,79 close,80,218 close,205,180 fork,97,127 fork,174,48 reserve,145,14
+        touch,145,28 create,129,240 close,51,134 create,224,14 save,158,27 revive,31,245 create,27,67 create,69,22
+        fill,179,145 save,179,49 create,181,168 reserve,113,229 close,138,63 fill,168,166 create,77,59
+        suspend,146,52 match,16,6 create,4,174 fill,77,250 touch,101,138 touch,234,198 create,87,104 create,219,33
+        close,161,255 touch,179,103 suspend,149,119 create,192,128 create,148,144 fork,186,51 touch,249,18
+        create,200,50 revive,208,233 create,130,82 save,121,242 close,91,238 create,41,115 revive,134,166
+        suspend,120,226 create,3,94 suspend,237,185 touch,135,21 fork,39,238 create,134,126 close,198,192
+        touch,115,25 fill,93,160 fill,42,215 create,229,18 fork,148,53 create,88,162 fork,89,161 create,156,106
+        fill,153,2 create,91,28 save,71,74 fork,12,35 create,24,25 rewind,241,195 create,182,103 suspend,93,7
+        append,235,221 fill,130,139 close,20,176 scribble,170,185 close,158,222 compute,24,95 close,73,154
+        publish,114,59 create,109,186 fork,196,212 create,240,128 fill,129,30 keep,140,19 close,209,193 fill,16,49
+        revive,163,159 reserve,30,94 create,120,86 touch,19,26 suspend,24,133 close,145,56 match,93,208 suspend,80,3
+        publish,131,73 create,53,137 fill,194,16 fill,239,104 fill,185,83 fill,74,95 create,77,78 fill,110,41
+        fill,97,118 fill,145,30 fork,120,201 close,212,130 close,234,7 truncate,125,229 suspend,178,76 fork,127,180
+        touch,20,0 reserve,62,189 suspend,78,40 fill,200,199 touch,201,64 rewind,201,213 create,70,171 create,14,94
+        close,117,58 revive,37,102 fill,248,231 fill,178,77 clear,159,28 close,127,131 keep,145,4 publish,27,190
+        fill,120,191 fill,161,19 restore,187,28
+        """,
+    ),
 }
 
 
