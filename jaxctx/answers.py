@@ -4,8 +4,6 @@ One dataclass for each message of protos/jaxctx/v1 that answers, with its field 
 translates. Moments are in UTC, log probabilities natural and of the model's own distribution.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The server encodes, the client decodes. How the fields of two classes go over is found out once, at their first use.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence

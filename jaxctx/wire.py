@@ -5,8 +5,6 @@ form is `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo (google/rpc
 protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an error.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import grpc

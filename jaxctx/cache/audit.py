@@ -3,8 +3,6 @@
 Called by `contexts` and the engine's operations; `check`, which counts everything from scratch, by tests.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet

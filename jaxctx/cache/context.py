@@ -12,8 +12,6 @@ lineage, and all its tokens count as buffered. What was in its working pages may
 instead of computed (`stash`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -10,8 +10,6 @@ nothing. One thread owns a cache and its contexts.
                   └──────────restore: another tier does────────────────────────┘
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

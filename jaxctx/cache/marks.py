@@ -9,8 +9,6 @@ an explicit causal mask equals the default.
     marks of a page: offset, length of mark, mark, …            int32 each; ascending offsets, none for usual tokens
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

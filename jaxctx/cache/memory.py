@@ -5,8 +5,6 @@ where one becomes the other. They trust their arguments: `contexts` has refused 
 `take` raises, and it comes first wherever it is needed. Called by `contexts` only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from jaxctx.cache.context import Context, Parked

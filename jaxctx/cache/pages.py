@@ -9,8 +9,6 @@ running out is an answer, not an event. Called by `contexts` only, which knows w
 Pages that lie side by side are read faster than scattered ones, so ids are handed out in runs.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

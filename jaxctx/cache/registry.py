@@ -4,8 +4,6 @@ Knows no pages and no tokens. A context whose lifetime is over is never shown ag
 the cache closes it soon after (`lifetimes`). Called by `contexts` only.
 """
 
-from __future__ import annotations
-
 import builtins
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict

@@ -12,8 +12,6 @@ A child of the page tree leaves every tier before its parent does, as it leaves 
 pages disturb that order, the children of a page that is lost are forgotten with it.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -62,8 +62,6 @@ class ClientSteps(Generic[Context]):
         context.opened = filled
         return context
 
-    # --- contexts -----------------------------------------------------------------------------------------------------
-
     def _create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
     ) -> Steps[Context]:
@@ -146,8 +144,6 @@ class ClientSteps(Generic[Context]):
         response = yield from self._link.call(self._link.contexts.Plan, pb.PlanRequest, timeout_s, **fields)
         return decode(response, PlanResult)
 
-    # --- snapshots ----------------------------------------------------------------------------------------------------
-
     def _open(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> Steps[Context]:
@@ -218,8 +214,6 @@ class ClientSteps(Generic[Context]):
         method, kind = self._link.snapshots.Unpublish, snapshots_pb.UnpublishRequest
         yield from self._link.call(method, kind, timeout_s, publication_id=publication_id)
 
-    # --- models -------------------------------------------------------------------------------------------------------
-
     def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
         """The models that the server serves."""
         method, kind = self._link.models.ListModels, models_pb.ListModelsRequest
@@ -269,8 +263,6 @@ class ClientSteps(Generic[Context]):
         method, kind = self._link.models.ApplyChatTemplate, models_pb.ApplyChatTemplateRequest
         response = yield from self._link.call(method, kind, timeout_s, model_id=model_id, messages=chat)
         return decode(response, RenderedChat)
-
-    # --- administration -----------------------------------------------------------------------------------------------
 
     def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
         """Each engine of the server, with its load and memory."""

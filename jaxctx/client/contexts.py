@@ -49,8 +49,6 @@ W = TypeVar("W", bound=WithContext)
 class ContextSteps(ContextView[Stream]):
     """Every operation on a context, as the steps that either client takes: `_fill` is what `fill` does."""
 
-    # --- tokens in and out --------------------------------------------------------------------------------------------
-
     def _fill(
         self,
         text: str | None = None,
@@ -116,8 +114,6 @@ class ContextSteps(ContextView[Stream]):
         self.learn(result.context)
         return result
 
-    # --- shape --------------------------------------------------------------------------------------------------------
-
     def _fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
     ) -> Steps[list[Self]]:
@@ -158,8 +154,6 @@ class ContextSteps(ContextView[Stream]):
         """Give back working pages from the tail, with the tokens in them."""
         return self._change(self._link.contexts.ReleasePages, pb.ReleasePagesRequest, timeout_s, pages=pages)
 
-    # --- looking ------------------------------------------------------------------------------------------------------
-
     def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Ask for the counters."""
         yield from self._get(timeout_s)
@@ -189,8 +183,6 @@ class ContextSteps(ContextView[Stream]):
         b = other.id if isinstance(other, ContextView) else other
         response = yield from self._link.call(self._link.contexts.Compare, pb.CompareRequest, timeout_s, a=self.id, b=b)
         return decode(response, Comparison)
-
-    # --- life ---------------------------------------------------------------------------------------------------------
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
@@ -255,8 +247,6 @@ class ContextSteps(ContextView[Stream]):
         except JaxctxError:
             if error is None:  # else the error of the block is the one to see
                 raise
-
-    # --- calls --------------------------------------------------------------------------------------------------------
 
     def _write(
         self, method: grpc.UnaryUnaryMultiCallable[Q, A], kind: type[Q], timeout_s: float | None, **fields: Any

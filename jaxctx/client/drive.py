@@ -4,8 +4,6 @@ A program yields what a call returned: on the blocking client its result, on asy
 result, and on asyncio the error is raised where it yielded. Where it yields a list, the calls run together on asyncio.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anything not given, leaves it to the server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict

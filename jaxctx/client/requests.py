@@ -3,8 +3,6 @@
 What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

@@ -4,8 +4,6 @@ Frozen contexts, of which nobody but this room knows, stand for what was saved; 
 Every method is called on the step thread and returns at once; `snapshots` does what takes time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Assembly: from a loaded model to a running engine."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from dataclasses import dataclass

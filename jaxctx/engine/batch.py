@@ -1,7 +1,5 @@
 """Batch: what one step computes, and how it is written into the step's inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

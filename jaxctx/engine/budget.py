@@ -9,8 +9,6 @@ that share a page are charged it twice, so that no charge depends on what others
 charges never refuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 from jaxctx.cache.contexts import Context, ContextCache

@@ -1,7 +1,5 @@
 """What an engine is told once, at start, and how many pages of KV fit beside the model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

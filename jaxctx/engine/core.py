@@ -5,8 +5,6 @@ books a step's results when they have arrived. Up to `steps_in_flight` steps lie
 step n+1 while the device computes step n.
 """
 
-from __future__ import annotations
-
 import logging
 from copy import copy
 from dataclasses import replace
@@ -70,8 +68,6 @@ class EngineCore:
         self.draining = False
         self._steps = 0
         self._generated = 0
-
-    # --- requests ------------------------------------------------------------------------------------------------
 
     def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | None:
         """Append int32 tokens and compute them, or with `defer` only keep them. None if there is nothing to compute."""
@@ -196,8 +192,6 @@ class EngineCore:
     def idle(self) -> bool:
         """Whether no request is under way."""
         return not self._writers
-
-    # --- steps ---------------------------------------------------------------------------------------------------
 
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
         """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""

@@ -6,8 +6,6 @@ from the step thread; the device executes them in the order given, which is what
 once: a later write can never overtake an earlier read.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +63,6 @@ class Device:
         self._on_device: Sharding = page.sharding
         self._kept = step.on_host(self._on_device)
         self._no_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._kept)
-
-    # --- start ---------------------------------------------------------------------------------------------------
 
     def _make_pools(self) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch."""
@@ -133,8 +129,6 @@ class Device:
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
         jax.block_until_ready((self._pools, self._state))
-
-    # --- every step ----------------------------------------------------------------------------------------------
 
     def shape_for(self, rows: int, outputs: int = 0) -> StepShape:
         """The smallest compiled shape that holds `rows`; with `outputs`, of a pass that is asked about so many."""

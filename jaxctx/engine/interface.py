@@ -9,26 +9,11 @@ step; what was computed by then stays in the context. `deadline` is in seconds o
 Answers are those of `jaxctx.answers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxctx.answers import (
-    Comparison,
-    ContextEvent,
-    ContextInfo,
-    ContextLayout,
-    EngineInfo,
-    EngineStats,
-    FillResult,
-    ForwardResult,
-    GeneratePiece,
-    PlanResult,
-    Publication,
-    Snapshot,
-)
+from jaxctx import answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,39 +141,41 @@ class OpenRequest:
 class Engine(Protocol):
     """One engine. Every method may raise the errors of `jaxctx.errors`; NotFound for a context not the caller's."""
 
-    info: EngineInfo
+    info: answers.EngineInfo
 
-    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo: ...
+    async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo: ...
 
-    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+    async def fill(
+        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
+    ) -> answers.FillResult:
         """Append tokens; compute what no committed page holds, or only buffer them with `defer`."""
 
-    async def flush(self, caller: Caller, context_id: str) -> FillResult:
+    async def flush(self, caller: Caller, context_id: str) -> answers.FillResult:
         """Compute whatever is buffered."""
 
-    def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+    def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
         """Stream outputs. Pieces of the n outputs interleave, and are fewer and larger for a reader that lags.
 
         Each output ends with one piece that has `finish`.
         """
 
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[answers.ContextInfo]:
         """One child per entry of `ids` (None: the engine chooses the id). All or none."""
 
-    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> answers.ContextInfo:
         """Drop trailing tokens from buffered and working tokens only; OutOfRange past the last committed page."""
 
-    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> answers.ContextInfo:
         """Keep the first `to` tokens, across committed pages, with no forward pass."""
 
-    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+    async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
         """One pass over explicit tokens, positions and masks; all of it or, on an error, nothing."""
 
-    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo: ...
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
-    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo: ...
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
-    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo: ...
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
     async def update(
         self,
@@ -200,52 +187,52 @@ class Engine(Protocol):
         pin_s: float | None = None,
         ttl: Ttl | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> ContextInfo:
+    ) -> answers.ContextInfo:
         """Change what is given. A pin beyond the tenant's budget is ResourceExhausted (PIN_BUDGET)."""
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context; a running writer is cancelled first."""
 
-    async def get(self, caller: Caller, context_id: str) -> ContextInfo: ...
+    async def get(self, caller: Caller, context_id: str) -> answers.ContextInfo: ...
 
-    async def pages(self, caller: Caller, context_id: str) -> ContextLayout: ...
+    async def pages(self, caller: Caller, context_id: str) -> answers.ContextLayout: ...
 
-    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[answers.ContextInfo]:
         """Contexts of the tenant in id order, starting after the id `after`."""
 
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
-    ) -> PlanResult:
+    ) -> answers.PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
 
-    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+    async def compare(self, caller: Caller, a: str, b: str) -> answers.Comparison:
         """Where two contexts part."""
 
-    def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+    def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
         """The tenant's contexts as they are, each once as EXISTS, and then every change until the reader leaves."""
 
     # Snapshots. NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
 
-    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
+    async def save(self, caller: Caller, request: SaveRequest) -> answers.Snapshot:
         """See `SaveRequest`. The context may go on at once; FailedPrecondition (NO_STORE) for durable without one."""
 
-    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+    async def open(self, caller: Caller, request: OpenRequest) -> answers.FillResult:
         """See `OpenRequest`. Raises FailedPrecondition (MODEL_MISMATCH), DataLoss."""
 
-    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> answers.Snapshot:
         """One version; None: the latest."""
 
     async def snapshots(
         self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[Snapshot]:
+    ) -> Sequence[answers.Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
 
-    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
+    async def history(self, caller: Caller, name: str) -> Sequence[answers.Snapshot]:
         """All versions of a name that are kept, latest first."""
 
     async def update_snapshot(
         self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Snapshot:
+    ) -> answers.Snapshot:
         """Change the latest version."""
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
@@ -253,16 +240,16 @@ class Engine(Protocol):
 
     async def publish(
         self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
+    ) -> answers.Publication:
         """Let all tenants share the full pages of a context, which are copied once. Counts as pinned."""
 
     async def unpublish(self, caller: Caller, publication_id: str) -> None:
         """Nobody finds it any more; contexts that share its pages keep them."""
 
-    async def publications(self, caller: Caller) -> Sequence[Publication]:
+    async def publications(self, caller: Caller) -> Sequence[answers.Publication]:
         """Of the tenant."""
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> answers.EngineStats: ...
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

@@ -7,8 +7,6 @@ A sliding time to live begins again with each use: whatever changes a context's 
 saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial

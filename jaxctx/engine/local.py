@@ -11,16 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxctx.answers import (
-    ContextEvent,
-    ContextInfo,
-    EngineInfo,
-    EngineStats,
-    FillResult,
-    ForwardResult,
-    GeneratePiece,
-    PlanResult,
-)
+from jaxctx import answers
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest
 from jaxctx.engine.loop import StepLoop
@@ -52,7 +43,7 @@ def command(
 class LocalEngine(Snapshots, Engine):
     """The Engine interface over a step thread of this process. `start` before use, `stop` at the end."""
 
-    def __init__(self, core: EngineCore, info: EngineInfo, store: SnapshotStore) -> None:
+    def __init__(self, core: EngineCore, info: answers.EngineInfo, store: SnapshotStore) -> None:
         super().__init__(StepLoop(core), store)
         self.core = core
         self.info = info
@@ -70,8 +61,6 @@ class LocalEngine(Snapshots, Engine):
         self.store.close()
         self.loop.stop()
 
-    # --- what computes nothing -----------------------------------------------------------------------------------
-
     truncate = command(lambda core: core.contexts.truncate)
     rewind = command(lambda core: core.contexts.rewind)
     commit_pages = command(lambda core: core.contexts.commit_pages)
@@ -86,15 +75,17 @@ class LocalEngine(Snapshots, Engine):
     publications = command(lambda core: core.archive.publications)
     clear_cache = command(lambda core: core.cache.clear_cached)
 
-    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+    async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
         return (await self._make(caller, lambda: [self.core.contexts.create(caller, request)]))[0]
 
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[answers.ContextInfo]:
         return await self._make(caller, lambda: self.core.contexts.fork(caller, context_id, ids))
 
-    async def _make(self, caller: Caller, make: Callable[[], Sequence[ContextInfo]]) -> Sequence[ContextInfo]:
+    async def _make(
+        self, caller: Caller, make: Callable[[], Sequence[answers.ContextInfo]]
+    ) -> Sequence[answers.ContextInfo]:
         """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
-        made: Sequence[ContextInfo] = ()
+        made: Sequence[answers.ContextInfo] = ()
 
         def run() -> None:
             nonlocal made
@@ -108,12 +99,12 @@ class LocalEngine(Snapshots, Engine):
             raise
         return made
 
-    def _close_all(self, caller: Caller, contexts: Sequence[ContextInfo]) -> None:
+    def _close_all(self, caller: Caller, contexts: Sequence[answers.ContextInfo]) -> None:
         for info in contexts:
             with suppress(NotFound):  # closed by its client already
                 self.core.contexts.close(caller, info.context_id)
 
-    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
         while True:
             info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
@@ -125,14 +116,14 @@ class LocalEngine(Snapshots, Engine):
 
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
-    ) -> PlanResult:
+    ) -> answers.PlanResult:
         return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
-    async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+    async def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
         arrived, watchers = asyncio.Event(), self.core.lives.watchers
         watch = Watch(caller.tenant, partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set))
 
-        def read() -> Sequence[ContextEvent]:
+        def read() -> Sequence[answers.ContextEvent]:
             self.core.raise_if_draining()  # or a reader would hold up the end for as long as it likes
             return watchers.read(watch, self.core.contexts.describe)
 
@@ -148,22 +139,22 @@ class LocalEngine(Snapshots, Engine):
         finally:
             self.loop.tell(partial(watchers.leave, watch))
 
-    # --- what computes -------------------------------------------------------------------------------------------
-
-    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+    async def fill(
+        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
+    ) -> answers.FillResult:
         work = partial(self.core.fill, caller, context_id, self._ids(tokens), defer)
-        result: FillResult = await self.loop.work(work)
+        result: answers.FillResult = await self.loop.work(work)
         return result
 
-    async def flush(self, caller: Caller, context_id: str) -> FillResult:
+    async def flush(self, caller: Caller, context_id: str) -> answers.FillResult:
         return await self.fill(caller, context_id, ())
 
-    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+    async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
         work = partial(self.core.forward, caller, request, self._ids(request.tokens))
         rows, context = await self.loop.work(work)
         # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
         outputs = await asyncio.to_thread(lambda: [row.result() for row in rows])
-        return ForwardResult(outputs=outputs, context=context)
+        return answers.ForwardResult(outputs=outputs, context=context)
 
     def _ids(self, tokens: Sequence[int]) -> np.ndarray:
         """As int32; JAX does not check indices: an id beyond the vocabulary would silently be another token."""
@@ -172,8 +163,8 @@ class LocalEngine(Snapshots, Engine):
             raise InvalidArgument.field("tokens", f"ids must be 0 to {size - 1}")
         return ids.astype(np.int32)
 
-    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
-        forks: Sequence[ContextInfo] = ()
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
+        forks: Sequence[answers.ContextInfo] = ()
         running: list[Running] = []
         stream = Stream(
             asyncio.get_running_loop(),
@@ -211,9 +202,7 @@ class LocalEngine(Snapshots, Engine):
             if not complete:
                 self.loop.tell(abandon)
 
-    # --- the engine ----------------------------------------------------------------------------------------------
-
-    async def stats(self) -> EngineStats:
+    async def stats(self) -> answers.EngineStats:
         return replace(await self.loop.call(self.core.stats), snapshots=self.store.count())
 
     async def drain(self) -> None:

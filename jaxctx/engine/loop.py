@@ -9,8 +9,6 @@ The step thread is the only one that touches the core. It never waits for the de
 what landed to the same inbox as the commands, so a fork is answered while a step runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import queue

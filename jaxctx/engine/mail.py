@@ -6,8 +6,6 @@ fewer, larger ones, and if it lags more than `limit` tokens behind, its sequence
 notices.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable

@@ -6,8 +6,6 @@ Pages come from what the scheduler has not promised to running work (`claim`). W
 `interface`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,8 +37,6 @@ class ContextOperations:
     lives: Lives
     model: Identity
     model_id: str
-
-    # --- birth ---------------------------------------------------------------------------------------------------
 
     def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
         context = self.make(caller, request)
@@ -115,8 +111,6 @@ class ContextOperations:
             yield
         finally:
             context.busy = was_busy
-
-    # --- change --------------------------------------------------------------------------------------------------
 
     def writable(self, caller: Caller, context_id: str) -> Context:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
@@ -196,8 +190,6 @@ class ContextOperations:
 
     def close(self, caller: Caller, context_id: str) -> None:
         self.lives.close(self.cache.get(caller.tenant, context_id))
-
-    # --- look ----------------------------------------------------------------------------------------------------
 
     def get(self, caller: Caller, context_id: str) -> ContextInfo:
         return self.describe(self.cache.get(caller.tenant, context_id))

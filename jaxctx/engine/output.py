@@ -1,7 +1,5 @@
 """Output: sampled tokens to text, and when to stop. One per output of a generation, on the step thread."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob

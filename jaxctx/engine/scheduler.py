@@ -17,8 +17,6 @@ which a running one is computing already follows that one instead.
       └── followers ◀── (their leader has computed it)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -62,8 +60,6 @@ class Scheduler:
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
-
-    # --- arrival and departure -----------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
@@ -118,8 +114,6 @@ class Scheduler:
             self.cache.control.release(context, min(surplus, sequence.taken))
         sequence.taken = 0
         self.reconsider()
-
-    # --- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         for sequence in [s for s in self._parked if not s.reply.lagging()]:  # its reader has caught up
@@ -273,8 +267,6 @@ class Scheduler:
             self._requeue(victim)
         self.preemptions += 1
         return True
-
-    # --- one step ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
         """Admit what fits and make the next step: one row of every decoding sequence first, prompt chunks after.

@@ -14,8 +14,6 @@ value may still be on the device). Steps in flight carry the epoch they were mad
 raises its epoch, so that late results are ignored.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from collections import OrderedDict, deque

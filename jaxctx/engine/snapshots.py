@@ -5,8 +5,6 @@ device in chunks between steps and are written by threads. An open makes a conte
 are read, and computes what no tier has. Runs on the door's event loop; everything slow runs elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence

@@ -18,8 +18,6 @@ values, or `[layers, 1, …]` of a model that keeps one number a token. So a pag
 own, and its bytes are the same on every platform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias

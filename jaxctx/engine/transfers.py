@@ -15,8 +15,6 @@ it, on another thread; since every wait is for an earlier job, the earliest unfi
 for ever.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -8,8 +8,6 @@ anew (RESET). Called on the step thread; the reader's `wake` is called there too
                    what happens to these is pending
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from jaxctx.answers import Change, ContextEvent, ContextInfo, moment

@@ -4,8 +4,6 @@ Splitting and merging a module tree on every call costs milliseconds; a flat tup
 tenth of one. The module is put together again only while a step is traced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -10,8 +10,6 @@ RoPE are float32. With float32 weights every product runs at the highest precisi
 Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

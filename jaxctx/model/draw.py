@@ -8,8 +8,6 @@ exactly k. Sorting 152k logits costs 20 ms a row on a CPU. Nearly always the pre
 0.4 ms; rows where it does not find their cut by bisection. Which of the two a row takes is decided by the row alone.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -11,8 +11,6 @@ has no parameters, and uses integers throughout, so its answers are exact on eve
 `echo_next` is the same in numpy, for tests to compare with. Its tokenizer is `jaxctx.model.text.echo_text`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

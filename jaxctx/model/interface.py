@@ -5,8 +5,6 @@ and decode rows of many sequences side by side. Which keys a row may see is the 
 sees a page, a context or a batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

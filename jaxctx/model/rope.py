@@ -3,8 +3,6 @@
 Su et al., RoFormer (2021), in the half-split layout of Hugging Face checkpoints: element i turns with i + head_dim / 2.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax.numpy as jnp

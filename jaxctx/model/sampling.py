@@ -15,8 +15,6 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
     16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -5,8 +5,6 @@ Under a mesh the jitted step is partitioned by XLA from where its arguments lie,
 On a mesh of one device everything here changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -4,8 +4,6 @@ Keys are made by the store from hex and ids; nothing that a caller chose becomes
 ResourceExhausted (STORE_FULL) or Unavailable (STORE_FAILED), whose messages name no path.
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import os
@@ -176,7 +174,7 @@ class FileObjects(Objects):
 
         @_typed_errors()
         def wait() -> Buffer | None:
-            # A CPU device takes over memory at a multiple of 64 bytes; other memory it copies, which costs more than this.
+            # A CPU device takes over memory at multiples of 64 bytes; any other it copies, at a greater cost than this.
             memory = np.empty(size + 64, np.uint8)
             aligned = memory[-memory.ctypes.data % 64 :][:size]
             try:

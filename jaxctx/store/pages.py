@@ -8,8 +8,6 @@ are `GRACE_S` old and no name says that they are needed. Two processes that save
 prefix at the same moment can still lose pages of the one that saves; it finds out when it opens it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Every record names itself and stands behind a checksum, so that damage, or anoth
 See stored.proto.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence

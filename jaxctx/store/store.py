@@ -1,7 +1,5 @@
 """The snapshot store: the catalogue of all snapshots, and the durable ones' pages. See the package for the layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

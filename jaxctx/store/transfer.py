@@ -1,7 +1,5 @@
 """Writing one snapshot's pages and reading them back."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -21,8 +21,6 @@ The idea of one read per shared prefix with partials merged by log-sum-exp: Hydr
 cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

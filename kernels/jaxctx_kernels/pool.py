@@ -8,8 +8,6 @@ XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.
 stored as its bits in uint16 and reinterpreted where it is read. No one outside this module needs to know.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike

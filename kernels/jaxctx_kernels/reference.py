@@ -9,8 +9,6 @@ A mask narrows what the plan lets rows see: it says of every row and every index
 chain of pages, whether the row sees it. Without one nothing is computed for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar

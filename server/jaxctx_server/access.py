@@ -12,8 +12,6 @@ The keys file has one key a line, hashed, with the tenant and the role that it s
 Keys are to be long and random (`openssl rand -hex 32`); then a plain hash (`printf %s "$KEY" | sha256sum`) does.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import hmac

@@ -4,8 +4,6 @@ The transport would take a Unix socket away from a server that uses it, and repo
 address is tried here first.
 """
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

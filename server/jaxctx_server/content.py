@@ -6,8 +6,6 @@ that has tokens, messages are written as the next turns of a conversation: witho
 start of one (a beginning-of-sequence token, a system prompt of its own).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Nothing that a request holds is ever logged: no prompt, no output, no key. Of an
 raised on purpose) it has the type and where it was raised; its message, which may quote a request, only at level DEBUG.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

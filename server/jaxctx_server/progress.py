@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 import rich.progress
@@ -19,7 +19,7 @@ PAUSE_S = 2.0  # between plain lines of one task
 def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
     """Progress that is shown on `stream` for as long as the context lasts."""
     if not stream.isatty():
-        yield PlainProgress(stream, clock)
+        yield Progress(PlainLines(stream, clock).show)
         return
     columns = (
         rich.progress.TextColumn("{task.description:<9}"),
@@ -28,38 +28,32 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
         rich.progress.TimeElapsedColumn(),
     )
     with rich.progress.Progress(*columns, console=Console(file=stream)) as bars:
-        yield BarProgress(bars)
+        tasks: dict[str, rich.progress.TaskID] = {}
+
+        def show(task: str, done: int, total: int, amount: str) -> None:
+            if task not in tasks:
+                tasks[task] = bars.add_task(task, amount=amount)
+            bars.update(tasks[task], completed=done, total=total, amount=amount)
+
+        yield Progress(show)
 
 
-class Progress(ABC):
-    """What a start reports."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a start reports, and `show(task, done, total, amount)` that shows it."""
+
+    show: Callable[[str, int, int, str], None]
 
     def weights(self, done: int, total: int) -> None:
         """So many bytes of the weights are there."""
-        self._show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
+        self.show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
 
     def compiled(self, name: str, done: int, total: int) -> None:
         """Function `name` is compiled, which makes `done` of `total`."""
-        self._show("compiling", done, total, f"{done}/{total} {name}")
-
-    @abstractmethod
-    def _show(self, task: str, done: int, total: int, amount: str) -> None: ...
+        self.show("compiling", done, total, f"{done}/{total} {name}")
 
 
-class BarProgress(Progress):
-    """A bar for the weights, and then one for what is compiled."""
-
-    def __init__(self, bars: rich.progress.Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, rich.progress.TaskID] = {}
-
-    def _show(self, task: str, done: int, total: int, amount: str) -> None:
-        if task not in self._tasks:
-            self._tasks[task] = self._bars.add_task(task, amount=amount)
-        self._bars.update(self._tasks[task], completed=done, total=total, amount=amount)
-
-
-class PlainProgress(Progress):
+class PlainLines:
     """A line now and then, and one when each task is done."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -67,7 +61,7 @@ class PlainProgress(Progress):
         self._clock = clock
         self._next_s: dict[str, float] = {}
 
-    def _show(self, task: str, done: int, total: int, amount: str) -> None:
+    def show(self, task: str, done: int, total: int, amount: str) -> None:
         now = self._clock()
         if done == total or now >= self._next_s.get(task, now):
             self._next_s[task] = now + PAUSE_S

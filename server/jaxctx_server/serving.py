@@ -3,8 +3,6 @@
 loading ──opened──▶ ready ──drain──▶ draining ──stop──▶ stopped
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from dataclasses import dataclass

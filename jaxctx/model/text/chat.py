@@ -6,8 +6,6 @@ Python hides, change its arguments, or loop over a `range` beyond 100,000; its o
 written to compute for ever would: it belongs to the model's owner, never to a request.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a checkpoint says about its text, read from the files beside its weights."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

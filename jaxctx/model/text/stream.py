@@ -11,8 +11,6 @@ string, and nothing else: one Knuth–Morris–Pratt automaton per string, a ste
 not depend on how the text was cut into pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from jaxctx.model.text.tokenizer import Tokenizer

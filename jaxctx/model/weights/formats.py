@@ -4,8 +4,6 @@ Hugging Face safetensors: one `model.safetensors`, or shards named by an index. 
 as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Load a model: open the checkpoint, compare it with what its configuration promises, move it tensor by tensor."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

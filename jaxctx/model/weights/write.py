@@ -1,7 +1,5 @@
 """Write Orbax checkpoints: from another checkpoint or from parameters just trained."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

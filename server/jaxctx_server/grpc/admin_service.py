@@ -6,8 +6,6 @@ grpcio-health-checking: its watchers hold a lock while they write, so that one t
 and one that leaves makes others miss changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 

@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - gRPC names the methods
 """ContextService: decode, validate, engine, encode."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial

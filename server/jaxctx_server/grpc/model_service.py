@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - gRPC names the methods
 """ModelService: the served model, its tokenizer and its chat template."""
 
-from __future__ import annotations
-
 from jaxctx.codec import encode
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1 import model_service_pb2_grpc

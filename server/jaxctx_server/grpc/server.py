@@ -1,7 +1,5 @@
 """The gRPC server: services, addresses, and the options of its transport."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

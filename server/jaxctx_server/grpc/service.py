@@ -1,7 +1,5 @@
 """What every service does with a request, before the engine does: decode and validate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 

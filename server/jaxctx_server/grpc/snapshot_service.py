@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - gRPC names the methods
 """SnapshotService: decode, validate, engine, encode."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from jaxctx.answers import Publication, Snapshot

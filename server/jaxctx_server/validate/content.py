@@ -1,7 +1,5 @@
 """Content as text | tokens | messages: what a Fill appends, what a Plan asks about; and requests of ModelService."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

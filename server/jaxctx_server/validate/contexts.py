@@ -1,7 +1,5 @@
 """Requests of ContextService, Generate and Forward apart; and settings that snapshots and publications share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,9 +82,6 @@ def update(request: Field) -> tuple[str, dict[str, Any]]:
         "ttl": ttl(request["ttl"]),
         "labels": new_labels(request["labels"]),
     }
-
-
-# --- settings -------------------------------------------------------------------------------------------------------
 
 
 def labels(field: Field) -> dict[str, str]:

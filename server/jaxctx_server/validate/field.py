@@ -59,8 +59,6 @@ class Field:
         if len(self.wrong) < MAX_VIOLATIONS:
             self.wrong.setdefault(self.path, description)
 
-    # --- scalars -----------------------------------------------------------------------------------------------------
-
     def integer(self, low: int, high: int, default: D) -> int | D:
         """A whole number from `low` to `high`."""
         if self.value is None:
@@ -114,8 +112,6 @@ class Field:
     def optional_id(self) -> str | None:
         """The id of a context, if there is one."""
         return None if self.value is None else self.id()
-
-    # --- collections: what they hold is still to be checked ----------------------------------------------------------
 
     def message(self, description: str) -> bool:
         """Whether it is a message. Required; `description` says what it must be."""

@@ -1,7 +1,5 @@
 """Generate and Forward, and sampling wherever it is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput, Sampling

@@ -1,7 +1,5 @@
 """Requests of SnapshotService."""
 
-from __future__ import annotations
-
 import unicodedata
 
 from jaxctx.engine.interface import OpenRequest, SaveRequest, Ttl
