@@ -4,8 +4,6 @@ Time is unix seconds of whatever clock the caller reads. An object is readable b
 nothing may delete it earlier.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Hashable
@@ -24,15 +22,15 @@ class Lifetime:
     sliding: bool = False
 
     @classmethod
-    def begin(cls, seconds: float | None, sliding: bool, now: float) -> Lifetime:
+    def begin(cls, seconds: float | None, sliding: bool, now: float) -> "Lifetime":
         """From `now` on; `seconds` None: for ever."""
         return FOREVER if seconds is None else cls(now + seconds, seconds, sliding)
 
-    def anew(self, now: float) -> Lifetime:
+    def anew(self, now: float) -> "Lifetime":
         """The same, begun at `now`."""
         return self.begin(self.seconds, self.sliding, now)
 
-    def used(self, now: float) -> Lifetime:
+    def used(self, now: float) -> "Lifetime":
         """After a use: a sliding one begins again. One that is over stays over."""
         return self.anew(now) if self.sliding and not self.over(now) else self
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import ServedModel, engine_info
@@ -22,7 +23,9 @@ from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
+from jaxctx.model.bind import DecoderModel, FlatParams
 from jaxctx.model.echo import EchoModel
+from jaxctx.model.sharding import RULES, check_divisible
 from jaxctx.model.text import echo_text
 from jaxctx.store import SnapshotStore
 
@@ -36,6 +39,13 @@ def poison(device: Device) -> None:
     """Fill all pages with what must never be read: NaN in the model's float type, or a telling integer."""
     values = {"float32": np.nan, "bfloat16": np.nan, "uint16": 0x7FC0, "uint32": 0xDEADBEEF}
     device._pools = jax.tree.map(lambda pool: jnp.full_like(pool, values[pool.dtype.name]), device._pools)
+
+
+def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
+    """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
+    check_divisible(model.config, mesh)
+    places = (RULES.sharding(mesh, spec.axes) for spec in model.specs)
+    return tuple(jax.device_put(array, place) for array, place in zip(params, places, strict=True))
 
 
 class Clock:

@@ -65,8 +65,6 @@ class ContextCache:
         moves, self.memory.tiers.moves = self.memory.tiers.moves, []
         return moves
 
-    # --- which contexts there are --------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         """Contexts that are not closed."""
         return len(self._registry)
@@ -199,8 +197,6 @@ class ContextCache:
         context.closed = True
         self._registry.leave(context)
 
-    # --- tokens come ---------------------------------------------------------------------------------------------
-
     def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
         """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument.
 
@@ -311,8 +307,6 @@ class ContextCache:
             context.held_back = False
             self.memory.commit(context, self._full(context))
 
-    # --- memory --------------------------------------------------------------------------------------------------
-
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""
         self.must_live(context)
@@ -360,8 +354,6 @@ class ContextCache:
     def check(self) -> None:
         """Recount everything from scratch; raises AssertionError where something does not add up."""
         audit.check(self.memory, self._registry)
-
-    # --- the parts of the above ----------------------------------------------------------------------------------
 
     def _full(self, context: Context) -> int:
         """Its working pages that commit without being told to."""

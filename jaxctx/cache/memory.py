@@ -131,8 +131,6 @@ class Memory:
         """To be carried out, after what was to be before."""
         self.tiers.moves += moves
 
-    # --- out of the device and back ------------------------------------------------------------------------------
-
     def suspend(self, context: Context) -> int:
         """Give up all pages, keep the tokens; returns how many pages became free or cached.
 

@@ -38,6 +38,8 @@ async def run_async(steps: Steps[R]) -> R:
             call = send(result)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        finally:
+            result = None  # an error would hold itself, and with it the frames that it came through
         try:
             send, result = steps.send, await (_together(call) if isinstance(call, list) else call)
         except (Exception, asyncio.CancelledError) as error:  # after cancelling too the program has to clean up

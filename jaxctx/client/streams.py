@@ -1,7 +1,5 @@
 """Outputs of a context: the pieces of one Generate call as they come, and joined."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from jaxctx.answers import ContextInfo, FinishReason, OutputPart, TokenLogprob, Usage
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import Steps, run
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
 from jaxctx.errors import Internal
@@ -61,6 +59,8 @@ class Pieces(Generic[V]):
         self._begin = begin
         self._ended = False
         # Begun here unless something must be awaited first, so that streams made one after the other run together.
+        if source.cut_short and source._link.transport.channels is grpc:
+            run(source._settle())
         self._call = None if source.cut_short else begin()
 
     def _next_piece(self) -> Steps[Piece[V] | None]:

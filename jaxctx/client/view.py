@@ -1,7 +1,5 @@
 """What both clients' contexts know without asking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar, Unpack
 

@@ -110,7 +110,6 @@ class EngineCore:
 
     def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
-        self.raise_if_draining()
         if context in self._writers:
             raise errors.Aborted("another operation is writing to this context", retry_after_s=0.1)
         if not context.suspended and context.seq_len >= context.computed:

@@ -185,9 +185,8 @@ class Device:
 
     def page(self, data: bytes | memoryview) -> jax.Array:
         """A page outside the pools, of its bytes. Any thread may copy it, so that the step thread need not."""
-        page = np.frombuffer(data, self.page_dtype).reshape(self.page_shape)
-        kept: jax.Array = jax.device_put(page, self._kept)
-        return kept
+        page: jax.Array = jax.device_put(np.frombuffer(data, self.page_dtype).reshape(self.page_shape), self._kept)
+        return page
 
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
         """Put `data`, an array of `save_pages` or its numbers each, into the pages before all later steps.

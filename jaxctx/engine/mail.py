@@ -8,10 +8,12 @@ notices.
 
 import asyncio
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from jaxctx.answers import GeneratePiece
@@ -84,6 +86,7 @@ class Stream(Reply):
     ) -> None:
         self._post = partial(outbox.post, loop)
         self._limit = limit * outputs
+        self._most = limit  # tokens that are joined into one piece
         self._wake_engine = wake
         # Step thread's side.
         self._open = outputs
@@ -127,7 +130,12 @@ class Stream(Reply):
         """What arrives, as one piece what waits of an output; raises what the request failed with, after the rest."""
         while True:
             while self._waiting:
-                piece = _joined(self._waiting.pop(next(iter(self._waiting))))
+                index, parts = next(iter(self._waiting.items()))
+                del self._waiting[index]
+                count = bisect_left(list(accumulate(len(part.token_ids) for part in parts)), self._most) + 1
+                if parts[count:]:
+                    self._waiting[index] = parts[count:]  # behind those of other outputs
+                piece = _joined(parts[:count])
                 self._read += len(piece.token_ids)
                 if self._lagged and self._sent - self._read <= self._limit // 2:
                     self._lagged = False

@@ -4,8 +4,6 @@ A pass is a step whose rows have positions and masks of their own, and which tel
 turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +49,32 @@ class Sampler:
         """Fill int32 `row` `[ROW_WORDS]` for the token at `position`; `suppress` forbids stop tokens."""
         row[:] = self._words[suppress]
         row[POSITION_WORD] = position
+
+
+@dataclass(frozen=True, slots=True)
+class PassRow:
+    """What the step says of one token that was asked about."""
+
+    asked: PassOutput
+    logits: np.ndarray | None  # float32 [vocab], needed for all but a sample
+    token_id: int | None = None  # what was drawn, if anything was to be
+    seed: int | None = None  # that repeats it
+
+    def result(self) -> PassResult:
+        """What was asked for. Logits that are no number count as minus infinity, as they do for samples."""
+        asked, logits = self.asked, self.logits
+        drawn = PassResult(index=asked.index, token_id=self.token_id, seed=self.seed)
+        if logits is None or not needs_logits(asked):
+            return drawn
+        finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
+        logprobs = log_softmax(finite.astype(np.float64))
+        return replace(
+            drawn,
+            logprobs=logprobs[list(asked.logprob_ids)].tolist(),
+            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
+            logits=logits.astype("<f4").tobytes() if asked.logits else b"",
+            entropy=entropy(logprobs) if asked.entropy else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +129,6 @@ def marks(request: ForwardRequest, first: int, positions: int) -> list[bytes]:
 def needs_logits(asked: PassOutput) -> bool:
     """Whether more than a sample is asked for."""
     return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
-
-
-@dataclass(frozen=True, slots=True)
-class PassRow:
-    """What the step says of one token that was asked about."""
-
-    asked: PassOutput
-    logits: np.ndarray | None  # float32 [vocab], needed for all but a sample
-    token_id: int | None = None  # what was drawn, if anything was to be
-    seed: int | None = None  # that repeats it
-
-    def result(self) -> PassResult:
-        """What was asked for. Logits that are no number count as minus infinity, as they do for samples."""
-        asked, logits = self.asked, self.logits
-        drawn = PassResult(index=asked.index, token_id=self.token_id, seed=self.seed)
-        if logits is None or not needs_logits(asked):
-            return drawn
-        finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
-        logprobs = log_softmax(finite.astype(np.float64))
-        return replace(
-            drawn,
-            logprobs=logprobs[list(asked.logprob_ids)].tolist(),
-            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
-            logits=logits.astype("<f4").tobytes() if asked.logits else b"",
-            entropy=entropy(logprobs) if asked.entropy else None,
-        )
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

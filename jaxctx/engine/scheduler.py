@@ -51,7 +51,7 @@ class Scheduler:
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.budget = PageBudget(self.cache, self.running)
-        self.restored = False  # pages came back just now: there may be more at once
+        self.restored = False  # pages came back just now, or their sequence has ended: there may be more to do at once
         self._flying = 0  # steps that were made and are not settled
         self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
@@ -200,7 +200,7 @@ class Scheduler:
 
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
-        pages = self._may_restore if self._flying else ALONE
+        pages = ALONE if self._alone else self._may_restore
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before = sequence.context, sequence.context.seq_len
@@ -223,7 +223,12 @@ class Scheduler:
     @property
     def moving_pages(self) -> int:
         """Pages that one context may move between tiers before the next step, whose rows others may wait for."""
-        return self.config.moving_pages if self._flying else ALONE
+        return ALONE if self._alone else self.config.moving_pages
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no step is under way, and none can be made."""
+        return not (self._flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
 
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""
@@ -248,6 +253,7 @@ class Scheduler:
         if sequence.sampler is not None and sequence.sampler.needs_history:
             self.load_slot(sequence)
         if not sequence.rows_ready:
+            self.restored = True
             self.finish(sequence)
 
     def _preempt_for(self, head: Sequence) -> bool:

@@ -7,10 +7,10 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
+P = ParamSpec("P")
+T = TypeVar("T")
 READ_AHEAD = 64  # pages that were read and are not on the device yet
 REAP_S = 1.0  # how often versions that are over are looked for
 
@@ -58,7 +60,8 @@ class Snapshots:
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
-                version = await asyncio.to_thread(self.store.put, version, overwrite)
+                forget = lambda made: self._release(self.store.remove(made.tenant, made.name, made.version))  # noqa: E731
+                version = await _made(forget, self.store.put, version, overwrite)
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 kept = True
         finally:
@@ -69,11 +72,11 @@ class Snapshots:
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
         lineage = await self.loop.call(self._archive.lineage, frozen)
-        writer = await asyncio.to_thread(self.store.begin, lineage)
+        writer = await _made(SnapshotWriter.abort, self.store.begin, lineage)
         try:
             done = 0
             while done < len(writer.missing):
-                pages = await self.loop.call(self._archive.read, frozen, writer.missing[done:])
+                pages = await self.loop.call(self._archive.read, frozen, writer.missing[done : done + READ_AHEAD])
                 await asyncio.to_thread(_add, writer, writer.missing[done : done + len(pages)], pages)
                 done += len(pages)
             return await asyncio.to_thread(writer.finish, version, overwrite)
@@ -82,6 +85,7 @@ class Snapshots:
             raise
 
     async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        await self.loop.call(self.loop.core.raise_if_draining)
         version = self.store.get(caller.tenant, request.name, request.version)
         made: list[Context] = []
         try:
@@ -91,8 +95,8 @@ class Snapshots:
                 await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
             if request.take:
-                taken = await asyncio.to_thread(self.store.take, caller.tenant, request.name, version.version)
-                self._release([taken])
+                take = partial(self.store.take, caller.tenant, request.name, version.version)
+                self._release([await _made(lambda taken: self._release([taken]), take)])
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, caller.tenant, request.name, version.version)
         except BaseException:
@@ -101,7 +105,7 @@ class Snapshots:
         return result
 
     async def _revive(self, caller: Caller, request: OpenRequest, version: Version, made: list[Context]) -> FillResult:
-        reader = await asyncio.to_thread(self.store.open, version)
+        reader = await _made(SnapshotReader.close, self.store.open, version)
         reading = Reading(self.loop, reader)
 
         def make() -> None:
@@ -151,7 +155,7 @@ class Snapshots:
         return told(Snapshot, version, latest=True)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        removed = await asyncio.to_thread(self.store.remove, caller.tenant, name, version)
+        removed = await _made(self._release, self.store.remove, caller.tenant, name, version)
         self._release(removed)
         return len(removed)
 
@@ -164,6 +168,21 @@ class Snapshots:
     def _reap(self) -> None:
         while not self._stopped.wait(REAP_S):
             self._release(self.store.expire())
+
+
+async def _made(undo: Callable[[T], object], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `make` returns, called on a thread; what comes of it when its caller was cancelled meanwhile is undone."""
+
+    def abandon(making: asyncio.Future[T]) -> None:
+        if not making.cancelled() and making.exception() is None:
+            asyncio.get_running_loop().run_in_executor(None, undo, making.result())
+
+    making = asyncio.ensure_future(asyncio.to_thread(make, *args, **kwargs))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(abandon)
+        raise
 
 
 class Reading:

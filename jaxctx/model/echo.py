@@ -8,10 +8,9 @@ has no parameters, and uses integers throughout, so its answers are exact on eve
     hidden state    the sum of all visible KV, halved into two 16-bit numbers (exact in any float type above bfloat16)
     logits          a permutation of 0..V-1 chosen by that sum, scaled to [-4, 4): no ties
 
-`echo_next` is the same in numpy, for tests to compare with. Its tokenizer is `jaxctx.model.text.echo_text`.
+Its arithmetic works on numpy arrays too, for tests to compare with. Its tokenizer is `jaxctx.model.text.echo_text`.
 """
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,13 +53,6 @@ class EchoModel:
         halves = hidden.astype(jnp.uint32)
         order = _order(halves[:, :1] << 16 | halves[:, 1:])
         return jnp.where(_IDS == EOS_ID, EOS_LOGIT, order.astype(jnp.float32) / (VOCAB_SIZE / 8) - 4)
-
-
-def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
-    """The token that greedy sampling picks after `tokens` (at least one) at positions 0, 1, …, on the host."""
-    values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))
-    order = _order(values.sum(keepdims=True, dtype=np.uint32)).tolist()
-    return max(set(range(VOCAB_SIZE)).difference(suppress), key=lambda token: (token != EOS_ID, order[token]))
 
 
 def _token_value(tokens: Words, positions: Words) -> Words:

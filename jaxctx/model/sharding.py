@@ -11,7 +11,6 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.bind import DecoderModel, FlatParams
 from jaxctx.model.config import ModelConfig
 
 TENSOR = "tensor"
@@ -42,13 +41,6 @@ def make_mesh(*, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -
             "tensor", f"must be from 1 to {len(available)}, the number of devices, not {tensor}"
         )
     return jax.make_mesh((tensor,), (TENSOR,), axis_types=(AxisType.Auto,), devices=available[:tensor])
-
-
-def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
-    """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
-    check_divisible(model.config, mesh)
-    places = (RULES.sharding(mesh, spec.axes) for spec in model.specs)
-    return tuple(jax.device_put(array, place) for array, place in zip(params, places, strict=True))
 
 
 def check_divisible(config: ModelConfig, mesh: Mesh) -> None:

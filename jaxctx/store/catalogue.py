@@ -5,13 +5,12 @@ moment in which it happens. Changes of one name come one after the other; if ano
 read and the change is decided anew. The catalogue never looks at manifests or pages.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Self
 
 from jaxctx.errors import DataLoss, InvalidArgument, JaxctxError, NotFound
 from jaxctx.lifetime import Alarms
@@ -34,7 +33,7 @@ class Entry:
         """The versions that are not over."""
         return tuple(version for version in self.versions if not version.lifetime.over(now))
 
-    def keep(self, versions: Iterable[Version]) -> Entry:
+    def keep(self, versions: Iterable[Version]) -> Self:
         """With these versions instead."""
         return replace(self, versions=tuple(versions))
 

@@ -192,6 +192,7 @@ class FileObjects(Objects):
         _make_directory(os.path.dirname(self._path(key)))
         return super().replace(key, value, expected)
 
+    @_typed_errors()
     def write(self, key: str, parts: Sequence[Buffer]) -> Pending[object]:
         return _typed_errors()(self._writers.submit(_write, self._path(key), parts).result)
 

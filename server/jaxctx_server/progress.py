@@ -1,7 +1,5 @@
 """Progress of a start, on standard error: bars on a terminal, plain lines elsewhere. Called from the loading thread."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,21 @@ from rich.console import Console
 
 MEBIBYTE = 1 << 20
 PAUSE_S = 2.0  # between plain lines of one task
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a start reports, and `show(task, done, total, amount)` that shows it."""
+
+    show: Callable[[str, int, int, str], None]
+
+    def weights(self, done: int, total: int) -> None:
+        """So many bytes of the weights are there."""
+        self.show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
+
+    def compiled(self, name: str, done: int, total: int) -> None:
+        """Function `name` is compiled, which makes `done` of `total`."""
+        self.show("compiling", done, total, f"{done}/{total} {name}")
 
 
 @contextmanager
@@ -36,21 +49,6 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
             bars.update(tasks[task], completed=done, total=total, amount=amount)
 
         yield Progress(show)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a start reports, and `show(task, done, total, amount)` that shows it."""
-
-    show: Callable[[str, int, int, str], None]
-
-    def weights(self, done: int, total: int) -> None:
-        """So many bytes of the weights are there."""
-        self.show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
-
-    def compiled(self, name: str, done: int, total: int) -> None:
-        """Function `name` is compiled, which makes `done` of `total`."""
-        self.show("compiling", done, total, f"{done}/{total} {name}")
 
 
 class PlainLines:

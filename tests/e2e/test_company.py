@@ -10,10 +10,10 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
-from jaxctx.model.echo import echo_next
 from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
+from tests.echo import echo_next
 from tests.server.test_validation import METHODS, cases
 from tests.server.test_validation import request as bad_request
 

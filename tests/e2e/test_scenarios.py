@@ -9,7 +9,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
-from jaxctx.model.echo import echo_next
+from tests.echo import echo_next
 
 THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
 

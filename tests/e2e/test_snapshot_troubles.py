@@ -106,7 +106,7 @@ async def test_a_save_that_is_given_up_leaves_nothing(client, engine, gate, fold
 
 
 @pytest.mark.parametrize("how", ["cancelled", "out of time"])
-async def test_an_open_that_is_given_up_leaves_nothing(client, engine, gate, how) -> None:
+async def test_an_open_that_is_given_up_leaves_nothing(client, engine, gate, folder, how) -> None:
     context = await filled(client, PROMPT)
     await context.save("a", durable=True)
     await context.close()
@@ -125,6 +125,8 @@ async def test_an_open_that_is_given_up_leaves_nothing(client, engine, gate, how
     assert opened.opened is not None
     assert opened.opened.computed == 0
     assert await greedy(opened, 3) == oracle(PROMPT, 3)
+    await client.delete_snapshot("a")
+    await until(lambda: not packs(folder))  # nobody has them pinned
 
 
 async def test_a_take_that_is_given_up_while_it_reads_takes_nothing(client, engine, gate) -> None:

@@ -1,11 +1,10 @@
 """Tokenizer: text to ids and back, by the Hugging Face `tokenizers` library and the model's `tokenizer.json`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -31,7 +30,7 @@ class Tokenizer:
         self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
-    def from_file(cls, path: Path) -> Tokenizer:
+    def from_file(cls, path: Path) -> Self:
         """Raises CheckpointError, naming the file, if it is missing or not a tokenizer."""
         if not path.is_file():
             raise CheckpointError(f"{path.name}: missing; the tokenizer must be in the `tokenizers` format")

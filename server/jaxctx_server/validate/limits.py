@@ -1,8 +1,7 @@
 """What may be asked of one server: the bounds of the contract, and those of its model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 from jaxctx.answers import EngineInfo
 
@@ -55,7 +54,7 @@ class Limits:
     max_logits_bytes: int = 48 << 20  # of a pass; a message holds 64 MiB
 
     @classmethod
-    def of(cls, info: EngineInfo, *, queue_limit: int) -> Limits:
+    def of(cls, info: EngineInfo, *, queue_limit: int) -> Self:
         """The limits of an engine."""
         return cls(
             vocab_size=info.vocab_size,

@@ -11,7 +11,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
-from jaxctx.model.echo import echo_next
+from tests.echo import echo_next
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -230,3 +230,21 @@ async def test_more_stop_ids_than_a_slot_takes_are_refused(make_engine) -> None:
     request = GenerateRequest(context_id=context_id, max_tokens=5, min_tokens=1, stop_token_ids=list(range(200)))
     with pytest.raises(InvalidArgument):
         _ = [piece async for piece in engine.generate(ME, request)]
+
+
+async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_engine) -> None:
+    """The restore ends in a turn of its own, after the admission of that turn, and no step follows to wake anybody."""
+    engine = make_engine(
+        EngineConfig(pages=24, max_batch=1, max_batch_tokens=64, max_context_tokens=384, host_pages=64)
+    )
+    for pages in (18, 19, 20):
+        restored, other = await filled(engine, [pages] * 16 * pages), await filled(engine, [7] * 330)
+        await engine.close(ME, other)
+        context = engine.core.cache.get(ME.tenant, restored)
+        assert context.suspended
+        waiting = await empty(engine)
+        work = asyncio.gather(engine._resume(ME, context), engine.fill(ME, waiting, [8, 9]))
+        result, _ = await asyncio.wait_for(work, 20)
+        assert result.restored == 16 * (pages - 3), "the first three stayed where they were"
+        for each in (restored, waiting):
+            await engine.close(ME, each)

@@ -15,8 +15,9 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.echo import EchoModel
-from jaxctx.model.sharding import make_mesh, shard
+from jaxctx.model.sharding import make_mesh
 from scripts.checkpoints import init_random
+from tests.engines import shard
 
 TINY = ModelConfig(
     architecture="Qwen3ForCausalLM",

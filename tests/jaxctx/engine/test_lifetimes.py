@@ -10,7 +10,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, Ttl
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import NotFound
-from jaxctx.model.echo import echo_next
+from tests.echo import echo_next
 
 ME, OTHER = Caller("me"), Caller("other")
 CONFIG = EngineConfig(pages=64, max_batch=4, max_batch_tokens=64, max_context_tokens=1024)

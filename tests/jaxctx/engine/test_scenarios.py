@@ -9,7 +9,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange, ResourceExhausted
-from jaxctx.model.echo import echo_next
+from tests.echo import echo_next
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)

@@ -9,7 +9,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
-from jaxctx.model.echo import echo_next
+from tests.echo import echo_next
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)

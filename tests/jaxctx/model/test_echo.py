@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, EchoModel, echo_next
+from jaxctx.model.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, EchoModel
+from tests.echo import echo_next
 
 
 class CausalKV:

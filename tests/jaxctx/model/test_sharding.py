@@ -7,9 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sharding import KV_POOL_AXES, RULES, make_mesh, shard
+from jaxctx.model.sharding import KV_POOL_AXES, RULES, make_mesh
 from jaxctx.model.weights import load_model
 from scripts.checkpoints import init_random, write_random
+from tests.engines import shard
 
 
 def test_two_devices_compute_what_one_does(tiny, dense_logits):
