@@ -10,6 +10,7 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.snapshots import _made
 from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
 from tests.echo import echo_next
 
@@ -248,3 +249,33 @@ async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_eng
         assert result.restored == 16 * (pages - 3), "the first three stayed where they were"
         for each in (restored, waiting):
             await engine.close(ME, each)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_made_for_a_caller_who_left_is_undone(fails: bool) -> None:
+    """Opens, saves, takes and deletes of snapshots: the thread that a cancelled one waited for goes on by itself."""
+    begun, release, undone = threading.Event(), threading.Event(), threading.Event()
+    results: list[str] = []
+
+    def make(name: str) -> str:
+        begun.set()
+        assert release.wait(10)
+        if fails:
+            raise OSError("nothing was made")
+        return name
+
+    def undo(result: str) -> None:
+        results.append(result)
+        undone.set()
+
+    making = asyncio.create_task(_made(undo, make, "a reader"))
+    await asyncio.to_thread(begun.wait, 10)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert not results
+    release.set()
+    await asyncio.to_thread(undone.wait, 0.2 if fails else 10)
+    assert results == ([] if fails else ["a reader"])
+    assert await _made(undo, str, 7) == "7"
+    assert len(results) == (not fails), "what its caller got is the caller's"
