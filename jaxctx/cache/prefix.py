@@ -75,6 +75,7 @@ class PageNode:
     digest: bytes
     owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
     identity: Identity | None = None  # of a root
+    published: bool = False  # whether contexts of all namespaces find what stands behind this root
     marks: bytes = b""  # of its tokens, see `marks`
     marked: bool = False  # whether it or a page before it has marks
     page: int = NOWHERE  # on the device
@@ -139,10 +140,12 @@ class PrefixIndex:
 
     def publish(self, root: PageNode) -> None:
         """Let contexts of all namespaces find what begins at this root."""
+        root.published = True
         self._published.setdefault(_anybody(root), []).append(root)
 
     def unpublish(self, root: PageNode) -> None:
-        """Undo `publish`."""
+        """Undo `publish`: who holds pages of it keeps those, and finds no more."""
+        root.published = False
         roots = self._published[_anybody(root)]
         roots.remove(root)
         if not roots:
@@ -169,9 +172,11 @@ class PrefixIndex:
         path = []
         for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
             page_marks = encode_page(marks, first + start // TOKEN_BYTES, page_size) if marks else b""
-            child = self.child(node, node.owner, tokens[start : start + page_bytes], page_marks)
+            page, child = tokens[start : start + page_bytes], None
+            if node.owner is owner or node.owner.published:
+                child = self.child(node, node.owner, page, page_marks)
             if child is None and node.owner is not owner:
-                child = self.child(node, owner, tokens[start : start + page_bytes], page_marks)
+                child = self.child(node, owner, page, page_marks)
             if child is None:
                 break
             path.append(child)
@@ -198,7 +203,7 @@ class PrefixIndex:
         """
         digest = self._key(parent, owner, tokens, marks)
         node = self._find(digest, parent, owner, tokens, marks)
-        if node is None and parent.owner is not owner:
+        if node is None and parent.owner.published:
             node = self.child(parent, parent.owner, tokens, marks)
         if node is not None:
             if node.page == NOWHERE:

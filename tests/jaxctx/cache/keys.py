@@ -20,6 +20,7 @@ class Keys:
         self.page_size = page_size
         self.owner: list[Key] = []
         self.depth: list[int] = []
+        self.published: set[Key] = set()  # roots whose pages everybody finds
         self._roots: dict[Identity, Key] = {}
         self._keys: dict[tuple[Key, Key, tuple[int, ...], tuple[bytes, ...]], Key] = {}
 
@@ -63,7 +64,9 @@ class Keys:
         size = self.page_size
         while start + size <= len(tokens):
             page = tuple(tokens[start : start + size]), tuple(marks[start : start + size])
-            found = self._keys.get((key, self.owner[key], *page), -1)
+            found = -1
+            if self.owner[key] == owner or self.owner[key] in self.published:
+                found = self._keys.get((key, self.owner[key], *page), -1)
             if found not in among and self.owner[key] != owner:
                 found = self._keys.get((key, owner, *page), -1)
             if found not in among:

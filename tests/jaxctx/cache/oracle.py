@@ -268,7 +268,12 @@ class Oracle:
         publication.tokens, publication.marks = e.tokens[:end], e.marks[:end]
         publication.values = e.values[:end]
         self.published.append(publication)
+        self.keys.published.add(root)
         return publication
+
+    def unpublish(self, publication: Expected) -> None:
+        self.published.remove(publication)
+        self.keys.published.remove(publication.root)
 
     def restorable(self, e: Expected, limit: int, pages: int) -> int:
         """The most pages that a restore can gain."""
@@ -327,7 +332,7 @@ class Oracle:
             part = slice(e.committed * self.page_size, (e.committed + 1) * self.page_size)
             before = e.chain[-1] if e.chain else e.root
             key = self.keys.key(before, e.root, e.tokens[part], e.marks[part])
-            if self.keys.owner[before] != e.root:
+            if self.keys.owner[before] in self.keys.published - {e.root}:
                 theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.marks[part])
                 if theirs in self.kept and self.tiers and not self.roomy:
                     chosen = self.keys.chain(e.context)[e.committed]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import OutOfPages
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
-from .filling import IDENTITY, TOKENS, filled, layout, new_cache, resident, used, would_find
+from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
 
 # --- suspension ------------------------------------------------------------------------------------------------------
 
@@ -196,3 +198,19 @@ def test_a_very_long_context_can_end():
     cache.settle(context, 100_000)
     cache.close(context)
     assert cache.clear_cached() == 100_000
+
+
+def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdrawn():
+    cache = new_cache()
+    publication = cache.publish(filled(cache, TOKENS), "p", tenant="owner")
+    reader = cache.create(replace(IDENTITY, namespace="reader"))
+    assert fill(cache, reader, TOKENS[:500]) == (496, 4)
+    cache.control.rewind(reader, 160)
+    assert would_find(cache, reader, TOKENS[160:]) == 992 - 160
+    cache.close(publication)
+    assert would_find(cache, reader, TOKENS[160:]) == 0
+    assert fill(cache, reader, TOKENS[160:]) == (0, 840)
+    assert reader.committed_pages == 62
+    shared = [node for node in reader.chain() if node in publication.chain()]
+    assert shared == publication.chain()[:10], "and it keeps what it holds"
+    assert cache.stats().held == 63 + 10 + 53, "the owner's, the ten that both had, and its own"

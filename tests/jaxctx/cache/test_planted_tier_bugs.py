@@ -165,8 +165,8 @@ BUGS = [
         "still found when it is published no more",
         PrefixIndex,
         "unpublish",
-        "roots.remove(root)",
-        "pass",
+        "root.published = False",
+        "return",
         often=PUBLISHING,
     ),
     Bug(

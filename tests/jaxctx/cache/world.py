@@ -187,8 +187,8 @@ class World:
         self.oracle.wake(e)
         found = self.oracle.keys.chain(e.context)
         owners = {e.root, *(other.root for other in self.oracle.published if other.group == e.group)}
-        owners |= {self.oracle.keys.owner[key] for key in e.chain}
-        assert all(self.oracle.keys.owner[key] in owners for key in found), "found what it may not find"
+        gained = {self.oracle.keys.owner[key] for key in found[e.committed :]}
+        assert gained <= owners, "found what it may not find"
         assert self.oracle.on_device.keys() >= {*found}, "matched what is not on the device"
         assert found[: e.committed] == e.chain
         assert count == (len(found) - e.committed) * self.page_size
@@ -359,7 +359,7 @@ class World:
         self.cache.close(e.context)
         self.oracle.contexts.remove(e)
         if e.role == "publication":
-            self.oracle.published.remove(e)
+            self.oracle.unpublish(e)
         try:
             self.cache.append(e.context, [1])
         except NotFound:
