@@ -253,8 +253,7 @@ class ContextCache:
 
     def places(self, context: Context) -> builtins.list[Item]:
         """Of a suspended context: what of its pages some tier has, as far as it goes without a gap."""
-        path = self.memory.path(context, context.length)
-        return [*path, *self.memory.parked(context, len(path) * self.page_size, context.length)]
+        return self.memory.ahead(context, context.length)
 
     def find(self, identity: Identity, tokens: TokenIds) -> Found:
         """What a new context filled with `tokens` would find."""
@@ -266,9 +265,7 @@ class ContextCache:
         self.must_live(context)
         added = encode_tokens(more)
         tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
-        path = self.memory.path(context, tokens, added)
-        reached = (0 if context.suspended else context.seq_len) + len(path) * self.page_size
-        return found([*path, *self.memory.parked(context, reached, tokens)])
+        return found(self.memory.ahead(context, tokens, added))
 
     def grow(self, context: Context, tokens: int) -> None:
         """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.

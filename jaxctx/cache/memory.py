@@ -193,18 +193,27 @@ class Memory:
         gained, waits = 0, False
         while gained < limit:
             # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.
-            within = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
-            path = self.path(context, min(tokens, within))[: limit - gained]
+            more = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
+            path = self.path(context, within := min(tokens, more))[: limit - gained]
             if path and not (waits and path[0].page == NOWHERE):
                 followed = self._follow(context, path, gained, ready)
                 gained += followed
-                # What is fetched may cost another page its place, and with it this way; what is lost does in any case.
-                waits = followed < len(path) and path[followed].indexed
+                waits = followed < len(path) and path[followed].indexed  # what is lost is no way any more
             elif not path and not waits and self._unpark(context, tokens, gained, ready):
                 gained += 1
+            elif self._fetch(context, within, limit - gained):
+                waits = True  # but what is fetched may have cost another page its place, and with it this way
             else:
                 break
         return gained
+
+    def _fetch(self, context: Context, tokens: int, count: int) -> bool:
+        """Begin to bring up to `count` of its next pages from disk to half of the host slots; whether it was any."""
+        begun = len(self.tiers.moves)
+        for item in self.ahead(context, tokens)[: max(min(count, self.tiers.host.total // 2), 1)]:
+            if item.host == NOWHERE and item.disk != NOWHERE:
+                self.tiers.fetch(item)
+        return len(self.tiers.moves) > begun
 
     def _follow(self, context: Context, path: list[PageNode], gained: int, ready: Ready) -> int:
         """Adopt the nodes of a path, loading those that are not on the device; returns how many."""
@@ -233,6 +242,11 @@ class Memory:
                 break
         return found
 
+    def ahead(self, context: Context, tokens: int, more: bytes = b"") -> list[Item]:
+        """What of a context's next pages some tier has, as far as it goes without a gap; arguments of `path`."""
+        path = self.path(context, tokens, more)
+        return [*path, *self.parked(context, context.seq_len + len(path) * self.page_size, tokens)]
+
     def drop_stash(self, context: Context, before: int | None = None) -> None:
         """Forget parked data; with `before` only of pages before this one, whose tokens have KV again."""
         for number in [number for number in context.stash if before is None or number < before]:
@@ -240,7 +254,7 @@ class Memory:
 
     def _unpark(self, context: Context, tokens: int, gained: int, ready: Ready) -> bool:
         """Load the parked data of a context's next page into a working page of its own."""
-        found = self.parked(context, context.seq_len, tokens)
+        found = self.parked(context, context.seq_len, min(tokens, context.seq_len + self.page_size))
         if not found or not self._arrived(found[0], ready):
             return False
         number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
@@ -265,10 +279,8 @@ class Memory:
         return self.available > 0
 
     def _arrived(self, item: Item, ready: Ready) -> bool:
-        """Whether its data is in a host slot; begins to fetch it from disk if not. Lost data is forgotten."""
+        """Whether its data is in a host slot. Lost data is forgotten."""
         if item.host == NOWHERE:
-            if item.disk != NOWHERE:
-                self.tiers.fetch(item)
             return False
         try:
             return ready(item.host)

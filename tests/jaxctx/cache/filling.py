@@ -12,10 +12,15 @@ IDENTITY = Identity("tenant", "model", kv_dtype="bfloat16")
 TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
 
 
-def new_cache(pages=200, page_size=16):
+def new_cache(pages=200, page_size=16, host=0, disk=0):
     ids, ticks = itertools.count(), itertools.count()
     return ContextCache(
-        pages=pages, page_size=page_size, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}"
+        pages=pages,
+        page_size=page_size,
+        clock=lambda: float(next(ticks)),
+        new_id=lambda: f"c{next(ids):04}",
+        host_slots=host,
+        disk_slots=disk,
     )
 
 

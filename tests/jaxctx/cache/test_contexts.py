@@ -214,3 +214,18 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     shared = [node for node in reader.chain() if node in publication.chain()]
     assert shared == publication.chain()[:10], "and it keeps what it holds"
     assert cache.stats().held == 63 + 10 + 53, "the owner's, the ten that both had, and its own"
+
+
+def test_pages_on_disk_are_fetched_ahead_but_never_drive_off_half_of_the_host():
+    cache = new_cache(pages=70, host=8, disk=100)
+    context = filled(cache, TOKENS)
+    cache.suspend(context)
+    cache.close(filled(cache, [3] * 1100))  # needs every page
+    cache.match(context)
+    assert cache.restore(context, 8, lambda slot: True) == 8, "the first ones left last, and are on the host"
+    cache.moves()
+    assert cache.restore(context, 3, lambda slot: False) == 0
+    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 3
+    assert cache.restore(context, 99, lambda slot: False) == 0
+    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 1, "4 in all, of 8 slots"
+    cache.check()

@@ -68,7 +68,7 @@ BUGS = [
         "return ready(item.host)",
         "ready(item.host); return True",
     ),
-    Bug("a fetch counts at once", Memory, "_arrived", "return False\n    try", "pass\n    try"),
+    Bug("a fetch counts at once", Memory, "_arrived", "return False\n    try", "return True\n    try"),
     Bug("lost data is waited for", Memory, "_arrived", "self.tiers.lose(item)", "pass", often=("lose", "restore")),
     Bug(
         "a restored page is not the node's",
