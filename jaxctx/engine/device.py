@@ -31,7 +31,6 @@ from jaxctx_kernels import plan_shape, pool_array
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
-COPY_CHUNK = 4  # pages that one call copies, saves or loads; what pads fewer costs as much
 OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
 
@@ -49,6 +48,7 @@ class Device:
         state = DeviceState(jnp.zeros(config.max_batch + 1, jnp.int32), slot_state(config.max_batch, model.vocab_size))
         self._state = jax.device_put(state, self._replicated)
         self._neutral = row_words()
+        self._chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
         self._compiled: dict[StepShape | str, Executable] = {}
         self.compilations = 0  # on threads that count them
         self._counting: int | None = None  # the thread that does
@@ -105,18 +105,18 @@ class Device:
 
     def _compile(self, what: StepShape | str) -> None:
         """A step of this shape, or one of `OTHERS`."""
-        pools, state, pages = self._pools, self._state, self._ints(COPY_CHUNK)
+        pools, state, pages = self._pools, self._state, self._ints(self._chunk)
         match what:
             case StepShape():
                 function = step.make_step(self._model, what)
                 compiled = self._lower(function, (1, 2), self._params, pools, state, self._ints(what.size))
             case "page copy":
-                compiled = self._lower(step.copy_in, (0,), pools, self._ints(2, COPY_CHUNK))
+                compiled = self._lower(step.copy_in, (0,), pools, self._ints(2, self._chunk))
             case "page save":
                 compiled = self._lower(step.save_from, (), pools, pages, out_shardings=self._kept)
             case "page load":
                 load = partial(step.load_into, on_device=self._on_device)
-                compiled = self._lower(load, (0,), pools, pages, (self._no_page,) * COPY_CHUNK)
+                compiled = self._lower(load, (0,), pools, pages, (self._no_page,) * self._chunk)
             case _:
                 compiled = self._lower(step.load_packed, (0,), state, self._ints(step.PACKED_WORDS))
         self._compiled[what] = compiled
@@ -163,9 +163,9 @@ class Device:
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        for start in range(0, len(copies), COPY_CHUNK):
-            pairs = np.zeros((2, COPY_CHUNK), np.int32)  # (0, 0) pads: scratch onto itself
-            for column, copy in enumerate(copies[start : start + COPY_CHUNK]):
+        for start in range(0, len(copies), self._chunk):
+            pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
+            for column, copy in enumerate(copies[start : start + self._chunk]):
                 pairs[:, column] = copy.source, copy.target
             self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
 
@@ -175,8 +175,8 @@ class Device:
         Returns at once; the pages may be written to again at once. The arrays are ready when the device got there.
         """
         saved: list[jax.Array] = []
-        for start in range(0, len(pages), COPY_CHUNK):
-            saved += self._compiled["page save"](self._pools, self._put(_padded(pages[start : start + COPY_CHUNK])))
+        for start in range(0, len(pages), self._chunk):
+            saved += self._compiled["page save"](self._pools, self._padded(pages[start : start + self._chunk]))
         del saved[len(pages) :]
         if self._kept is self._on_device:
             for page in saved:
@@ -193,16 +193,22 @@ class Device:
 
         numpy arrays must not be written to afterwards.
         """
-        for start in range(0, len(pages), COPY_CHUNK):
-            ids = _padded(pages[start : start + COPY_CHUNK])
-            chunk = [jax.device_put(page, self._kept) for page in data[start : start + COPY_CHUNK]]
-            chunk += [self._no_page] * (COPY_CHUNK - len(chunk))
-            self._pools = self._compiled["page load"](self._pools, self._put(ids), tuple(chunk))
+        for start in range(0, len(pages), self._chunk):
+            chunk = [jax.device_put(page, self._kept) for page in data[start : start + self._chunk]]
+            chunk += [self._no_page] * (self._chunk - len(chunk))
+            ids = self._padded(pages[start : start + self._chunk])
+            self._pools = self._compiled["page load"](self._pools, ids, tuple(chunk))
 
     def load_slot(self, slot: int, history: SlotHistory) -> None:
         """Tell a slot about the sequence that takes it, in as many calls as its tokens need."""
         for packed in history.pack(slot):
             self._state = self._compiled["slot load"](self._state, self._put(packed))
+
+    def _padded(self, pages: Sequence[int]) -> jax.Array:
+        """int32 `[chunk]`, padded with the scratch page."""
+        padded = np.zeros(self._chunk, np.int32)
+        padded[: len(pages)] = pages
+        return self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
         placed: jax.Array = jax.device_put(array, self._replicated)
@@ -220,10 +226,3 @@ class Device:
     def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._counting:
             self.compilations += 1
-
-
-def _padded(pages: Sequence[int]) -> np.ndarray:
-    """int32 `[COPY_CHUNK]`, padded with the scratch page."""
-    padded = np.zeros(COPY_CHUNK, np.int32)
-    padded[: len(pages)] = pages
-    return padded

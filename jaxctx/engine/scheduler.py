@@ -232,7 +232,8 @@ class Scheduler:
 
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""
-        found = self.cache.peek(sequence.context, tokens=sequence.match_to)
+        next_page = min(sequence.match_to, sequence.context.seq_len + self.config.page_size)
+        found = self.cache.peek(sequence.context, tokens=next_page)
         sequence.restoring = bool(found.device or found.host or found.disk)
         return sequence.restoring
 

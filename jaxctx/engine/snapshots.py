@@ -111,11 +111,10 @@ class Snapshots:
         def make() -> None:
             context, missing = self._archive.revive(caller, request, version, reader.lineage)
             made.append(context)
-            reading.expect(missing)
+            reading.start(missing)
 
         try:
             await self.loop.call(make)
-            reading.start()
             return await self._resume(caller, made[0])
         finally:
             reading.stop()
@@ -197,15 +196,12 @@ class Reading:
         self._pages: dict[int, Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="jaxctx-read", daemon=True)
 
-    def expect(self, slots: Sequence[tuple[int, int]]) -> None:
-        """On the step thread: what host slots wait for, `(page, slot)`."""
+    def start(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Begin to read, on the step thread, what host slots wait for from now on: `(page, slot)`."""
         for number, slot in slots:
             self._pages[number] = Future()
             self._core.transfers.stage(slot, self._pages[number], self._room.release)
-
-    def start(self) -> None:
-        """Begin to read."""
-        if self._pages:
+        if slots:
             self._thread.start()
 
     def stop(self) -> None:
@@ -223,14 +219,14 @@ class Reading:
                     self._pages[number].set_exception(DataLoss("a page failed its checksum"))
                 else:
                     self._pages[number].set_result(self._core.device.page(data))
+                del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
                 self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
         else:
             loss = DataLoss("pages were not read")
-        for future in self._pages.values():
-            if not future.done():
-                future.set_exception(loss)
+        for page in self._pages.values():
+            page.set_exception(loss)
         self._loop.wake()
 
 

@@ -237,8 +237,8 @@ def save_from(pools: Pools, pages: jax.Array) -> Pages:
 
 def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
     """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
-    stacked = jnp.stack([jax.device_put(page, on_device) for page in data])
-    return each_array(lambda array, layer, i: kernels.write_pages(array, pages, stacked[:, layer, i]), pools)
+    here = [jax.device_put(page, on_device) for page in data]
+    return each_array(lambda array, layer, i: kernels.write_pages(array, pages, [p[layer, i] for p in here]), pools)
 
 
 def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:

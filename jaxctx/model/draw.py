@@ -69,17 +69,11 @@ def _draw_from_candidates(distance: jax.Array, cut: Truncation, keys: jax.Array)
     mass = jnp.where(few, (weight * in_top_k).sum(-1), jnp.exp(-distance).sum(-1))
     before = jnp.cumsum(weight, axis=-1) - weight
     in_top_p = (before < (cut.top_p * mass)[:, None]) | (cut.top_p >= 1)[:, None]
-    kept = (in_top_k & in_top_p & (-top <= _reach(cut))) | (rank == 0)
+    kept = (in_top_k & in_top_p & (-top <= -jnp.log(cut.min_p)[:, None])) | (rank == 0)
     # The last candidate was cut, so all after it are too. With a larger top_k the mass that top_p shares is unknown.
     exact = few | (~kept[:, -1] & ((cut.top_k == 0) | (cut.top_p >= 1)))
     score = jnp.where(kept, _gumbel(keys, ids) + top, -jnp.inf)
     return jnp.take_along_axis(ids, jnp.argmax(score, -1)[:, None], axis=1)[:, 0], exact
-
-
-def _reach(cut: Truncation) -> jax.Array:
-    """min_p as the greatest distance kept, `[rows, 1]`."""
-    reach: jax.Array = -jnp.log(cut.min_p)[:, None]
-    return reach
 
 
 def _kept(distance: jax.Array, cut: Truncation) -> jax.Array:
@@ -91,7 +85,7 @@ def _kept(distance: jax.Array, cut: Truncation) -> jax.Array:
     )
     weight = jnp.where(kept, jnp.exp(-distance), 0)
     by_mass = _smallest(distance, weight, cut.top_p * weight.sum(-1))
-    return kept & (by_mass | (cut.top_p >= 1)[:, None]) & (distance <= _reach(cut))
+    return kept & (by_mass | (cut.top_p >= 1)[:, None]) & (distance <= -jnp.log(cut.min_p)[:, None])
 
 
 def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:

@@ -66,8 +66,6 @@ class Catalogue:
         for tenant, name, stored, generation in self._read_all():
             self._merge(tenant, name, stored, generation)
 
-    # What is there
-
     def entry(self, tenant: str, name: str) -> Entry:
         """What is known of a name; an empty entry of one that is not there."""
         with self._lock:
@@ -97,8 +95,6 @@ class Catalogue:
         """Tell of this name again."""
         with self._lock:
             self._ends.set((tenant, name), at)
-
-    # Changes
 
     def change(self, tenant: str, name: str, edit: Edit) -> tuple[Entry, Entry]:
         """Replace the entry of a name by what `edit` makes of it; the entry before and after.

@@ -170,8 +170,6 @@ class SnapshotStore:
                 self.collect()
         return removed
 
-    # Durable snapshots
-
     def begin(self, lineage: Lineage) -> SnapshotWriter:
         """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).
 
@@ -186,8 +184,7 @@ class SnapshotStore:
         """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
         if not version.durable:
             raise ValueError("only durable versions can be read")
-        pinned = [version.manifest]
-        self._pages.pin(pinned)
+        self._pages.pin([version.manifest])
         try:
             if self.get(version.tenant, version.name, version.version).manifest != version.manifest:
                 raise missing(version.name)
@@ -196,7 +193,7 @@ class SnapshotStore:
             if manifest is None:
                 raise damaged(version.name)
         except BaseException:
-            self._pages.unpin(pinned, version.manifest)
+            self._pages.unpin([version.manifest], version.manifest)
             raise
         self._pages.pin(manifest.packs)
         return SnapshotReader(self._objects, self._pages, manifest)

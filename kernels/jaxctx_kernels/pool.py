@@ -8,6 +8,8 @@ XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.
 stored as its bits in uint16 and reinterpreted where it is read. No one outside this module needs to know.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -61,6 +63,12 @@ def read_pages(pool: Pool, pages: Int32[Array, " n"]) -> Shaped[Array, "n kv_hea
     return pool[:, pages].swapaxes(0, 1)
 
 
-def write_pages(pool: Pool, pages: Int32[Array, " n"], data: Shaped[Array, "n kv_heads page_size head_dim"]) -> Pool:
-    """The inverse of `read_pages`. Repetitions of page 0 are padding."""
-    return pool.at[:, pages].set(data.swapaxes(0, 1))
+def write_pages(
+    pool: Pool, pages: Int32[Array, " n"], data: Sequence[Shaped[Array, "kv_heads page_size head_dim"]]
+) -> Pool:
+    """The inverse of `read_pages`, from an array each. Repetitions of page 0 are padding."""
+    if len(data) > 4:  # on CPU a scatter of 4 pages of 0.5 MB takes 0.60 ms, one after the other 0.35
+        return pool.at[:, pages].set(jnp.stack(data, 1))
+    for number, page in enumerate(data):
+        pool = jax.lax.dynamic_update_slice(pool, page[:, None], (0, pages[number], 0, 0))
+    return pool

@@ -111,7 +111,7 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
         host_pages=_host_pages(config, served, pages),
         disk_pages=config.disk_tokens // config.page_size,
         disk_file=config.disk_file,
-        moving_pages=3 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
+        moving_pages=2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
         max_contexts_per_tenant=config.max_contexts_per_tenant,
         max_snapshots_per_tenant=config.max_snapshots_per_tenant,
         max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,

@@ -5,6 +5,7 @@ Whatever happens, the context that is saved goes on, nobody else notices, and no
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.scheduler import ALONE
+from jaxctx.engine.snapshots import READ_AHEAD
 from jaxctx.store.objects import open_objects
 from tests.jaxctx.store.interrupted import Interrupted
 
@@ -205,6 +208,34 @@ class TestFullPool:
         assert await greedy(other, 3) == oracle([3] * 330, 3)
         await other.close()
         assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
+
+
+class TestManyPages:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(pages=512, max_batch=8, max_batch_tokens=64, max_context_tokens=6400)
+
+    async def test_pages_that_were_loaded_are_not_kept_until_the_open_ends(self, client, engine, monkeypatch) -> None:
+        tokens = [n * 7 % 250 for n in range(6000)]
+        context = await filled(client, tokens)
+        await context.save("a", durable=True)
+        await context.close()
+        await client.clear_cache()
+        made, most = list[weakref.ref[object]](), 0
+
+        def page(data: memoryview, make: Callable[[memoryview], object] = engine.core.device.page) -> object:
+            nonlocal most
+            page = make(data)
+            made.append(weakref.ref(page))
+            most = max(most, sum(each() is not None for each in made))
+            return page
+
+        monkeypatch.setattr(engine.core.device, "page", page)
+        opened = await client.open("a")
+        assert opened.opened is not None
+        assert opened.opened.restored == 6000
+        assert most <= READ_AHEAD + ALONE + 1, f"{most} of 375 pages were in host memory at once"
+        assert await greedy(opened, 3) == oracle(tokens, 3)
 
 
 async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, gate) -> None:
