@@ -25,7 +25,6 @@ from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 P = ParamSpec("P")
 T = TypeVar("T")
 READ_AHEAD = 64  # pages that were read and are not on the device yet
-REAP_S = 1.0  # how often versions that are over are looked for
 
 
 class Snapshots:
@@ -42,8 +41,7 @@ class Snapshots:
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         overwrite = request.overwrite_version
         await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
-        hidden: list[Context] = []  # dropped at the end, unless it is what was to be kept
-        kept = False
+        hidden: list[Context] = []  # dropped at the end
 
         def freeze() -> None:
             self.loop.core.raise_if_draining()
@@ -63,11 +61,10 @@ class Snapshots:
                 forget = lambda made: self._release(self.store.remove(made.tenant, made.name, made.version))  # noqa: E731
                 version = await _made(forget, self.store.put, version, overwrite)
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
-                kept = True
+                hidden.clear()
         finally:
             self._saves -= 1
-            if not kept:
-                self.loop.tell(partial(self._archive.drop, hidden))
+            self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
@@ -95,8 +92,12 @@ class Snapshots:
                 await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
             if request.take:
-                take = partial(self.store.take, caller.tenant, request.name, version.version)
-                self._release([await _made(lambda taken: self._release([taken]), take)])
+
+                def keep(taken: Version) -> None:  # its caller left in this moment: what was taken is nowhere else
+                    made.clear()
+                    self._release([taken])
+
+                self._release([await _made(keep, self.store.take, caller.tenant, request.name, version.version)])
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, caller.tenant, request.name, version.version)
         except BaseException:
@@ -165,22 +166,23 @@ class Snapshots:
             self.loop.tell(partial(self._archive.drop, held))
 
     def _reap(self) -> None:
-        while not self._stopped.wait(REAP_S):
+        while not self._stopped.wait(1.0):  # seconds
             self._release(self.store.expire())
 
 
 async def _made(undo: Callable[[T], object], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `make` returns, called on a thread; what comes of it when its caller was cancelled meanwhile is undone."""
 
-    def abandon(making: asyncio.Future[T]) -> None:
-        if not making.cancelled() and making.exception() is None:
-            asyncio.get_running_loop().run_in_executor(None, undo, making.result())
+    async def abandon() -> None:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            await asyncio.to_thread(undo, making.result())
 
     making = asyncio.ensure_future(asyncio.to_thread(make, *args, **kwargs))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        making.add_done_callback(abandon)
+        await asyncio.shield(abandon())
         raise
 
 
@@ -189,7 +191,6 @@ class Reading:
 
     def __init__(self, loop: StepLoop, reader: SnapshotReader) -> None:
         self._loop = loop
-        self._core = loop.core
         self._reader = reader
         self._room = threading.Semaphore(READ_AHEAD)
         self._stopped = False
@@ -200,7 +201,7 @@ class Reading:
         """Begin to read, on the step thread, what host slots wait for from now on: `(page, slot)`."""
         for number, slot in slots:
             self._pages[number] = Future()
-            self._core.transfers.stage(slot, self._pages[number], self._room.release)
+            self._loop.core.transfers.stage(slot, self._pages[number], self._room.release)
         if slots:
             self._thread.start()
 
@@ -210,6 +211,7 @@ class Reading:
         self._room.release()
 
     def _run(self) -> None:
+        loss = DataLoss("pages were not read")
         try:
             for number, data in self._reader.read(list(self._pages)):
                 self._room.acquire()
@@ -218,13 +220,11 @@ class Reading:
                 if data is None:
                     self._pages[number].set_exception(DataLoss("a page failed its checksum"))
                 else:
-                    self._pages[number].set_result(self._core.device.page(data))
+                    self._pages[number].set_result(self._loop.core.device.page(data))
                 del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
                 self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
-        else:
-            loss = DataLoss("pages were not read")
         for page in self._pages.values():
             page.set_exception(loss)
         self._loop.wake()

@@ -193,7 +193,9 @@ global___OpenResponse = OpenResponse
 
 @typing.final
 class TakeRequest(google.protobuf.message.Message):
-    """Asks for a context from a snapshot that is then no more. Fields as in OpenRequest."""
+    """Asks for a context from a snapshot that is then no more. Fields as in OpenRequest. If the call is cancelled in the very
+    moment of the taking, the context stays and is listed: what the snapshot held is never lost.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

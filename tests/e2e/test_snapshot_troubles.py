@@ -147,6 +147,85 @@ async def test_a_take_that_is_given_up_while_it_reads_takes_nothing(client, engi
     assert await snapshots(client) == [("a", 1)]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
+    client, engine, gate, monkeypatch, durable
+) -> None:
+    """The snapshot is no more by then: what it held must be somewhere."""
+    context = await filled(client, PROMPT)
+    await context.save("a", durable=durable)
+    await context.close()
+    take = engine.store.take
+
+    def taken(*arguments: object) -> object:
+        version = take(*arguments)
+        gate.close()
+        gate()
+        return version
+
+    monkeypatch.setattr(engine.store, "take", taken)
+    taking = asyncio.create_task(client.take("a", context_id="mine"))
+    await gate.reached()
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await asyncio.sleep(0.1)  # until the server knows
+    gate.open()
+    await until(lambda: len(engine.core.cache) == 1)
+    assert await snapshots(client) == []
+    assert [(each.id, each.info.snapshot) async for each in client.contexts()] == [("mine", "a@1")]
+    assert await greedy(await client.context("mine"), 3) == oracle(PROMPT, 3)
+
+
+async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, engine, gate, monkeypatch) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("a")
+    await context.close()
+    remove = engine.store.remove
+
+    def removed(*arguments: object) -> object:
+        gate.close()
+        gate()
+        return remove(*arguments)
+
+    monkeypatch.setattr(engine.store, "remove", removed)
+    deleting = asyncio.create_task(client.delete_snapshot("a"))
+    await gate.reached()
+    deleting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deleting
+    await asyncio.sleep(0.1)
+    gate.open()
+    await until(lambda: len(engine.core.cache) == 0)
+    assert await snapshots(client) == []
+    assert await held(engine) == 0
+
+
+async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_as_it_was(
+    client, engine, gate, monkeypatch
+) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("a")
+    put = engine.store.put
+
+    def named(*arguments: object) -> object:
+        gate.close()
+        gate()
+        return put(*arguments)
+
+    monkeypatch.setattr(engine.store, "put", named)
+    saving = asyncio.create_task(context.save("a", overwrite_version=1))
+    await gate.reached()
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    await asyncio.sleep(0.1)
+    gate.open()
+    await until(lambda: len(engine.core.cache) == 2)  # the context, and what version 1 holds
+    assert await snapshots(client) == [("a", 1)]
+    assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
+
+
 async def test_a_full_disk_keeps_the_old_version_and_nobody_else_notices(client, engine, gate, folder) -> None:
     context, neighbour = await filled(client, PROMPT), await filled(client, [7, 8, 9])
     await context.save("a", durable=True)

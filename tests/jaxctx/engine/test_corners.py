@@ -252,9 +252,9 @@ async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_eng
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_is_made_for_a_caller_who_left_is_undone(fails: bool) -> None:
-    """Opens, saves, takes and deletes of snapshots: the thread that a cancelled one waited for goes on by itself."""
-    begun, release, undone = threading.Event(), threading.Event(), threading.Event()
+async def test_what_is_made_for_a_caller_who_left_is_undone_before_it_goes(fails: bool) -> None:
+    """Opens, saves, takes and deletes of snapshots: the thread that a cancelled one waits for cannot be stopped."""
+    begun, release = threading.Event(), threading.Event()
     results: list[str] = []
 
     def make(name: str) -> str:
@@ -264,18 +264,31 @@ async def test_what_is_made_for_a_caller_who_left_is_undone(fails: bool) -> None
             raise OSError("nothing was made")
         return name
 
-    def undo(result: str) -> None:
-        results.append(result)
-        undone.set()
-
-    making = asyncio.create_task(_made(undo, make, "a reader"))
+    making = asyncio.create_task(_made(results.append, make, "a reader"))
     await asyncio.to_thread(begun.wait, 10)
     making.cancel()
+    await asyncio.sleep(0.05)
+    assert not making.done()
+    release.set()
     with pytest.raises(asyncio.CancelledError):
         await making
-    assert not results
-    release.set()
-    await asyncio.to_thread(undone.wait, 0.2 if fails else 10)
     assert results == ([] if fails else ["a reader"])
-    assert await _made(undo, str, 7) == "7"
+    assert await _made(results.append, str, 7) == "7"
     assert len(results) == (not fails), "what its caller got is the caller's"
+
+
+async def test_what_is_made_is_undone_though_its_caller_is_cancelled_twice() -> None:
+    begun, release, undone = threading.Event(), threading.Event(), threading.Event()
+
+    def make() -> None:
+        begun.set()
+        assert release.wait(10)
+
+    making = asyncio.create_task(_made(lambda _: undone.set(), make))
+    await asyncio.to_thread(begun.wait, 10)
+    for _ in range(2):
+        making.cancel()
+        await asyncio.sleep(0.05)
+    assert making.done()
+    release.set()
+    assert await asyncio.to_thread(undone.wait, 10)
