@@ -23,7 +23,7 @@ from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Found, Item, Move, PageCopy, found, on_device
+from jaxctx.cache.tiers import Found, Move, PageCopy, found, on_device
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
@@ -250,10 +250,6 @@ class ContextCache:
             context.stash[number] = parked
             slots.append((number, parked.host))
         return slots
-
-    def places(self, context: Context) -> builtins.list[Item]:
-        """Of a suspended context: what of its pages some tier has, as far as it goes without a gap."""
-        return self.memory.ahead(context, context.length)
 
     def find(self, identity: Identity, tokens: TokenIds) -> Found:
         """What a new context filled with `tokens` would find."""

@@ -104,6 +104,7 @@ class Memory:
         """Let indexed nodes that hold the context's next tokens continue its chain."""
         self._move_hold(context, path[-1])
         del context.recent[: len(path) * self.index.page_bytes]
+        self.drop_stash(context, before=context.tail.depth)  # whoever fills it waits until there is room again
         self._trim_marks(context)
 
     def shorten(self, context: Context, length: int) -> None:
@@ -193,8 +194,8 @@ class Memory:
         gained, waits = 0, False
         while gained < limit:
             # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.
-            more = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
-            path = self.path(context, within := min(tokens, more))[: limit - gained]
+            most = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
+            path = self.path(context, within := min(tokens, most))[: limit - gained]
             if path and not (waits and path[0].page == NOWHERE):
                 followed = self._follow(context, path, gained, ready)
                 gained += followed
@@ -208,10 +209,12 @@ class Memory:
         return gained
 
     def _fetch(self, context: Context, tokens: int, count: int) -> bool:
-        """Begin to bring up to `count` of its next pages from disk to half of the host slots; whether it was any."""
+        """Fetch up to `count` of its next pages; was it any? To half of the slots: more would drive each other off."""
         begun = len(self.tiers.moves)
         for item in self.ahead(context, tokens)[: max(min(count, self.tiers.host.total // 2), 1)]:
-            if item.host == NOWHERE and item.disk != NOWHERE:
+            if item in self.tiers.host.order:
+                self.tiers.host.order.move_to_end(item)
+            elif item.host == NOWHERE and item.disk != NOWHERE:
                 self.tiers.fetch(item)
         return len(self.tiers.moves) > begun
 

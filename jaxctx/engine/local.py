@@ -23,7 +23,6 @@ from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
 from jaxctx.store import SnapshotStore
 
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
-ANSWER_MARGIN_S = 0.05  # before a deadline: the answer must still reach the caller
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +109,7 @@ class LocalEngine(Snapshots, Engine):
             info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
             if info is not None:
                 return info
-            if caller.deadline is None or self.core.world.clock() > caller.deadline - ANSWER_MARGIN_S:
+            if caller.deadline is None or self.core.world.clock() > caller.deadline - 0.05:  # s, for the answer
                 raise ResourceExhausted(f"{pages} pages are not to be had now; none was taken", retry_after_s=1.0)
             await asyncio.sleep(RETRY_S)
 

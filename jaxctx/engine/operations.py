@@ -208,7 +208,7 @@ class ContextOperations:
             return [Tier.DEVICE] * len(context.page_table())
         found = [
             Tier.DEVICE if item.page != NOWHERE else Tier.HOST if item.host != NOWHERE else Tier.DISK
-            for item in self.cache.places(context)
+            for item in self.cache.memory.ahead(context, context.length)
         ]
         return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 

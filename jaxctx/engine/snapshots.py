@@ -202,7 +202,7 @@ class Reading:
         for number, slot in slots:
             self._pages[number] = Future()
             self._loop.core.transfers.stage(slot, self._pages[number], self._room.release)
-        if slots:
+        if slots and not self._stopped:
             self._thread.start()
 
     def stop(self) -> None:

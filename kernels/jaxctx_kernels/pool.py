@@ -67,7 +67,7 @@ def write_pages(
     pool: Pool, pages: Int32[Array, " n"], data: Sequence[Shaped[Array, "kv_heads page_size head_dim"]]
 ) -> Pool:
     """The inverse of `read_pages`, from an array each. Repetitions of page 0 are padding."""
-    if len(data) > 4:  # on CPU a scatter of 4 pages of 0.5 MB takes 0.60 ms, one after the other 0.35
+    if len(data) > 4:  # as one operation for accelerators; on a CPU it takes 0.60 ms for 4 of 0.5 MB, this 0.35
         return pool.at[:, pages].set(jnp.stack(data, 1))
     for number, page in enumerate(data):
         pool = jax.lax.dynamic_update_slice(pool, page[:, None], (0, pages[number], 0, 0))

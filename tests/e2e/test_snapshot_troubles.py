@@ -317,6 +317,26 @@ class TestManyPages:
         assert await greedy(opened, 3) == oracle(tokens, 3)
 
 
+class TestSharedPages:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(pages=512, max_batch=8, max_batch_tokens=64, max_context_tokens=3200)
+
+    async def test_two_opens_of_one_long_prefix_at_once(self, client) -> None:
+        """What the first one brings back, the second finds: its reader must not wait for anybody to take it."""
+        shared = [n * 7 % 250 for n in range(16 * 2 * READ_AHEAD)]
+        ends = {name: [ord(name)] * 320 for name in "ab"}
+        for name, end in ends.items():
+            context = await filled(client, shared + end)
+            await context.save(name, durable=True)
+            await context.close()
+        await client.clear_cache()
+        for name, context in zip(ends, await asyncio.gather(*map(client.open, ends)), strict=True):
+            assert context.opened is not None
+            assert context.opened.computed == 0
+            assert await greedy(context, 3) == oracle(shared + ends[name], 3)
+
+
 async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, gate) -> None:
     context = await filled(client, PROMPT)
     await context.save("old")

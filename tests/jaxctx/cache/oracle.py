@@ -161,6 +161,7 @@ class Oracle:
         self.wake(e)
         warm = self.warm(self.path(e, [], self.among(), limit))
         e.chain += warm
+        self.drop_stash(e)
         return len(warm) * self.page_size
 
     def grow(self, e: Expected, tokens: int) -> None:
@@ -176,7 +177,7 @@ class Oracle:
         if e.working_tokens + tokens > e.working * self.page_size:
             raise FailedPrecondition("")
         e.working_tokens += tokens
-        self._drop_stash(e)
+        self.drop_stash(e)
         e.held = hold and self._full(e) > 0
         return 0 if hold else self._commit(e, self._full(e))
 
@@ -245,7 +246,7 @@ class Oracle:
             return 0
         if e.manual and e.working_tokens and e.by_hand is None:
             e.by_hand = e.committed
-        self._drop_stash(e)
+        self.drop_stash(e)
         for position in range(self.pages_for(e.working_tokens) if self.tiers else 0):
             tokens = min(self.page_size, e.working_tokens - position * self.page_size)
             e.stash[e.committed + position] = tokens
@@ -312,6 +313,7 @@ class Oracle:
         e.working, e.working_tokens = e.context.working_pages, e.context.working_tokens
         for number in [number for number in e.stash if number not in e.context.stash]:
             del e.stash[number]  # it was loaded, or is lost
+        self.drop_stash(e)
         pages = e.committed + self.pages_for(e.working_tokens)
         assert pages == had + gained, f"{gained} pages gained, and {pages - had} more in its table"
 
@@ -359,7 +361,7 @@ class Oracle:
         if e.by_hand is not None and length < e.by_hand * self.page_size:
             e.by_hand = None
 
-    def _drop_stash(self, e: Expected) -> None:
+    def drop_stash(self, e: Expected) -> None:
         """What has KV again is not needed."""
         before = self.pages_for(self.seq_len(e))
         e.stash = {number: tokens for number, tokens in e.stash.items() if number >= before}

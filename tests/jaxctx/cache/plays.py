@@ -42,7 +42,7 @@ OPERATIONS = {
     "revive": 3,
 }
 NAMES, WEIGHTS = [*OPERATIONS], [*OPERATIONS.values()]
-TIERS = ((0, 0), (4, 6), (0, 0), (2, 0), (8, 8), (1, 3), (ROOMY, 0), (3, 2))
+TIERS = ((0, 0), (4, 6), (0, 0), (2, 0), (8, 8), (1, 3), (ROOMY, 0), (3, 2), (8, 3))
 
 
 def constant_digest(data: bytes) -> bytes:

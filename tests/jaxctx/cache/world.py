@@ -193,6 +193,7 @@ class World:
         assert found[: e.committed] == e.chain
         assert count == (len(found) - e.committed) * self.page_size
         e.chain = found
+        self.oracle.drop_stash(e)
 
     def look(self, e: Expected, more: list[int], limit: int | None) -> None:
         """What would be found, by a new context and by this one."""

@@ -138,15 +138,15 @@ def counted(device: Device) -> np.ndarray:
 
 
 @pytest.mark.parametrize("place", ["one device", "two devices", "numbers without values"])
-@pytest.mark.parametrize("from_numpy", [False, True])
-def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool) -> None:
+@pytest.mark.parametrize(("from_numpy", "at_once"), [(False, 2), (True, 2), (False, 16)])
+def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_once: int) -> None:
     """More than a call takes; saved before a copy overwrites them, loaded where asked, and nothing compiled for it."""
     if place == "numbers without values":
         model, params, mesh = EchoModel(), (), None
     else:
         model, params = init_random(TINY, seed=3, dtype="bfloat16")
         mesh = make_mesh(tensor=2) if place == "two devices" else None
-    device = Device(model, params, CONFIG, mesh)
+    device = Device(model, params, replace(CONFIG, moving_pages=at_once), mesh)
     for name in ("page copy", "page save", "page load"):
         device._compile(name)
     values = counted(device)
