@@ -138,7 +138,6 @@ class Memory:
         Other tiers keep what was in working pages if they have room, in its `stash`.
         """
         freed = len(context.working)
-        self.drop_stash(context, before=self.pages_for(context.seq_len))
         first, context.computed = context.tail.depth, max(context.computed, context.seq_len)
         for position, page in enumerate(context.working[: self.pages_for(context.working_tokens)]):
             parked = Parked(min(self.page_size, context.working_tokens - position * self.page_size))

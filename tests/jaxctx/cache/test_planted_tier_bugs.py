@@ -98,10 +98,10 @@ BUGS = [
     Bug("parked in another place", Memory, "suspend", "context.stash[first + position]", "context.stash[position]"),
     Bug("nothing is parked", Memory, "suspend", "if not parked.lost:", "if False:"),
     Bug(
-        "parked pages are parked again",
+        "parked data stays beside what is found",
         Memory,
-        "suspend",
-        "self.drop_stash(context, before=self.pages_for(context.seq_len))",
+        "adopt",
+        "self.drop_stash(context, before=context.tail.depth)",
         "pass",
     ),
     Bug("parked data stays beside computed", ContextCache, "settle", "if context.stash:", "if False:"),

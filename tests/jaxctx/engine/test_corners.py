@@ -292,3 +292,4 @@ async def test_what_is_made_is_undone_though_its_caller_is_cancelled_twice() -> 
     assert making.done()
     release.set()
     assert await asyncio.to_thread(undone.wait, 10)
+    await asyncio.sleep(0.05)  # so that the loop is still there when its thread says that it is done
