@@ -46,9 +46,7 @@ class EngineConfig:
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
-    moving_pages: int = (
-        2  # that a save, open or restore moves beside a step of others, whose time it takes; also at once
-    )
+    moving_pages: int = 2  # that a save, open or restore moves beside a step of others, and (up to 16) at once
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""

@@ -148,7 +148,7 @@ class FileObjects(Objects):
     above the one it writes to either; so those are made here.
     """
 
-    part_bytes = 1 << 20  # still in the processor's cache when the checksum is computed, or nearly
+    part_bytes = 1 << 20  # few calls, and not far from the processor's cache when the checksum is computed
 
     @_typed_errors()
     def __init__(self, root: str) -> None:

@@ -47,6 +47,16 @@ class Gate:
         if self.error is not None:
             raise self.error
 
+    def before(self, function: Callable[..., object]) -> Callable[..., object]:
+        """The function, called once the gate is open again."""
+
+        def held_up(*arguments: object) -> object:
+            self.close()
+            self()
+            return function(*arguments)
+
+        return held_up
+
     async def reached(self) -> None:
         assert await asyncio.to_thread(self.waiting.wait, 30)
 
@@ -181,14 +191,7 @@ async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, eng
     context = await filled(client, PROMPT)
     await context.save("a")
     await context.close()
-    remove = engine.store.remove
-
-    def removed(*arguments: object) -> object:
-        gate.close()
-        gate()
-        return remove(*arguments)
-
-    monkeypatch.setattr(engine.store, "remove", removed)
+    monkeypatch.setattr(engine.store, "remove", gate.before(engine.store.remove))
     deleting = asyncio.create_task(client.delete_snapshot("a"))
     await gate.reached()
     deleting.cancel()
@@ -206,14 +209,7 @@ async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_a
 ) -> None:
     context = await filled(client, PROMPT)
     await context.save("a")
-    put = engine.store.put
-
-    def named(*arguments: object) -> object:
-        gate.close()
-        gate()
-        return put(*arguments)
-
-    monkeypatch.setattr(engine.store, "put", named)
+    monkeypatch.setattr(engine.store, "put", gate.before(engine.store.put))
     saving = asyncio.create_task(context.save("a", overwrite_version=1))
     await gate.reached()
     saving.cancel()
