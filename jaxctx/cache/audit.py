@@ -30,6 +30,12 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     return counts[1:] + [1] * context.working_pages
 
 
+def held(contexts: Iterable[Context]) -> int:
+    """How many pages contexts that are not suspended hold together."""
+    contexts = [*contexts]
+    return len(_nodes(contexts)) + sum(context.working_pages for context in contexts)
+
+
 def suspendable(victims: Collection[Context], contexts: Iterable[Context]) -> int:
     """How many pages nobody but `victims` holds, of `contexts`: all that are not suspended, the victims too."""
     kept = _nodes(set(contexts).difference(victims))

@@ -21,7 +21,7 @@ from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages, PoolStats
-from jaxctx.cache.prefix import TOKEN_BYTES, Identity, TokenIds, encode_tokens
+from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
 from jaxctx.cache.tiers import Found, Move, PageCopy, found, on_device
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
@@ -59,6 +59,7 @@ class ContextCache:
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
         self._new_id = new_id
+        self._publications: dict[PageNode, Context] = {}  # by their roots
 
     def moves(self) -> builtins.list[Move]:
         """What is to be moved since the last call, in order."""
@@ -168,6 +169,7 @@ class ContextCache:
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
         index.publish(root)
+        self._publications[root] = publication
         return publication
 
     def get(self, tenant: str, context_id: str) -> Context:
@@ -191,6 +193,7 @@ class ContextCache:
         self.must_live(context)
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
+            del self._publications[context.root]
         if not context.suspended:
             self.memory.let_go(context)
         self.memory.drop_stash(context)
@@ -222,6 +225,8 @@ class ContextCache:
         path = path[: on_device(path)]
         if path:
             self.memory.adopt(context, path)
+            if publication := self._publications.get(path[0].owner):
+                self.touch(publication)
         return len(path) * self.page_size
 
     def restore(self, context: Context, pages: int, ready: Ready, tokens: int | None = None) -> int:
@@ -334,8 +339,9 @@ class ContextCache:
         return self.memory.stats
 
     def refcounts(self, context: Context) -> builtins.list[int]:
-        """How many contexts hold each page of the page table. Walks all contexts."""
-        return audit.refcounts(context, self._registry.by_use())
+        """How many contexts of its namespace hold each page of the page table. Walks all contexts."""
+        mine = (each for each in self if each.identity.namespace == context.identity.namespace)
+        return audit.refcounts(context, mine)
 
     def clear_cached(self) -> int:
         """Forget every page that nobody holds, in all tiers; returns how many were on the device."""

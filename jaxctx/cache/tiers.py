@@ -223,6 +223,7 @@ class Found:
     unheld: int
     host: int
     disk: int
+    parked: int = 0  # tokens of the last one, if it is in no committed page
 
 
 def on_device(path: Sequence[Item]) -> int:
@@ -234,4 +235,5 @@ def found(path: Sequence[Item]) -> Found:
     device = on_device(path)
     host = sum(item.host != NOWHERE for item in path[device:])
     unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    return Found(device, unheld, host, len(path) - device - host)
+    parked = 0 if not path or isinstance(path[-1], PageNode) else path[-1].tokens
+    return Found(device, unheld, host, len(path) - device - host, parked)

@@ -59,7 +59,9 @@ def open_engine(
     device.compile(progress)
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
     core = EngineCore(config, device, served.text, identity, served.model_id, world)
-    snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16))
+    snapshots = SnapshotStore(
+        store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16), history=config.snapshot_history
+    )
     engine = LocalEngine(core, engine_info(served, config, mesh), snapshots)
     engine.start()
     return engine

@@ -39,6 +39,7 @@ class EngineConfig:
     max_contexts_per_tenant: int | None = None  # None: no limit of its own
     max_snapshots_per_tenant: int | None = None  # versions of all names
     max_snapshot_bytes_per_tenant: int | None = None  # of their pages; shared ones count in each
+    snapshot_history: int | None = None  # versions that are kept of a name; None: all
     pinned_pages_per_tenant: int | None = None  # None: half of the pages
     default_max_tokens: int = 256
     stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses

@@ -14,9 +14,10 @@ from itertools import accumulate
 import numpy as np
 
 from jaxctx.answers import Change, Comparison, ContextInfo, ContextLayout, ContextState, PlanResult, Tier, moment
-from jaxctx.cache.audit import compare
+from jaxctx.cache.audit import compare, held
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
+from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Ttl
 from jaxctx.engine.lives import Lives, told
@@ -98,7 +99,8 @@ class ContextOperations:
             raise ResourceExhausted(f"{pages} pages are not to be had now", retry_after_s=1.0)
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
-        self.lives.quotas.check_contexts(self.cache.count(tenant) + more)
+        if not tenant.startswith(HIDDEN):  # what snapshots hold has quotas of its own
+            self.lives.quotas.check_contexts(self.cache.count(tenant) + more)
         if len(self.cache) + more > self.config.max_contexts:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
@@ -217,18 +219,20 @@ class ContextOperations:
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         if context_id is None:
-            return self._planned(len(tokens), 0, 0, self.cache.find(self.identity(caller, salt), tokens))
+            return self._planned(caller, len(tokens), 0, 0, self.cache.find(self.identity(caller, salt), tokens))
         context = self.cache.get(caller.tenant, context_id)
         new = context.buffered_tokens + len(tokens)
         pages = context.committed_pages + context.working_pages
         with self._not_a_victim(context):
-            return self._planned(new, context.seq_len, pages, self.cache.peek(context, tokens))
+            return self._planned(caller, new, context.seq_len, pages, self.cache.peek(context, tokens))
 
-    def _planned(self, new: int, before: int, pages_before: int, found: Found) -> PlanResult:
+    def _planned(self, caller: Caller, new: int, before: int, pages_before: int, found: Found) -> PlanResult:
         """`new` tokens after `before` with KV in `pages_before` pages; `found` as `peek` says it."""
         size = self.config.page_size
         last = max(new - 1, 0)  # the last token is always computed
-        ends = [min(pages * size, last) for pages in accumulate((found.device, found.host, found.disk))]
+        pages = [*accumulate((found.device, found.host, found.disk))]
+        short = size - found.parked if found.parked else 0
+        ends = [min(each * size - (short if each == pages[-1] else 0), last) for each in pages]
         return PlanResult(
             tokens=new,
             resident=ends[0],
@@ -237,8 +241,14 @@ class ContextOperations:
             disk=ends[2] - ends[1],
             computed=new - ends[2],
             pages_needed=max(-(-(before + new) // size) - pages_before - found.device, 0),
-            pages_available=self.scheduler.budget.claimable() + self.cache.suspendable() - found.unheld,
+            pages_available=self.config.pages - self._kept(caller.tenant) - found.unheld,
         )
+
+    def _kept(self, tenant: str) -> int:
+        """Pages that the tenant's own work and pins keep from it; what others have is not for it to know."""
+        mine = [each for each in self.cache if each.tenant.removeprefix(HIDDEN) == tenant and not each.suspended]
+        promised = sum(work.reserved for work in self.writers.values() if work.context.tenant == tenant)
+        return held(each for each in mine if each.busy or each.pinned) + promised
 
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         first, second = (self.cache.get(caller.tenant, context_id) for context_id in (a, b))

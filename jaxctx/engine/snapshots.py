@@ -6,6 +6,7 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger("jaxctx.engine")
 READ_AHEAD = 64  # pages that were read and are not on the device yet
 
 
@@ -34,7 +36,7 @@ class Snapshots:
         self.loop = loop
         self.store = store
         self._archive = loop.core.archive
-        self._saves = 0  # under way
+        self._saves: list[list[Version]] = []  # under way: the version of each, once it is known
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
@@ -42,19 +44,21 @@ class Snapshots:
         overwrite = request.overwrite_version
         await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
         hidden: list[Context] = []  # dropped at the end
+        saving: list[Version] = []
 
         def freeze() -> None:
             self.loop.core.raise_if_draining()
             hidden.append(self._archive.freeze(caller, request.context_id))
 
-        self._saves += 1
+        self._saves.append(saving)
         try:
             await self.loop.call(freeze)
             frozen = hidden[0]
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self._resume(caller, frozen)
-            usage = self.store.usage(caller.tenant)
-            version = await self.loop.call(self._archive.version, caller, request, frozen, usage)
+            version = await self.loop.call(self._archive.version, caller, request, frozen)
+            saving.append(version)
+            self._check_quota(caller.tenant)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
@@ -63,9 +67,15 @@ class Snapshots:
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
         finally:
-            self._saves -= 1
+            self._saves.remove(saving)
             self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
+
+    def _check_quota(self, tenant: str) -> None:
+        """Raises QUOTA if the tenant would have too much once all that it saves now is saved."""
+        count, size_bytes = self.store.usage(tenant)
+        more = [version.size_bytes for saving in self._saves for version in saving if version.tenant == tenant]
+        self.loop.core.lives.quotas.check_snapshots(count + len(more), size_bytes + sum(more))
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
         lineage = await self.loop.call(self._archive.lineage, frozen)
@@ -93,13 +103,13 @@ class Snapshots:
                 result = await self._resume(caller, made[0])
             if request.take:
 
-                def keep(taken: Version) -> None:  # its caller left in this moment: what was taken is nowhere else
+                def keep(taken: Sequence[Version]) -> None:  # its caller left just now: what was taken is nowhere else
                     made.clear()
-                    self._release([taken])
+                    self._release(taken)
 
-                self._release([await _made(keep, self.store.take, caller.tenant, request.name, version.version)])
+                self._release(await _made(keep, partial(self.store.take, version, latest=request.version is None)))
             elif version.lifetime.sliding:
-                await asyncio.to_thread(self.store.touch, caller.tenant, request.name, version.version)
+                await asyncio.to_thread(self.store.touch, version)
         except BaseException:
             self.loop.tell(partial(self._archive.drop, made))
             raise
@@ -167,7 +177,10 @@ class Snapshots:
 
     def _reap(self) -> None:
         while not self._stopped.wait(1.0):  # seconds
-            self._release(self.store.expire())
+            try:
+                self._release(self.store.expire())
+            except Exception:  # whatever it was, what is over next has to go too
+                log.exception("what is over could not be removed")
 
 
 async def _made(undo: Callable[[T], object], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -153,9 +153,10 @@ class FileObjects(Objects):
     @_typed_errors()
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
+        self._lasting: set[str] = set()  # directories that a loss of power does not take
         self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="store-write")
         for folder in ("names", "manifests", "packs"):
-            _make_directory(self._path(folder))
+            self._make_directory(self._path(folder))
         super().__init__(ts.KvStore.open({"driver": "file", "path": self._root + "/"}).result())
         # Lock files that a crash left behind go by a swap that cannot succeed; it harms nobody's lock.
         for tenant in os.listdir(self._path("names")):
@@ -189,7 +190,7 @@ class FileObjects(Objects):
 
     @_typed_errors()
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
-        _make_directory(os.path.dirname(self._path(key)))
+        self._make_directory(os.path.dirname(self._path(key)))
         return super().replace(key, value, expected)
 
     @_typed_errors()
@@ -205,6 +206,16 @@ class FileObjects(Objects):
 
     def close(self) -> None:
         self._writers.shutdown()
+
+    def _make_directory(self, path: str) -> None:
+        """It will last, even if another thread, or a process that was killed since, made it and did not sync yet."""
+        if path not in self._lasting:
+            if not os.path.isdir(parent := os.path.dirname(path)):
+                self._make_directory(parent)
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            _sync_directory(parent)
+            self._lasting.add(path)
 
 
 def open_objects(url: str) -> Objects:
@@ -241,15 +252,6 @@ def _opened(path: str) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def _make_directory(path: str) -> None:
-    if not os.path.isdir(path):
-        parent = os.path.dirname(path)
-        _make_directory(parent)
-        with suppress(FileExistsError):  # another thread made it just now
-            os.mkdir(path, 0o700)
-            _sync_directory(parent)
 
 
 def _sync_directory(path: str) -> None:

@@ -6,15 +6,13 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
+from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store.catalogue import Catalogue, Edit, Entry, damaged, missing
 from jaxctx.store.objects import Objects, open_objects
 from jaxctx.store.pages import RETRY_S, Pages
 from jaxctx.store.records import Lineage, Version, decode_manifest
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
-
-HISTORY = 32  # versions kept of a name; the oldest goes when one more is saved
 
 
 class SnapshotStore:
@@ -27,11 +25,20 @@ class SnapshotStore:
     Several processes may use one URL. Each sees its own changes and, of names that it changes, the others'.
     """
 
-    def __init__(self, objects: str | Objects | None, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        objects: str | Objects | None,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        history: int | None = None,
+    ) -> None:
         """Reads the names' records, nothing else. `objects`: a URL (see `open_objects`); None: no durable snapshots.
 
-        `clock` tells unix seconds; `new_id` makes unpredictable ids of letters and digits.
+        `clock` tells unix seconds; `new_id` makes unpredictable ids of letters and digits. Of a name, `history`
+        versions are kept (None: all): the oldest goes when one more is saved.
         """
+        self._history = history
         self._durable = objects is not None
         if objects is None or isinstance(objects, str):
             objects = open_objects("memory://none" if objects is None else objects)
@@ -81,7 +88,7 @@ class SnapshotStore:
             kept = _check(entry, version.name, overwrite, now)
             number = entry.last_version + 1 if kept else 1
             new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
-            return replace(entry.keep([*kept, new][-HISTORY:]), last_version=number)
+            return replace(entry.keep([*kept, new][-(self._history or 0) :]), last_version=number)
 
         gone, after = self._change(version.tenant, version.name, edit)
         self._catalogue.lost += gone
@@ -91,21 +98,23 @@ class SnapshotStore:
         """Raise what `put` or `finish` would now, before the work is done; answers at once."""
         _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
 
-    def take(self, tenant: str, name: str, version: int | None = None) -> Version:
-        """Delete a version, and with the latest one (None) its name; of two takers one gets it, the other NotFound.
+    def take(self, version: Version, *, latest: bool) -> Sequence[Version]:
+        """Delete this very version, with `latest` its name too; what is gone. Of two takers one gets it, or NotFound.
 
-        Open it first: its pages stay until the reader is closed. `expire` tells of older versions that went with it.
+        Open it first: its pages stay until the reader is closed. With `latest` and another latest version by now:
+        Aborted (VERSION_MISMATCH).
         """
 
         def edit(entry: Entry, now: float) -> Entry:
-            taken.append(_pick(entry, now, name, version))
             live = entry.live(now)
-            return entry.keep(() if taken[-1] is live[-1] else [one for one in live if one is not taken[-1]])
+            if latest and live and _itself(live[-1]) != _itself(version):
+                raise _mismatch(live[-1], version.version)
+            kept = [one for one in live if _itself(one) != _itself(version)]
+            if len(kept) == len(live):
+                raise damaged(version.name) if entry.damaged else missing(version.name)
+            return entry.keep(() if latest else kept)
 
-        taken: list[Version] = []
-        gone, _ = self._change(tenant, name, edit)
-        self._catalogue.lost += [one for one in gone if one is not taken[-1]]
-        return taken[-1]
+        return self._change(version.tenant, version.name, edit)[0]
 
     def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[Version]:
         """Delete one version, or with None the name, and even a damaged one; the versions that are gone."""
@@ -135,9 +144,15 @@ class SnapshotStore:
         changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
         return self._edit(tenant, name, None, lambda found, now: replace(found, **changes))
 
-    def touch(self, tenant: str, name: str, version: int) -> Version:
-        """A use: a sliding lifetime begins again."""
-        return self._edit(tenant, name, version, lambda found, now: replace(found, lifetime=found.lifetime.used(now)))
+    def touch(self, version: Version) -> None:
+        """A use of this very version, if it is still there: a sliding lifetime begins again."""
+
+        def change(found: Version, now: float) -> Version:
+            same = _itself(found) == _itself(version)
+            return replace(found, lifetime=found.lifetime.used(now)) if same else found
+
+        with suppress(NotFound):
+            self._edit(version.tenant, version.name, version.version, change)
 
     def _edit(
         self, tenant: str, name: str, version: int | None, change: Callable[[Version, float], Version]
@@ -230,5 +245,9 @@ def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[
     if overwrite is not None and not kept:
         raise missing(name)
     if overwrite is not None and kept[-1].version != overwrite:
-        raise Aborted(f"the version is {kept[-1].version}, not {overwrite}", reason="VERSION_MISMATCH")
+        raise _mismatch(kept[-1], overwrite)
     return kept
+
+
+def _mismatch(latest: Version, expected: int) -> Aborted:
+    return Aborted(f"the latest version is {latest.version}, not {expected}", reason="VERSION_MISMATCH")

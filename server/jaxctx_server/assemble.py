@@ -1,5 +1,6 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import jax
@@ -100,23 +101,16 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
-    return EngineConfig(
-        pages=pages,
-        page_size=config.page_size,
-        max_batch=config.max_batch,
-        max_batch_tokens=config.max_batch_tokens,
-        max_context_tokens=min(longest, capacity),
-        queue_limit=config.queue_limit,
-        default_max_tokens=config.default_max_tokens,
-        host_pages=_host_pages(config, served, pages),
-        disk_pages=config.disk_tokens // config.page_size,
-        disk_file=config.disk_file,
-        moving_pages=2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
-        max_contexts_per_tenant=config.max_contexts_per_tenant,
-        max_snapshots_per_tenant=config.max_snapshots_per_tenant,
-        max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
-        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
-    )
+    same = {each.name: getattr(config, each.name) for each in fields(EngineConfig) if hasattr(config, each.name)}
+    others = {
+        "pages": pages,
+        "max_context_tokens": min(longest, capacity),
+        "host_pages": _host_pages(config, served, pages),
+        "disk_pages": config.disk_tokens // config.page_size,
+        "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
+        "pinned_pages_per_tenant": None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
+    }
+    return EngineConfig(**same | others)
 
 
 def _host_pages(config: ServeConfig, served: ServedModel, pages: int) -> int:

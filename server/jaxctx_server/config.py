@@ -105,7 +105,10 @@ class ServeConfig:
     """Longest output of a request that does not say."""
 
     store: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
-    """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://… or memory://. None: nowhere."""
+    """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://…, or to try it memory://, which ends with the
+    process. None: nowhere."""
+    snapshot_history: Annotated[int | None, tyro.conf.arg(metavar="INT"), Range(1, MANY)] = 32
+    """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, Tokens, Range(0, 2**40)] = None
     """Tokens of KV kept in host memory when they leave the device. None: as many as fit on an accelerator, 0 on CPU."""
     disk_tokens: Annotated[int, Tokens, Range(0, 2**40)] = 0

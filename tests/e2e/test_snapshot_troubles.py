@@ -167,8 +167,8 @@ async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
     await context.close()
     take = engine.store.take
 
-    def taken(*arguments: object) -> object:
-        version = take(*arguments)
+    def taken(*arguments: object, **options: object) -> object:
+        version = take(*arguments, **options)
         gate.close()
         gate()
         return version

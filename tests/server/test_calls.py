@@ -11,6 +11,7 @@ from jaxctx.answers import ContextState, FinishReason, GeneratePiece, TokenLogpr
 from jaxctx.engine.interface import Caller, Sampling
 from jaxctx.v1 import admin_service_pb2, content_pb2, context_pb2, generation_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx_server.grpc.service import LONGEST_S
 
 
 async def create(door: Any, **fields: Any) -> Any:
@@ -22,7 +23,7 @@ async def test_create(door: Any) -> None:
         door, context_id="a", model_id="fake", salt="s", priority=-3, manual_commit=True, pinned=True, labels={"k": "v"}
     )
     caller, request = door.last("create")
-    assert caller == Caller(tenant="", deadline=None)
+    assert caller == Caller(tenant="", deadline=1000 + LONGEST_S)
     assert (request.context_id, request.salt, request.priority) == ("a", "s", -3)
     assert request.manual_commit
     assert request.pinned

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_calls": ("11", 11),
     "default_max_tokens": ("12", 12),
     "store": ("s3://bucket/path/", "s3://bucket/path/"),
+    "snapshot_history": ("19", 19),
     "host_tokens": ("17", 17),
     "disk_tokens": ("18", 18),
     "disk_file": ("pages", Path("pages")),

@@ -12,6 +12,7 @@ from jaxctx.engine.interface import Caller, OpenRequest, PassOutput, Sampling, S
 from jaxctx.v1 import context_pb2, forward_pb2, lifetime_pb2, snapshot_pb2
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import snapshot_service_pb2 as pb
+from jaxctx_server.grpc.service import LONGEST_S
 
 MINUTE = {"seconds": 60, "nanos": 500_000_000}
 EXPIRY = lifetime_pb2.Expiry(
@@ -143,7 +144,7 @@ async def test_save(door: Any) -> None:
         )
     )
     caller, asked = door.last("save")
-    assert caller == Caller()
+    assert caller == Caller(deadline=1000 + LONGEST_S)
     assert asked == SaveRequest(
         context_id="a", name="chat/é", durable=True, overwrite_version=2, ttl=Ttl(60.5, True), labels={"k": "v"}
     )

@@ -11,6 +11,7 @@ from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Field, validate
 
 T = TypeVar("T")
+LONGEST_S = 86400.0  # seconds; nobody waits for ever
 
 
 class Service:
@@ -29,8 +30,9 @@ class Service:
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-        deadline = None if remaining_s is None else self._clock() + remaining_s
-        return Caller(tenant=KEY.get().tenant, deadline=deadline)
+        return Caller(
+            tenant=KEY.get().tenant, deadline=self._clock() + (LONGEST_S if remaining_s is None else remaining_s)
+        )
 
 
 def first_page(found: Sequence[T], limit: int, token: Callable[[T], str]) -> tuple[Sequence[T], str]:

@@ -8,6 +8,7 @@ a context reads.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from jaxctx.cache.marks import decode_page, encode_mark
 from jaxctx.cache.prefix import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 
+from .keys import Key
 from .machine import Data, Machine, Slot
 from .oracle import Expected, Oracle
 
@@ -425,10 +427,13 @@ class World:
         cache, oracle = self.cache, self.oracle
         cache.check()
         self.compare_counts()
-        holders = [set(e.chain) for e in oracle.contexts]
+        holders = defaultdict[str, list[set[Key]]](list)  # by namespace: nobody learns what others hold
+        for e in oracle.contexts:
+            holders[e.context.identity.namespace].append(set(e.chain))
         for e in oracle.contexts:
             self.compare_context(e)
-            counts = [sum(key in keys for keys in holders) for key in e.chain] + [1] * e.working
+            mine = holders[e.context.identity.namespace]
+            counts = [sum(key in keys for keys in mine) for key in e.chain] + [1] * e.working
             assert cache.refcounts(e.context) == counts
         victims = [e for e in oracle.contexts if not (e.pinned or e.context.busy or e.suspended)]
         assert [*cache.victims()] == [e.context for e in victims if e.committed or e.working]

@@ -58,9 +58,10 @@ class Interrupted:
 
 
 def _take(store):
-    reader = store.open(store.get("t", "a"))
+    found = store.get("t", "a")
+    reader = store.open(found)
     try:
-        store.take("t", "a")
+        store.take(found, latest=True)
         lost_pages(reader)
     finally:
         reader.close()

@@ -30,8 +30,8 @@ def ids(seed: str = "a"):
     return lambda: hashlib.sha256(f"{seed}{next(count)}".encode()).hexdigest()[:32]
 
 
-def open_store(objects, clock=None, seed="a") -> SnapshotStore:
-    return SnapshotStore(objects, clock=clock or Clock(), new_id=ids(seed))
+def open_store(objects, clock=None, seed="a", history=None) -> SnapshotStore:
+    return SnapshotStore(objects, clock=clock or Clock(), new_id=ids(seed), history=history)
 
 
 def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> Lineage:

@@ -109,6 +109,7 @@ def test_damage_in_a_directory(tmp_path):
 def test_a_damaged_name_can_be_deleted_and_nothing_else():
     objects = _small()
     name, manifest, pack = _mine(objects)
+    found = open_store(objects, seed="c").get("t", "a")
     objects.values[name] = b"rubbish"
     store = open_store(objects, clock := Clock(), seed="b")
     clock.now += LATER
@@ -116,7 +117,7 @@ def test_a_damaged_name_can_be_deleted_and_nothing_else():
         lambda: store.get("t", "a"),
         lambda: store.history("t", "a"),
         lambda: store.put(described()),
-        lambda: store.take("t", "a"),
+        lambda: store.take(found, latest=True),
         lambda: store.update("t", "a", labels={}),
         lambda: store.check("t", "a"),
     ):

@@ -10,7 +10,6 @@ import pytest
 from jaxctx.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import SnapshotStore
-from jaxctx.store import store as store_module
 from jaxctx.store.objects import open_objects
 
 from .saving import (
@@ -157,9 +156,8 @@ def test_overwrite_and_history(objects):
     assert save(store, range(3))[0].version == 1
 
 
-def test_the_oldest_version_goes(objects, monkeypatch):
-    monkeypatch.setattr(store_module, "HISTORY", 3)
-    store = open_store(objects)
+def test_the_oldest_version_goes(objects):
+    store = open_store(objects, history=3)
     store.put(described(held="first"))
     for version in range(1, 6):
         save(store, range(version * 4), overwrite=version)
@@ -169,10 +167,17 @@ def test_the_oldest_version_goes(objects, monkeypatch):
     assert store.expire() == []
 
 
+def test_all_versions_are_kept_unless_told_otherwise(objects):
+    store = open_store(objects)
+    for version in range(40):
+        store.put(described(held=version), version or None)
+    assert [one.held for one in store.history("t", "a")] == [*reversed(range(40))]
+
+
 def test_names_of_others_do_not_exist(objects):
     store = open_store(objects)
     save(store, range(8))
-    for call in (store.get, store.history, store.take, store.remove, store.update):
+    for call in (store.get, store.history, store.remove, store.update):
         with pytest.raises(NotFound) as error:
             call("other", "a")
         assert error.value.reason == "SNAPSHOT_NOT_FOUND"
@@ -271,19 +276,42 @@ def test_take(objects):
     save(store, range(8), overwrite=1)
     version = store.get("t", "a")
     reader = store.open(version)
-    assert store.take("t", "a") == version
+    assert [one.held for one in store.take(version, latest=True)] == [1, None]
     assert lost_pages(reader) == 0
     reader.close()
     with pytest.raises(NotFound):
         store.get("t", "a")
     with pytest.raises(NotFound):
         open_store(objects, seed="b").get("t", "a")
-    assert [one.held for one in store.expire()] == [1]
+    store.expire()
     assert objects.list("packs/") == []
-    store.put(described())
+    old = store.put(described())
     store.put(described(), 1)
-    assert store.take("t", "a", 1).version == 1  # an old version goes alone
+    assert store.take(old, latest=False) == [old]  # an old version goes alone
     assert store.get("t", "a").version == 2
+
+
+def test_what_is_taken_or_used_is_what_was_found(objects):
+    """Its number is not enough: a name that was deleted begins again at 1."""
+    clock = Clock()
+    store = open_store(objects, clock)
+    found, _ = save(store, range(8), seconds=10, sliding=True, clock=clock)
+    store.remove("t", "a")
+    with pytest.raises(NotFound):
+        store.take(found, latest=True)
+    clock.now += 5
+    other, _ = save(store, range(12), seconds=10, sliding=True, clock=clock)
+    assert other.version == found.version
+    store.touch(found)
+    assert store.get("t", "a").lifetime == other.lifetime
+    for latest, kind in ((True, Aborted), (False, NotFound)):
+        with pytest.raises(kind):
+            store.take(found, latest=latest)
+    save(store, range(16), overwrite=1)
+    with pytest.raises(Aborted) as error:
+        store.take(other, latest=True)
+    assert error.value.reason == "VERSION_MISMATCH"
+    assert [one.version for one in store.history("t", "a")] == [2, 1]
 
 
 def _race(count, action):
@@ -309,9 +337,9 @@ def _race(count, action):
 def test_of_racing_takes_one_wins(objects, processes):
     for round_ in range(5):
         first = open_store(objects, seed=f"a{round_}")
-        save(first, range(8))
+        found, _ = save(first, range(8))
         stores = [first, first] if processes == 1 else [first, open_store(objects, seed=f"b{round_}")]
-        results, errors = _race(6, lambda number: stores[number % 2].take("t", "a"))  # noqa: B023
+        results, errors = _race(6, lambda number: stores[number % 2].take(found, latest=True))  # noqa: B023
         assert len(results) == 1
         assert all(isinstance(error, NotFound) for error in errors)
 
@@ -374,8 +402,8 @@ def test_time_to_live(objects):
     clock.now = START + 9.999
     assert store.expire() == []
     assert store.get("t", "fixed").lifetime.at == START + 10
-    store.touch("t", "fixed", 1)
-    store.touch("t", "slides", 1)
+    store.touch(fixed := store.get("t", "fixed"))
+    store.touch(store.get("t", "slides"))
     clock.now = START + 10
     for one in (store, open_store(objects, clock, seed="b")):
         with pytest.raises(NotFound):
@@ -383,8 +411,7 @@ def test_time_to_live(objects):
         assert one.get("t", "slides").lifetime.at == START + 19.999
         assert [version.name for version in one.list("t")] == ["ever", "slides"]
         assert one.usage("t")[0] == 2
-    with pytest.raises(NotFound):
-        store.touch("t", "fixed", 1)
+    store.touch(fixed)  # too late, and no error
     assert [one.name for one in store.expire()] == ["fixed"]
     assert len(objects.list("manifests/")) == 2
     store.update("t", "slides", lifetime=Lifetime(), labels={"k": "v"})
@@ -410,7 +437,7 @@ def test_without_a_store():
     store = SnapshotStore(None, clock=time.time, new_id=lambda: secrets.token_hex(16))
     store.put(described(held=1))
     assert store.list("t")[0].held == 1
-    assert store.take("t", "a").held == 1
+    assert [one.held for one in store.take(store.get("t", "a"), latest=True)] == [1]
     with pytest.raises(FailedPrecondition) as error:
         store.begin(lineage(range(4)))
     assert error.value.reason == "NO_STORE"
