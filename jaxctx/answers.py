@@ -193,6 +193,9 @@ class OutputPart:
     seed: int | None = None  # repeats this output
     usage: Usage | None = None
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratePiece(OutputPart):

@@ -5,8 +5,6 @@ is what programs should test; the message is for people. An error means that not
 otherwise. This module imports nothing of ours, so every floor may raise these.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ class FieldViolation:
     description: str
 
 
-BY_CODE: dict[str, type[JaxctxError]] = {}  # the classes of the statuses
+BY_CODE: dict[str, "type[JaxctxError]"] = {}  # the classes of the statuses
 
 
 class JaxctxError(Exception):
@@ -58,7 +56,7 @@ class InvalidArgument(JaxctxError):
     default_reason = "INVALID_FIELD"
 
     @classmethod
-    def field(cls, field: str, description: str) -> InvalidArgument:
+    def field(cls, field: str, description: str) -> "InvalidArgument":
         """The common case: one field, one reason."""
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 

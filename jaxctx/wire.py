@@ -28,9 +28,8 @@ def to_status(error: JaxctxError) -> grpc.Status:
     """`code`, `details` and `trailing_metadata` with which to end a call: `abort_with_status(s)`, or on asyncio
     `abort(s.code, s.details, s.trailing_metadata)`. Overlong texts are cut and violations past the 16th left out.
     """
-    status = status_pb2.Status(
-        code=grpc.StatusCode[error.code].value[0], message=_cut(error.message, MAX_MESSAGE_BYTES)
-    )
+    code, message = grpc.StatusCode[error.code].value[0], _cut(error.message, MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=code, message=message)
     status.details.add().Pack(error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason))
     if error.violations:
         told = [

@@ -20,14 +20,14 @@ from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory, Ready
-from jaxctx.cache.pages import OutOfPages, PoolStats
+from jaxctx.cache.pages import OutOfPages
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
 from jaxctx.cache.tiers import Found, Move, PageCopy, found, on_device
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
-__all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy", "PoolStats"]
+__all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy"]
 
 
 PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's name cannot
@@ -333,10 +333,6 @@ class ContextCache:
     def suspendable(self) -> int:
         """Pages that would become available if all victims were suspended. Walks all contexts."""
         return audit.suspendable([*self.victims()], self._registry.by_use())
-
-    def stats(self) -> PoolStats:
-        """Where the pages are."""
-        return self.memory.stats
 
     def refcounts(self, context: Context) -> builtins.list[int]:
         """How many contexts of its namespace hold each page of the page table. Walks all contexts."""

@@ -3,8 +3,6 @@
 What `ContextCache.control` offers beside the life of a context. Called by the engine's operations.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from jaxctx.cache.context import Context
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 class PageControl:
     """Of one cache. Every method raises NotFound for a context that is closed."""
 
-    def __init__(self, cache: ContextCache, memory: Memory) -> None:
+    def __init__(self, cache: "ContextCache", memory: Memory) -> None:
         self._cache = cache
         self._memory = memory
 
@@ -87,9 +85,8 @@ class PageControl:
         if not 0 <= pages <= len(context.working):
             raise OutOfRange(f"{pages} pages to commit, {len(context.working)} working pages")
         if pages * self._cache.page_size > context.working_tokens:
-            raise FailedPrecondition(
-                f"{pages} pages to commit, {context.working_tokens} tokens in working pages", reason="PAGE_NOT_FULL"
-            )
+            message = f"{pages} pages to commit, {context.working_tokens} tokens in working pages"
+            raise FailedPrecondition(message, reason="PAGE_NOT_FULL")
         self._memory.commit(context, pages)
         context.by_hand = None
 

@@ -11,15 +11,6 @@ an explicit causal mask equals the default.
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A mark taken apart. `ranges` is empty where the token saw everything up to itself."""
-
-    position: int
-    ranges: tuple[tuple[int, int], ...]
 
 
 def encode_mark(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
@@ -39,10 +30,10 @@ def encode_mark(index: int, position: int, ranges: Iterable[tuple[int, int]] = (
     return array("i", [position, *joined]).tobytes() if joined or position != index else b""
 
 
-def decode_mark(mark: bytes) -> Mark:
-    """Of a mark that is not empty."""
+def decode_mark(mark: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Position and ranges of a mark that is not empty; no ranges where the token saw everything up to itself."""
     position, *bounds = array("i", mark)
-    return Mark(position, tuple(zip(bounds[::2], bounds[1::2], strict=True)))
+    return position, list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def encode_page(marks: Mapping[int, bytes], first: int, size: int) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.marks import decode_page, encode_page
-from jaxctx.cache.pages import OutOfPages, PagePool, PoolStats
+from jaxctx.cache.pages import OutOfPages, PagePool
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
 from jaxctx.cache.tiers import Item, Move, Tiers
 from jaxctx.errors import DataLoss
@@ -32,11 +32,6 @@ class Memory:
     def available(self) -> int:
         """Pages that can be taken at once: free or evictable."""
         return self.pool.free + self.index.cached
-
-    @property
-    def stats(self) -> PoolStats:
-        """Where the pages are."""
-        return PoolStats(self.pool.total, self.pool.free, self.index.cached, self.pool.total - self.available)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -11,7 +11,6 @@ Pages that lie side by side are read faster than scattered ones, so ids are hand
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from jaxctx.errors import Internal, ResourceExhausted
 
@@ -20,20 +19,6 @@ class OutOfPages(ResourceExhausted):
     """Fewer pages are free or evictable than were asked for. None was taken."""
 
     default_reason = "OUT_OF_PAGES"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Every page is in exactly one of the three: `free + cached + held == total`.
-
-    Cached pages are committed ones that no context holds; they are evicted when pages are needed. Held pages are the
-    rest that is not free, working pages included.
-    """
-
-    total: int
-    free: int
-    cached: int
-    held: int
 
 
 class PagePool:

@@ -28,9 +28,7 @@ from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transpor
 from jaxctx.client.options import Content, CreateOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
-from jaxctx.v1 import admin_service_pb2 as admin
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1 import model_service_pb2 as models_pb
 from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
 from jaxctx.wire import from_rpc_error
 
@@ -52,6 +50,7 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
+        self._call, self._parts = self._link.call, self._link.parts
 
     def _made(self, info: ContextInfo) -> Context:
         return self._context_class(self._link, info.context_id, info)
@@ -75,9 +74,7 @@ class ClientSteps(Generic[Context]):
         chosen = settings["context_id"] = requests.new_id() if given is None else given
         fields = requests.settings(settings, CreateOptions)
         try:
-            response = yield from self._link.call(
-                self._link.contexts.CreateContext, pb.CreateContextRequest, timeout_s, **fields
-            )
+            response = yield from self._call(self._link.contexts.CreateContext, timeout_s, **fields)
         except AlreadyExists:
             if given is not None:
                 raise
@@ -103,12 +100,13 @@ class ClientSteps(Generic[Context]):
 
     def _contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        method, kind = self._link.contexts.ListContexts, pb.ListContextsRequest
 
         def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
             return [self._made(info) for info in (yield from program)]
 
-        yield from map(made, self._link.parts(method, kind, timeout_s, "contexts", ContextInfo, limit=page))
+        yield from map(
+            made, self._parts(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
+        )
 
     def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
@@ -141,7 +139,7 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[PlanResult]:
         """What filling a new context would find in the cache and need, without doing it."""
         fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        response = yield from self._link.call(self._link.contexts.Plan, pb.PlanRequest, timeout_s, **fields)
+        response = yield from self._call(self._link.contexts.Plan, timeout_s, **fields)
         return decode(response, PlanResult)
 
     def _open(
@@ -152,9 +150,7 @@ class ClientSteps(Generic[Context]):
         chosen = options["context_id"] = requests.new_id() if given is None else given
         fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
         try:
-            response = yield from self._link.call(
-                self._link.snapshots.Open, snapshots_pb.OpenRequest, timeout_s, **fields
-            )
+            response = yield from self._call(self._link.snapshots.Open, timeout_s, **fields)
         except AlreadyExists:
             if given is not None:
                 raise
@@ -164,24 +160,24 @@ class ClientSteps(Generic[Context]):
     def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         fields = {"name": name, **requests.settings(options, OpenOptions)}
-        method, kind = self._link.snapshots.Take, snapshots_pb.TakeRequest
-        return self._opened((yield from self._link.call(method, kind, timeout_s, **fields)))
+        return self._opened((yield from self._call(self._link.snapshots.Take, timeout_s, **fields)))
 
     def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
         """One version of a snapshot; by default the latest."""
-        method, kind = self._link.snapshots.GetSnapshot, snapshots_pb.GetSnapshotRequest
-        response = yield from self._link.call(method, kind, timeout_s, name=name, version=version)
+        response = yield from self._call(self._link.snapshots.GetSnapshot, timeout_s, name=name, version=version)
         return decode(response.snapshot, Snapshot)
 
     def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        method, kind = self._link.snapshots.ListSnapshots, snapshots_pb.ListSnapshotsRequest
-        return self._link.parts(method, kind, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page)
+        return self._parts(
+            self._link.snapshots.ListSnapshots, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page
+        )
 
     def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
         """All versions of a snapshot that are kept, latest first."""
-        method, kind = self._link.snapshots.ListSnapshotVersions, snapshots_pb.ListSnapshotVersionsRequest
-        return everything(self._link.parts(method, kind, timeout_s, "snapshots", Snapshot, name=name))
+        return everything(
+            self._parts(self._link.snapshots.ListSnapshotVersions, timeout_s, "snapshots", Snapshot, name=name)
+        )
 
     def _update_snapshot(
         self,
@@ -193,45 +189,38 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = None,
     ) -> Steps[Snapshot]:
         """Change the latest version; None leaves a setting as it is, a `ttl_s` of `math.inf` is for ever."""
-        method, kind = self._link.snapshots.UpdateSnapshot, snapshots_pb.UpdateSnapshotRequest
-        ttl, new = requests.ttl(ttl_s, sliding), requests.labels(kind.Labels, labels)
-        response = yield from self._link.call(method, kind, timeout_s, name=name, ttl=ttl, labels=new)
+        ttl, new = requests.ttl(ttl_s, sliding), requests.labels(snapshots_pb.UpdateSnapshotRequest.Labels, labels)
+        response = yield from self._call(self._link.snapshots.UpdateSnapshot, timeout_s, name=name, ttl=ttl, labels=new)
         return decode(response.snapshot, Snapshot)
 
     def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
-        method, kind = self._link.snapshots.DeleteSnapshot, snapshots_pb.DeleteSnapshotRequest
-        response = yield from self._link.call(method, kind, timeout_s, name=name, version=version)
+        response = yield from self._call(self._link.snapshots.DeleteSnapshot, timeout_s, name=name, version=version)
         return response.versions_deleted
 
     def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
         """The caller's publications in the order of their ids."""
-        method, kind = self._link.snapshots.ListPublications, snapshots_pb.ListPublicationsRequest
-        return everything(self._link.parts(method, kind, timeout_s, "publications", Publication))
+        return everything(self._parts(self._link.snapshots.ListPublications, timeout_s, "publications", Publication))
 
     def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""
-        method, kind = self._link.snapshots.Unpublish, snapshots_pb.UnpublishRequest
-        yield from self._link.call(method, kind, timeout_s, publication_id=publication_id)
+        yield from self._call(self._link.snapshots.Unpublish, timeout_s, publication_id=publication_id)
 
     def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
         """The models that the server serves."""
-        method, kind = self._link.models.ListModels, models_pb.ListModelsRequest
-        return everything(self._link.parts(method, kind, timeout_s, "models", Model))
+        return everything(self._parts(self._link.models.ListModels, timeout_s, "models", Model))
 
     def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
         """One model; by default the server's only, or default, one."""
-        method, kind = self._link.models.GetModel, models_pb.GetModelRequest
-        response = yield from self._link.call(method, kind, timeout_s, model_id=model_id)
+        response = yield from self._call(self._link.models.GetModel, timeout_s, model_id=model_id)
         return decode(response.model, Model)
 
     def _tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
     ) -> Steps[list[int]]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        method, kind = self._link.models.Tokenize, models_pb.TokenizeRequest
-        response = yield from self._link.call(
-            method, kind, timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        response = yield from self._call(
+            self._link.models.Tokenize, timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
         )
         return list(response.tokens)
 
@@ -244,9 +233,12 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = None,
     ) -> Steps[str]:
         """Text of token ids."""
-        method, kind = self._link.models.Detokenize, models_pb.DetokenizeRequest
-        response = yield from self._link.call(
-            method, kind, timeout_s, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        response = yield from self._call(
+            self._link.models.Detokenize,
+            timeout_s,
+            model_id=model_id,
+            tokens=tokens,
+            skip_special_tokens=skip_special_tokens,
         )
         return response.text
 
@@ -260,13 +252,14 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[RenderedChat]:
         """What a fill with these messages appends to an empty context."""
         chat = requests.chat_messages(messages, add_generation_prompt)
-        method, kind = self._link.models.ApplyChatTemplate, models_pb.ApplyChatTemplateRequest
-        response = yield from self._link.call(method, kind, timeout_s, model_id=model_id, messages=chat)
+        response = yield from self._call(
+            self._link.models.ApplyChatTemplate, timeout_s, model_id=model_id, messages=chat
+        )
         return decode(response, RenderedChat)
 
     def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
         """Each engine of the server, with its load and memory."""
-        response = yield from self._link.call(self._link.admin.GetStats, admin.GetStatsRequest, timeout_s)
+        response = yield from self._call(self._link.admin.GetStats, timeout_s)
         return [decode(each, Engine) for each in response.engines]
 
     def _stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
@@ -277,11 +270,11 @@ class ClientSteps(Generic[Context]):
 
     def _drain(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Make the server refuse new work, and wait until what runs is done."""
-        yield from self._link.call(self._link.admin.Drain, admin.DrainRequest, timeout_s)
+        yield from self._call(self._link.admin.Drain, timeout_s)
 
     def _clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
         """Drop every cached page that no context holds; returns how many."""
-        response = yield from self._link.call(self._link.admin.ClearCache, admin.ClearCacheRequest, timeout_s)
+        response = yield from self._call(self._link.admin.ClearCache, timeout_s)
         return response.pages_dropped
 
     def _close(self) -> Steps[None]:

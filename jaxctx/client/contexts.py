@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
-from google.protobuf.message import Message
 
 from jaxctx.answers import (
     Comparison,
@@ -28,10 +27,9 @@ from jaxctx.client.streams import Completion, Piece, Pieces, joined
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
-from jaxctx.v1 import context_pb2, snapshot_service_pb2
+from jaxctx.v1 import context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 
-Q = TypeVar("Q", bound=Message)
 A = TypeVar("A")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
@@ -62,12 +60,12 @@ class ContextSteps(ContextView[Stream]):
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        response = yield from self._write(self._link.contexts.Fill, pb.FillRequest, timeout_s, defer=defer, **fields)
+        response = yield from self._write(self._link.contexts.Fill, timeout_s, defer=defer, **fields)
         return self._filled(response)
 
     def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
         """Compute whatever is buffered."""
-        return self._filled((yield from self._write(self._link.contexts.Flush, pb.FlushRequest, timeout_s)))
+        return self._filled((yield from self._write(self._link.contexts.Flush, timeout_s)))
 
     def _complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -102,7 +100,6 @@ class ContextSteps(ContextView[Stream]):
         """
         response = yield from self._write(
             self._link.contexts.Forward,
-            pb.ForwardRequest,
             timeout_s,
             tokens=tokens,
             positions=positions,
@@ -121,9 +118,8 @@ class ContextSteps(ContextView[Stream]):
         child_ids = ids
         if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
             child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
-        method, kind = self._link.contexts.Fork, pb.ForkRequest
         try:
-            response = yield from self._write(method, kind, timeout_s, n=n, child_ids=child_ids)
+            response = yield from self._write(self._link.contexts.Fork, timeout_s, n=n, child_ids=child_ids)
         except AlreadyExists:
             if ids is not None:
                 raise
@@ -136,23 +132,23 @@ class ContextSteps(ContextView[Stream]):
 
     def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return self._change(self._link.contexts.Truncate, pb.TruncateRequest, timeout_s, tokens=tokens)
+        return self._change(self._link.contexts.Truncate, timeout_s, tokens=tokens)
 
     def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        return self._change(self._link.contexts.Rewind, pb.RewindRequest, timeout_s, to=to)
+        return self._change(self._link.contexts.Rewind, timeout_s, to=to)
 
     def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Allocate that many more working pages, waiting for them if need be."""
-        return self._change(self._link.contexts.ReservePages, pb.ReservePagesRequest, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReservePages, timeout_s, pages=pages)
 
     def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return self._change(self._link.contexts.CommitPages, pb.CommitPagesRequest, timeout_s, pages=pages)
+        return self._change(self._link.contexts.CommitPages, timeout_s, pages=pages)
 
     def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Give back working pages from the tail, with the tokens in them."""
-        return self._change(self._link.contexts.ReleasePages, pb.ReleasePagesRequest, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReleasePages, timeout_s, pages=pages)
 
     def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Ask for the counters."""
@@ -174,21 +170,20 @@ class ContextSteps(ContextView[Stream]):
     ) -> Steps[PlanResult]:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
-        method, kind = self._link.contexts.Plan, pb.PlanRequest
-        response = yield from self._link.call(method, kind, timeout_s, context_id=self.id, **fields)
+        response = yield from self._call(self._link.contexts.Plan, timeout_s, context_id=self.id, **fields)
         return decode(response, PlanResult)
 
     def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextView) else other
-        response = yield from self._link.call(self._link.contexts.Compare, pb.CompareRequest, timeout_s, a=self.id, b=b)
+        response = yield from self._call(self._link.contexts.Compare, timeout_s, a=self.id, b=b)
         return decode(response, Comparison)
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions)
         fields["labels"] = requests.labels(pb.UpdateContextRequest.Labels, options.get("labels"))
-        return self._change(self._link.contexts.UpdateContext, pb.UpdateContextRequest, timeout_s, **fields)
+        return self._change(self._link.contexts.UpdateContext, timeout_s, **fields)
 
     def _save(
         self,
@@ -207,7 +202,6 @@ class ContextSteps(ContextView[Stream]):
         """
         response = yield from self._write(
             self._link.snapshots.Save,
-            snapshot_service_pb2.SaveRequest,
             timeout_s,
             name=name,
             durable=durable,
@@ -226,18 +220,16 @@ class ContextSteps(ContextView[Stream]):
         timeout_s: float | None = None,
     ) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
-        method, kind = self._link.snapshots.Publish, snapshot_service_pb2.PublishRequest
         ttl = requests.ttl(ttl_s, sliding)
-        response = yield from self._write(method, kind, timeout_s, ttl=ttl, labels=labels)
+        response = yield from self._write(self._link.snapshots.Publish, timeout_s, ttl=ttl, labels=labels)
         return decode(response.publication, Publication)
 
     def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
             return
-        method, kind = self._link.contexts.CloseContext, pb.CloseContextRequest
         with contextlib.suppress(NotFound):
-            yield from self._link.call(method, kind, timeout_s, context_id=self.id)
+            yield from self._call(self._link.contexts.CloseContext, timeout_s, context_id=self.id)
         self._closed = True
 
     def _leave(self, error: BaseException | None) -> Steps[None]:
@@ -248,20 +240,18 @@ class ContextSteps(ContextView[Stream]):
             if error is None:  # else the error of the block is the one to see
                 raise
 
-    def _write(
-        self, method: grpc.UnaryUnaryMultiCallable[Q, A], kind: type[Q], timeout_s: float | None, **fields: Any
-    ) -> Steps[A]:
+    def _write(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> Steps[A]:
         yield from self._settle()
         try:
-            return (yield from self._link.call(method, kind, timeout_s, context_id=self.id, **fields))
+            return (yield from self._call(method, timeout_s, context_id=self.id, **fields))
         except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise
 
     def _change(
-        self, method: grpc.UnaryUnaryMultiCallable[Q, W], kind: type[Q], timeout_s: float | None, **fields: Any
+        self, method: grpc.UnaryUnaryMultiCallable[Any, W], timeout_s: float | None, **fields: Any
     ) -> Steps[ContextInfo]:
-        response = yield from self._write(method, kind, timeout_s, **fields)
+        response = yield from self._write(method, timeout_s, **fields)
         return self.learn(decode(response.context, ContextInfo))
 
     def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf import descriptor_pool
+from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.client.drive import Parts, Steps
 from jaxctx.client.requests import make
@@ -23,7 +24,6 @@ from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
 from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
 from jaxctx.wire import from_rpc_error
 
-Q = TypeVar("Q", bound=Message)
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ _SERVICE_CONFIG = {
         for service, methods in _REPEATABLE.items()
     ]
 }
+_SERVICES = [descriptor_pool.Default().FindServiceByName(f"jaxctx.v1.{each}") for each in _REPEATABLE]
 _CHANNEL_OPTIONS = [
     # A prefill may be silent for long; a server that is gone must show all the same.
     ("grpc.keepalive_time_ms", 30_000),
@@ -109,38 +110,33 @@ class Link:
         self.snapshots: SnapshotServiceStub = SnapshotServiceStub(self.channel)
         self.models: ModelServiceStub = ModelServiceStub(self.channel)
         self.admin: AdminServiceStub = AdminServiceStub(self.channel)
+        self._requests = {  # the class of each method's request
+            getattr(stub, method.name): GetMessageClass(method.input_type)
+            for stub, service in zip((self.contexts, self.snapshots, self.models, self.admin), _SERVICES, strict=True)
+            for method in service.methods
+        }
 
     def begin(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
         """Begin a call with the client's key, and its deadline if the call has none of its own."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return method(request, timeout=timeout_s, metadata=self.metadata)
 
-    def call(
-        self, method: grpc.UnaryUnaryMultiCallable[Q, A], kind: type[Q], timeout_s: float | None, **fields: Any
-    ) -> Steps[A]:
+    def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> Steps[A]:
         """Call a method of a stub with a request of these fields. Raises the errors of `jaxctx.errors`."""
-        request = make(kind, **fields)
+        request = make(self._requests[method], **fields)
         try:
             response: A = yield self.begin(method, request, timeout_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return response
 
-    def parts(
-        self,
-        method: grpc.UnaryUnaryMultiCallable[Q, A],
-        kind: type[Q],
-        timeout_s: float | None,
-        listed: str,
-        item: type[T],
-        **fields: Any,
-    ) -> Parts[T]:
+    def parts(self, method: Any, timeout_s: float | None, listed: str, item: type[T], **fields: Any) -> Parts[T]:
         """A list that comes in parts: answers of class `item` in the field `listed` of the responses."""
         page_token: str | None = ""
 
         def part() -> Steps[list[T]]:
             nonlocal page_token
-            response: Any = yield from self.call(method, kind, timeout_s, page_token=page_token, **fields)
+            response: Any = yield from self.call(method, timeout_s, page_token=page_token, **fields)
             page_token = response.next_page_token or None
             return [decode(message, item) for message in getattr(response, listed)]
 

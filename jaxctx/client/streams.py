@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from jaxctx.answers import ContextInfo, FinishReason, OutputPart, TokenLogprob, Usage
+from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage
 from jaxctx.client.drive import Steps, run
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
@@ -29,25 +29,14 @@ class Piece(OutputPart, Generic[C]):
 
     context: C
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion(Generic[C]):
+class Completion(OutputPart, Generic[C]):
     """A whole output; `str(completion)` is its text."""
 
     context: C
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprob]
     finish: FinishReason
-    stop_match: str | int | None
-    seed: int | None
     usage: Usage
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Pieces(Generic[V]):
@@ -115,6 +104,7 @@ def joined(index: int, pieces: list[Piece[C]]) -> Completion[C]:
     if last is None or last.finish is None or last.usage is None:
         raise Internal(f"the stream ended before output {index} did")
     return Completion(
+        index=index,
         context=last.context,
         text="".join(piece.text for piece in pieces),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),

@@ -29,7 +29,7 @@ class ContextView(Generic[Stream]):
 
     def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
-        self._link = link
+        self._link, self._call = link, link.call
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
@@ -85,8 +85,7 @@ class ContextView(Generic[Stream]):
                 yield self._link.transport.sleep(pause_s)
 
     def _get(self, timeout_s: float | None, **wanted: bool) -> Steps[pb.GetContextResponse]:
-        method, kind = self._link.contexts.GetContext, pb.GetContextRequest
-        response = yield from self._link.call(method, kind, timeout_s, context_id=self.id, **wanted)
+        response = yield from self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
         self.learn(decode(response.context, ContextInfo))
         return response
 

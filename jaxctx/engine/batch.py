@@ -82,11 +82,10 @@ def write_marks(views: StepInputs, first: int, rows: int, marks: Mapping[int, by
     for row in range(rows):
         if not (encoded := marks.get(first + row)):
             continue
-        mark = decode_mark(encoded)
-        views.positions[row] = mark.position
-        if mark.ranges:
+        views.positions[row], ranges = decode_mark(encoded)
+        if ranges:
             seen = np.zeros(32 * views.mask.shape[1], np.bool_)
-            for start, stop in mark.ranges:
+            for start, stop in ranges:
                 seen[start:stop] = True
             views.mask[row] = np.packbits(seen, bitorder="little").view("<i4")
 

@@ -107,8 +107,7 @@ def pages_that_fit(
     else:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         share = CPU_SHARE / devices  # fake ones, of one memory
-    fitting = (
-        int(free * (share if memory_fraction is None else memory_fraction)) * devices // page_bytes(spec, page_size)
-    )
+    share = share if memory_fraction is None else memory_fraction
+    fitting = int(free * share) * devices // page_bytes(spec, page_size)
     wanted = -(-wanted_tokens // page_size)
     return max(1, fitting if memory_fraction is not None else min(wanted, fitting))

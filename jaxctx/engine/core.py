@@ -83,9 +83,8 @@ class EngineCore:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id."""
         context = self.contexts.writable(caller, context_id)
         if context.length == 0:
-            raise errors.FailedPrecondition(
-                "an empty context cannot be continued: fill it first", reason="CONTEXT_EMPTY"
-            )
+            message = "an empty context cannot be continued: fill it first"
+            raise errors.FailedPrecondition(message, reason="CONTEXT_EMPTY")
         room = self.config.max_context_tokens - context.length
         if room < 1:
             raise errors.OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
@@ -261,12 +260,12 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Load and memory now."""
-        pool, tiers, scheduler = self.cache.stats(), self.cache.memory.tiers, self.scheduler
+        memory, tiers, scheduler = self.cache.memory, self.cache.memory.tiers, self.scheduler
         return EngineStats(
-            pages_total=pool.total,
-            pages_free=pool.free,
-            pages_cached=pool.cached,
-            pages_held=pool.held,
+            pages_total=memory.pool.total,
+            pages_free=memory.pool.free,
+            pages_cached=memory.index.cached,
+            pages_held=memory.pool.total - memory.available,
             pages_reserved=scheduler.budget.reserved,
             contexts=len(self.cache),
             running=len(scheduler.running),

@@ -1,7 +1,5 @@
 """LocalEngine: the Engine interface in process, most of its methods a command to the step thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -30,10 +28,10 @@ R = TypeVar("R")
 
 def command(
     operation: Callable[[EngineCore], Callable[P, R]],
-) -> Callable[Concatenate[LocalEngine, P], Coroutine[Any, Any, R]]:
+) -> Callable[Concatenate["LocalEngine", P], Coroutine[Any, Any, R]]:
     """A method that runs an operation of the core on the step thread."""
 
-    async def method(self: LocalEngine, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def method(self: "LocalEngine", /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.loop.call(operation(self.core), *args, **kwargs)
 
     return method

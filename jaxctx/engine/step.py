@@ -115,7 +115,8 @@ class PagedKV:
         pool = self.pools[layer]
         pool = LayerPool(kernels.write_rows(pool.k, k, self._kv_slots), kernels.write_rows(pool.v, v, self._kv_slots))
         self.pools[layer] = pool
-        return kernels.attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
+        out: jax.Array = kernels.attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
+        return out
 
     def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
         pool = self.pools[layer]

@@ -181,9 +181,8 @@ class Transfers:
                         self.host[move.slot] = data
                 case PageLoad():
                     loads = [move for move in batch if isinstance(move, PageLoad)]
-                    self._device.load_pages(
-                        [each.page for each in loads], [self.host.page(each.slot) for each in loads]
-                    )
+                    loaded = [self.host.page(each.slot) for each in loads]
+                    self._device.load_pages([each.page for each in loads], loaded)
                     self._drop(batch)
                 case PageSpill(slot, disk):
                     assert self._disk is not None

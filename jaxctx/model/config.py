@@ -5,8 +5,6 @@ scaling, tied embeddings). Whatever this record cannot express is refused here, 
 silently compute something else is worse than one that does not load.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -155,7 +153,7 @@ class Reader:
             self.refuse(key, f"must be a token id or a list of them, not {value!r}")
         return tuple(ids)
 
-    def inner(self, key: str) -> Reader | None:
+    def inner(self, key: str) -> "Reader | None":
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.refuse(key, f"must be an object, not {value!r}")

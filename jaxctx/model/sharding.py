@@ -30,17 +30,15 @@ RULES = LogicalRules(
 )
 
 
-def make_mesh(*, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of `tensor` devices (default: the first of this process), partitioned by the compiler.
+def make_mesh(*, tensor: int = 1) -> Mesh:
+    """A mesh of the first `tensor` devices of this process, partitioned by the compiler.
 
     Raises InvalidArgument if there are fewer.
     """
-    available = list(jax.devices() if devices is None else devices)
-    if not 1 <= tensor <= len(available):
-        raise InvalidArgument.field(
-            "tensor", f"must be from 1 to {len(available)}, the number of devices, not {tensor}"
-        )
-    return jax.make_mesh((tensor,), (TENSOR,), axis_types=(AxisType.Auto,), devices=available[:tensor])
+    count = jax.device_count()
+    if not 1 <= tensor <= count:
+        raise InvalidArgument.field("tensor", f"must be from 1 to {count}, the number of devices, not {tensor}")
+    return jax.make_mesh((tensor,), (TENSOR,), axis_types=(AxisType.Auto,), devices=jax.devices()[:tensor])
 
 
 def check_divisible(config: ModelConfig, mesh: Mesh) -> None:

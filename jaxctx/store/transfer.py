@@ -149,10 +149,8 @@ class SnapshotReader:
             yield run
 
     def _fetch(self, run: list[int]) -> Pending[Buffer | None]:
-        place = self._manifest.places[run[0]]
-        return self._objects.fetch(
-            f"packs/{place.pack}", place.offset, place.offset + len(run) * self.lineage.page_bytes
-        )
+        place, size = self._manifest.places[run[0]], len(run) * self.lineage.page_bytes
+        return self._objects.fetch(f"packs/{place.pack}", place.offset, place.offset + size)
 
     def _checked(self, run: list[int], data: Buffer | None) -> Iterator[tuple[int, memoryview | None]]:
         if data is None and len(run) > 1:  # a part is lost: which?

@@ -222,16 +222,13 @@ def share(segments: Sequence[Segment], used: Sequence[int], shape: PlanShape) ->
     todo = [(0, len(segments), 0)] if segments else []
     while todo:
         low, high, done = todo.pop()
+        s, start = segments[low], done * shape.page_size
         if high - low == 1:
-            path = segments[low].pages[done : used[low]]
-            runs.append(
-                Run(row[low], segments[low].rows, done * shape.page_size, end[low], segments[low].position, path)
-            )
+            runs.append(Run(row[low], s.rows, start, end[low], s.position, s.pages[done : used[low]]))
             continue
         depth = min(common[low + 1 : high])
         if (high - low - 1) * (depth - done) * shape.page_size >= shape.share_tokens:
-            path = segments[low].pages[done:depth]
-            runs.append(Run(row[low], row[high] - row[low], done * shape.page_size, max(end[low:high]), -1, path))
+            runs.append(Run(row[low], row[high] - row[low], start, max(end[low:high]), -1, s.pages[done:depth]))
             done = depth
         edges = [low, *(i for i in range(low + 1, high) if common[i] == depth), high]
         todo.extend((a, b, done) for a, b in pairwise(edges))

@@ -52,6 +52,7 @@ def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
     return AttentionPlan(*split(shape, packed))
 
 
+@partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
 def attend(
     q: Float[Array, "rows heads head_dim"],
     k_pool: Pool,
@@ -67,15 +68,6 @@ def attend(
     slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
     mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index of the plan.
     """
-    result: jax.Array = traced_once(q, k_pool, v_pool, plan, mask, shape=shape)
-    return result
-
-
-@partial(jax.jit, static_argnames="shape")
-def traced_once(
-    q: jax.Array, k_pool: Pool, v_pool: Pool, plan: AttentionPlan, mask: Mask | None, *, shape: PlanShape
-) -> jax.Array:
-    """`attend`. All layers of a step, and all programs of one shape, share one trace; XLA inlines it."""
     rows, heads, dim = q.shape
     kv_heads = k_pool.shape[0]
     group = heads // kv_heads

@@ -4,8 +4,6 @@ What takes long to import (gRPC, JAX) is imported once it is needed, so that `--
 server's extra brings is imported within `main`, which says what to install.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -54,7 +52,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         return DEFECT
 
 
-def serve(config: ServeConfig) -> int:
+def serve(config: "ServeConfig") -> int:
     """Serve until told to stop."""
     if config.kv_tokens is not None and config.memory_fraction is not None:
         raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
@@ -116,7 +114,7 @@ def end_now(unix_socket: Path | None = None) -> None:
     os._exit(INTERRUPTED)
 
 
-def convert(config: ConvertConfig) -> int:
+def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
     from jaxctx.errors import AlreadyExists, InvalidArgument
     from jaxctx.model import weights

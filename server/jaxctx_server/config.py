@@ -5,8 +5,6 @@
 A flag goes before the environment, that before the file, and that before the default.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os
@@ -179,7 +177,7 @@ def _warn_of_mistyped(environ: Mapping[str, str], variables: Mapping[str, str], 
                 print(f"{prog}: {key}: there is no such setting; did you mean {PREFIX}{near}?", file=sys.stderr)
 
 
-def _from_file(path: Path, kinds: Mapping[str, _Kind]) -> dict[str, Any]:
+def _from_file(path: Path, kinds: "Mapping[str, _Kind]") -> dict[str, Any]:
     where = f"--config: {path}"
     try:
         entries = tomllib.loads(path.read_text("utf-8"))

@@ -65,9 +65,8 @@ class Texts:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokens of a text, of any number."""
-        return await self._run(
-            len(text), partial(self._text.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        )
+        encode = partial(self._text.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self._run(len(text), encode)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens, which must be of the model's vocabulary."""

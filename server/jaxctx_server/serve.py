@@ -3,8 +3,6 @@
 It listens before it loads: a port in use shows at once, and probes see a live server that is not ready yet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -39,7 +37,7 @@ T = TypeVar("T")
 async def serve(
     config: ServeConfig,
     keys: Sequence[Key] | None,
-    load: Callable[[ServeConfig, Progress], tuple[LocalEngine, ModelText]],
+    load: Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"],
     stop: asyncio.Event,
     *,
     out: TextIO = sys.stdout,

@@ -1,7 +1,5 @@
 """What the process says to whoever started it: the banner once it serves, or else one line and an exit status."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -26,7 +24,7 @@ class StartError(Exception):
         self.exit_status = exit_status
 
 
-def banner(info: EngineInfo, addresses: Sequence[str], keys: Sequence[object] | None, seconds: float) -> str:
+def banner(info: "EngineInfo", addresses: Sequence[str], keys: Sequence[object] | None, seconds: float) -> str:
     """What is served, with which capacity, and where. `addresses` are the real ones; `keys` None: there are none."""
     mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
     access = "none: whoever reaches these addresses may do everything" if keys is None else f"{len(keys)} accepted"

@@ -7,8 +7,7 @@ context, and the tokens pending since.
     … emitted … [ context | pending ]      text = decode(context + pending) − decode(context)
 
 While the text ends in U+FFFD a character may be unfinished, and it is held back. So is what could still become a stop
-string, and nothing else: one Knuth–Morris–Pratt automaton per string, a step per character, so that what is found does
-not depend on how the text was cut into pieces.
+string, and nothing else; so what is found does not depend on how the text was cut into pieces.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,8 +98,7 @@ class StopMatcher:
         """`stops`: not empty strings. With `include_stop` the matched string stays in the text."""
         if not all(stops):
             raise ValueError("a stop string is empty")
-        self._stops = [(stop, _failures(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._matched = [0] * len(self._stops)  # per string, how many of its characters the text ends with
+        self._stops = sorted(stops, key=len)
         self._include_stop = include_stop
         self._held = ""
         self.match: str | None = None
@@ -109,16 +107,13 @@ class StopMatcher:
         """Take text; return what is certain to be before any stop string, and the string that ended it, if one did."""
         if self.match is not None:
             return "", self.match
-        if not self._stops:
-            return text, None
-        start = len(self._held)
         text = self._held + text
-        for end in range(start, len(text)):
-            stop = self._step(text[end])
-            if stop is not None:
-                self.match, self._held = stop, ""
-                return text[: end + 1 if self._include_stop else end + 1 - len(stop)], stop
-        certain = len(text) - max(self._matched)
+        ends = {text.index(stop) + len(stop): stop for stop in self._stops if stop in text}
+        if ends:
+            end = min(ends)
+            self.match, self._held = ends[end], ""
+            return text[: end if self._include_stop else end - len(self.match)], self.match
+        certain = len(text) - max((_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[certain:]
         return text[:certain], None
 
@@ -127,25 +122,7 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _step(self, character: str) -> str | None:
-        """Advance every automaton by a character; the longest string that it completes."""
-        for i, (stop, failures) in enumerate(self._stops):
-            self._matched[i] = _advance(stop, failures, self._matched[i], character)
-            if self._matched[i] == len(stop):
-                return stop
-        return None
 
-
-def _failures(pattern: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    failures = [0]
-    for character in pattern[1:]:
-        failures.append(_advance(pattern, failures, failures[-1], character))
-    return failures
-
-
-def _advance(pattern: str, failures: list[int], length: int, character: str) -> int:
-    """The length of the longest prefix that a text ends with, one character after it was `length`."""
-    while length and pattern[length] != character:
-        length = failures[length - 1]
-    return length + (pattern[length] == character)
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may begin `stop`, which is not in it."""
+    return next(count for count in range(min(len(stop) - 1, len(text)), -1, -1) if text.endswith(stop[:count]))

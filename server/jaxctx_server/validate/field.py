@@ -5,8 +5,6 @@ some value of that type with which the rest can be checked on. Descriptions say 
 numbers, never texts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 
-def validate(check: Callable[[Field], T], limits: Limits, request: Mapping[str, object]) -> T:
+def validate(check: "Callable[[Field], T]", limits: Limits, request: Mapping[str, object]) -> T:
     """What `check` makes of a request. Raises one InvalidArgument for everything that is wrong with it.
 
     `request` maps the names of a message's fields to their values as a door decoded them, of any type and size. Nested
@@ -45,12 +43,12 @@ class Field:
     limits: Limits
     wrong: dict[str, str]  # of the whole request: by path, what would be accepted
 
-    def __getitem__(self, name: str) -> Field:
+    def __getitem__(self, name: str) -> "Field":
         """A field of this message; one that was not sent if this is no message."""
         value = self.value.get(name) if isinstance(self.value, Mapping) else None
         return Field(f"{self.path}.{name}" if self.path else name, value, self.limits, self.wrong)
 
-    def at(self, step: str, value: object) -> Field:
+    def at(self, step: str, value: object) -> "Field":
         """A part of this value, `step` further down the path."""
         return Field(self.path + step, value, self.limits, self.wrong)
 
@@ -144,7 +142,7 @@ class Field:
             self.refuse(f"must have {low} to {high} entries, not {len(value)}")
         return ()
 
-    def items(self, high: int, *, low: int = 0) -> list[Field]:
+    def items(self, high: int, *, low: int = 0) -> "list[Field]":
         """The entries of such a list."""
         return [self.at(f"[{place}]", value) for place, value in enumerate(self.sequence(high, low=low))]
 

@@ -46,7 +46,7 @@ def layout(context):
 
 
 def used(cache):
-    return cache.stats().held
+    return cache.memory.pool.total - cache.available()
 
 
 def would_find(cache, context, more):

@@ -110,7 +110,7 @@ def test_parent_and_child_do_not_see_each_other():
     assert cache.available() == before + 2, "only what was the parent's own"
     assert child.page_table().tolist() == pages
     cache.close(child)
-    assert cache.available() == cache.stats().total
+    assert cache.available() == cache.memory.pool.total
 
 
 # --- 4: reuse before compute -----------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_rewind_keeps_what_it_leaves_in_the_cache():
     context = filled(cache, TOKENS)
     cache.control.rewind(context, 100)
     assert resident(cache, TOKENS) == 992
-    assert cache.stats().cached == 56
+    assert cache.memory.index.cached == 56
 
 
 def test_rewind_out_of_range():
@@ -334,7 +334,7 @@ def test_reserve_and_release():
     for pages in (74, -1):
         with pytest.raises(InvalidArgument):
             cache.control.reserve(context, pages)
-    assert cache.stats().free == 10
+    assert cache.memory.pool.free == 10
     cache.control.reserve(context, 10)
     assert layout(context) == (62, 11, 8)
     assert context.page_table().tolist() == list(range(1, 74))
@@ -342,7 +342,7 @@ def test_reserve_and_release():
         with pytest.raises(OutOfRange):
             cache.control.release(context, pages)
     cache.control.release(context, 10)
-    assert (layout(context), cache.stats().free) == ((62, 1, 8), 10)
+    assert (layout(context), cache.memory.pool.free) == ((62, 1, 8), 10)
     cache.append(context, [1, 2])
     cache.control.release(context, 0)
     assert context.length == 1002
@@ -398,6 +398,6 @@ def test_drafts_by_hand_with_rollback():
     fill(cache, context, [7] * 5)
     cache.control.truncate(context, 3)
     assert context.seq_len == 1002
-    assert cache.stats().cached == 0
+    assert cache.memory.index.cached == 0
     cache.control.commit(context, 62)
     assert layout(context) == (62, 1, 10)

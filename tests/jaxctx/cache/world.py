@@ -123,7 +123,7 @@ class World:
             self.play("close", 0, 0)
         self.clear(None, 0)
         self.settle_moves()
-        assert self.cache.stats().free == self.oracle.pages
+        assert self.cache.memory.pool.free == self.oracle.pages
         assert not self.machine.host, "host slots are left"
         assert not [*self.cache.memory.index.nodes()]
 
@@ -450,10 +450,10 @@ class World:
             self.compare_node(node)
 
     def compare_counts(self) -> None:
-        stats, cached = self.cache.stats(), self.oracle.cached()
-        assert (stats.free, stats.cached) == (self.oracle.free(), cached)
-        assert stats.free + stats.cached + stats.held == stats.total == self.setup.pages
-        assert self.cache.available() == stats.free + stats.cached
+        pool, cached = self.cache.memory.pool, self.oracle.cached()
+        assert (pool.free, self.cache.memory.index.cached) == (self.oracle.free(), cached)
+        assert pool.total == self.setup.pages
+        assert self.cache.available() == pool.free + cached
 
     def compare_context(self, e: Expected) -> None:
         c, seq_len = e.context, self.oracle.seq_len(e)
