@@ -103,6 +103,7 @@ class ContextLayout(ContextPages):
     """As an engine tells it: with the tokens, buffered ones included."""
 
     tokens: Sequence[int]
+    ancestors: Sequence[tuple[str, int]]  # the parent first: ids, and tokens that each had when it was forked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,7 @@ class Usage:
     cached_tokens: int  # of these, not computed by this call
     computed_tokens: int
     completion_tokens: int
+    restored_tokens: int = 0  # of the cached ones, brought back from other tiers by this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,13 @@ The server encodes, the client decodes. How the fields of two classes go over is
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from jaxctx.answers import Change, ContextState, FinishReason, Tier
 
@@ -129,9 +127,9 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
     if field.message_type is None:
         return None, None
     if hint is datetime:
-        return _timestamp, lambda message: message.ToDatetime(UTC)
+        return None, lambda message: message.ToDatetime(UTC)
     if hint is float:
-        return _duration, lambda message: message.ToNanoseconds() / 1e9
+        return lambda seconds: timedelta(seconds=seconds), lambda message: message.ToNanoseconds() / 1e9
     if get_origin(hint) is tuple:
         first, second = (each.name for each in field.message_type.fields)
         return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
@@ -140,15 +138,3 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
 
 def _each(kind: type, translate: Translation) -> Translation:
     return lambda items: kind(map(translate, items))
-
-
-def _timestamp(moment: datetime) -> Timestamp:
-    timestamp = Timestamp()
-    timestamp.FromDatetime(moment)
-    return timestamp
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -5,6 +5,7 @@ form is `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo (google/rpc
 protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an error.
 """
 
+from datetime import timedelta
 from typing import cast
 
 import grpc
@@ -38,9 +39,8 @@ def to_status(error: JaxctxError) -> grpc.Status:
         ]
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=told))
     if error.retry_after_s is not None:
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
-        status.details.add().Pack(retry)
+        delay = timedelta(seconds=error.retry_after_s)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return cast(grpc.Status, rpc_status.to_status(status))
 
 

@@ -14,6 +14,7 @@ instead of computed (`stash`).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -70,6 +71,14 @@ class Parked:
         return self.host == self.disk == NOWHERE
 
 
+class Origin(NamedTuple):
+    """Where a context was forked off, and where the one that it was forked off was."""
+
+    parent_id: str
+    forked_at: int  # tokens that the parent had then
+    before: "Origin | None"
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
     """See the module docstring. `used_at` and `created_at` are readings of the cache's clock."""
@@ -78,7 +87,7 @@ class Context:
     tenant: str
     identity: Identity
     page_size: int
-    parent_id: str | None = None
+    origin: Origin | None = None
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
@@ -90,7 +99,6 @@ class Context:
     lifetime: Lifetime = FOREVER
     pinned_until: float | None = None  # None: not pinned, or for good
     version: int = 0  # grows with every change
-    forked_at: int = 0  # tokens of the parent at that moment
 
     root: PageNode
     tail: PageNode  # held by this context unless it is suspended
@@ -105,6 +113,16 @@ class Context:
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
     table: PageTable | None = None  # None: built again when asked for
+
+    @property
+    def parent_id(self) -> str | None:
+        """Of whom it is a fork."""
+        return None if self.origin is None else self.origin.parent_id
+
+    @property
+    def forked_at(self) -> int:
+        """Tokens of the parent at that moment."""
+        return 0 if self.origin is None else self.origin.forked_at
 
     @property
     def committed_pages(self) -> int:

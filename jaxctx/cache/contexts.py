@@ -17,7 +17,7 @@ from dataclasses import replace
 from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
-from jaxctx.cache.context import Context, Parked
+from jaxctx.cache.context import Context, Origin, Parked
 from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages
@@ -132,13 +132,12 @@ class ContextCache:
             context,
             id=self._unused_id(tenant, context_id),
             tenant=tenant,
-            parent_id=context.id,
+            origin=Origin(context.id, context.length, context.origin),
             pinned=False,
             pinned_until=None,
             busy=False,
             lifetime=lifetime,
             version=0,
-            forked_at=context.length,
             created_at=now,
             used_at=now,
             working=self.memory.take(len(sources)),

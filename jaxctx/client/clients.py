@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
@@ -25,7 +25,7 @@ from jaxctx.client import requests
 from jaxctx.client.contexts import ContextSteps
 from jaxctx.client.drive import Parts, Steps, everything
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transport
-from jaxctx.client.options import Content, CreateOptions, Message, OpenOptions
+from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
@@ -180,17 +180,12 @@ class ClientSteps(Generic[Context]):
         )
 
     def _update_snapshot(
-        self,
-        name: str,
-        *,
-        ttl_s: float | None = None,
-        sliding: bool = False,
-        labels: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Steps[Snapshot]:
-        """Change the latest version; None leaves a setting as it is, a `ttl_s` of `math.inf` is for ever."""
-        ttl, new = requests.ttl(ttl_s, sliding), requests.labels(snapshots_pb.UpdateSnapshotRequest.Labels, labels)
-        response = yield from self._call(self._link.snapshots.UpdateSnapshot, timeout_s, name=name, ttl=ttl, labels=new)
+        """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
+        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdateSnapshotRequest.Labels)
+        update = self._link.snapshots.UpdateSnapshot
+        response = yield from self._call(update, timeout_s, name=name, version=version, **fields)
         return decode(response.snapshot, Snapshot)
 
     def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
@@ -201,6 +196,15 @@ class ClientSteps(Generic[Context]):
     def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
         """The caller's publications in the order of their ids."""
         return everything(self._parts(self._link.snapshots.ListPublications, timeout_s, "publications", Publication))
+
+    def _update_publication(
+        self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+    ) -> Steps[Publication]:
+        """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
+        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdatePublicationRequest.Labels)
+        update = self._link.snapshots.UpdatePublication
+        response = yield from self._call(update, timeout_s, publication_id=publication_id, **fields)
+        return decode(response.publication, Publication)
 
     def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
@@ -22,7 +22,7 @@ from jaxctx.answers import (
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import Steps
-from jaxctx.client.options import Content, GenerateOptions, Output, Ranges, UpdateOptions
+from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
 from jaxctx.client.streams import Completion, Piece, Pieces, joined
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
@@ -165,6 +165,11 @@ class ContextSteps(ContextView[Stream]):
         response = yield from self._get(timeout_s, include_pages=True)
         return decode(response.pages, ContextPages)
 
+    def _ancestors(self, *, timeout_s: float | None = None) -> Steps[list[tuple[str, int]]]:
+        """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
+        response = yield from self._get(timeout_s, include_ancestors=True)
+        return [(each.context_id, each.forked_at) for each in response.ancestors]
+
     def _plan(
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
     ) -> Steps[PlanResult]:
@@ -181,47 +186,22 @@ class ContextSteps(ContextView[Stream]):
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
-        fields = requests.settings(options, UpdateOptions)
-        fields["labels"] = requests.labels(pb.UpdateContextRequest.Labels, options.get("labels"))
+        fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
         return self._change(self._link.contexts.UpdateContext, timeout_s, **fields)
 
-    def _save(
-        self,
-        name: str,
-        *,
-        durable: bool = False,
-        overwrite_version: int | None = None,
-        ttl_s: float | None = None,
-        sliding: bool = False,
-        labels: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Steps[Snapshot]:
+    def _save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
         """Keep the present state under a name; with `durable` it survives the server. This context goes on.
 
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
-        response = yield from self._write(
-            self._link.snapshots.Save,
-            timeout_s,
-            name=name,
-            durable=durable,
-            overwrite_version=overwrite_version,
-            ttl=requests.ttl(ttl_s, sliding),
-            labels=labels,
-        )
+        fields = requests.settings(options, SaveOptions)
+        response = yield from self._write(self._link.snapshots.Save, timeout_s, name=name, **fields)
         return decode(response.snapshot, Snapshot)
 
-    def _publish(
-        self,
-        *,
-        ttl_s: float | None = None,
-        sliding: bool = False,
-        labels: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Steps[Publication]:
+    def _publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
-        ttl = requests.ttl(ttl_s, sliding)
-        response = yield from self._write(self._link.snapshots.Publish, timeout_s, ttl=ttl, labels=labels)
+        fields = requests.settings(options, KeepOptions)
+        response = yield from self._write(self._link.snapshots.Publish, timeout_s, **fields)
         return decode(response.publication, Publication)
 
     def _close(self, *, timeout_s: float | None = None) -> Steps[None]:

@@ -47,14 +47,32 @@ class GenerateOptions(SamplingOptions, total=False):
     include_stop: bool
 
 
-class Settings(TypedDict, total=False):
+class Life(TypedDict, total=False):
+    """Of whatever may end by itself."""
+
+    ttl_s: float | None  # how long it lives from now on
+    sliding: bool  # every use starts `ttl_s` again
+
+
+class KeepOptions(Life, total=False):
+    """Of snapshots and publications."""
+
+    labels: Mapping[str, str] | None
+
+
+class SaveOptions(KeepOptions, total=False):
+    """A new version of a snapshot: SaveRequest."""
+
+    durable: bool
+    overwrite_version: int | None
+
+
+class Settings(Life, total=False):
     """Of every context."""
 
     priority: int | None
     pinned: bool | None
     pin_s: float | None  # how long it is pinned; needs `pinned`
-    ttl_s: float | None  # how long it lives from now on
-    sliding: bool  # every use starts `ttl_s` again
 
 
 class CreateOptions(Settings, Content, total=False):

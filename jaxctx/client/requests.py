@@ -7,9 +7,9 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtobufMessage
 
 from jaxctx.client.options import Content, GenerateOptions, Message, Output, Ranges, SamplingOptions
@@ -44,17 +44,18 @@ def known(options: Mapping[str, object], kind: type) -> None:
         raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
 
 
-def settings(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options as the fields of these names, times as theirs. TypeError for an option that `kind` does not have."""
+def settings(options: Mapping[str, Any], kind: type, labels: type[ProtobufMessage] | None = None) -> dict[str, Any]:
+    """Options as the fields of these names, times as theirs. TypeError for an option that `kind` does not have.
+
+    `labels`: where they go into a message of their own, which tells none at all from no change, its class.
+    """
     known(options, kind)
     fields = {name: value for name, value in options.items() if name not in ("pin_s", "ttl_s", "sliding")}
-    pin_for = duration("pin_for", options.get("pin_s"))
-    return {**fields, "pin_for": pin_for, "ttl": ttl(options.get("ttl_s"), options.get("sliding", False))}
-
-
-def labels(kind: type[M], new: Mapping[str, str] | None) -> M | None:
-    """Labels in a message of their own, which tells none at all from no change."""
-    return None if new is None else make(kind, labels=new)
+    if options.get("pin_s") is not None:
+        fields["pin_for"] = duration("pin_for", options["pin_s"])
+    if labels is not None and options.get("labels") is not None:
+        fields["labels"] = make(labels, labels=options["labels"])
+    return {**fields, "ttl": ttl(options.get("ttl_s"), options.get("sliding", False))}
 
 
 def ttl(ttl_s: float | None, sliding: bool) -> lifetime_pb2.Ttl | None:
@@ -67,16 +68,12 @@ def ttl(ttl_s: float | None, sliding: bool) -> lifetime_pb2.Ttl | None:
     return make(lifetime_pb2.Ttl, within="ttl.", duration=limit, sliding=sliding)
 
 
-def duration(path: str, seconds: float | None) -> Duration | None:
+def duration(path: str, seconds: float | None) -> timedelta | None:
     """Raises InvalidArgument for what is no number of seconds."""
-    if seconds is None:
-        return None
-    message = Duration()
     try:
-        message.FromNanoseconds(round(seconds * 1e9))
+        return None if seconds is None else timedelta(seconds=seconds)
     except REFUSALS as error:
         raise InvalidArgument.field(path, "must be a number of seconds") from error
-    return message
 
 
 def content(text: str | None, options: Content) -> dict[str, Any]:

@@ -142,11 +142,24 @@ class Archive:
         self._publications.append(published)
         return _publication(published)
 
+    def update_publication(
+        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        published = self._publication(caller, publication_id)
+        if ttl is not None:
+            self.contexts.lives.set_ttl(published, ttl)
+        if labels is not None:
+            published.labels = dict(labels)
+        return _publication(published)
+
     def unpublish(self, caller: Caller, publication_id: str) -> None:
-        published = [each for each in self._published(caller) if each.id == publication_id]
-        if not published:
-            raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
-        self.drop(published)
+        self.drop([self._publication(caller, publication_id)])
+
+    def _publication(self, caller: Caller, publication_id: str) -> Context:
+        for published in self._published(caller):
+            if published.id == publication_id:
+                return published
+        raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
 
     def publications(self, caller: Caller) -> Sequence[Publication]:
         return [_publication(published) for published in self._published(caller)]

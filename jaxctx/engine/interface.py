@@ -47,6 +47,17 @@ class CreateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRequest:
+    """New settings of a context; None leaves one as it is. A pin beyond the tenant's budget is refused (PIN_BUDGET)."""
+
+    priority: int | None = None
+    pinned: bool | None = None
+    pin_s: float | None = None
+    ttl: Ttl | None = None
+    labels: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn. Defaults sample from the model's own distribution."""
 
@@ -177,18 +188,7 @@ class Engine(Protocol):
 
     async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
-    async def update(
-        self,
-        caller: Caller,
-        context_id: str,
-        *,
-        priority: int | None = None,
-        pinned: bool | None = None,
-        pin_s: float | None = None,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> answers.ContextInfo:
-        """Change what is given. A pin beyond the tenant's budget is ResourceExhausted (PIN_BUDGET)."""
+    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo: ...
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context; a running writer is cancelled first."""
@@ -231,9 +231,15 @@ class Engine(Protocol):
         """All versions of a name that are kept, latest first."""
 
     async def update_snapshot(
-        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        *,
+        ttl: Ttl | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> answers.Snapshot:
-        """Change the latest version."""
+        """Change a version, by default the latest."""
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         """Delete one version, or with None the name; returns how many versions. Open children are not touched."""
@@ -242,6 +248,11 @@ class Engine(Protocol):
         self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
     ) -> answers.Publication:
         """Let all tenants share the full pages of a context, which are copied once. Counts as pinned."""
+
+    async def update_publication(
+        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> answers.Publication:
+        """Change what is given. NotFound (PUBLICATION_NOT_FOUND)."""
 
     async def unpublish(self, caller: Caller, publication_id: str) -> None:
         """Nobody finds it any more; contexts that share its pages keep them."""

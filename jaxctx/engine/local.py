@@ -68,6 +68,7 @@ class LocalEngine(Snapshots, Engine):
     pages = command(lambda core: core.contexts.pages)
     list = command(lambda core: core.contexts.list)
     compare = command(lambda core: core.contexts.compare)
+    update_publication = command(lambda core: core.archive.update_publication)
     unpublish = command(lambda core: core.archive.unpublish)
     publications = command(lambda core: core.archive.publications)
     clear_cache = command(lambda core: core.cache.clear_cached)

@@ -19,11 +19,11 @@ from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.lives import Lives, told
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
-from jaxctx.errors import Aborted, OutOfRange, ResourceExhausted
+from jaxctx.errors import Aborted, ResourceExhausted
 from jaxctx.store import Version
 
 
@@ -58,7 +58,7 @@ class ContextOperations:
 
     def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
         """A context made from a snapshot gets the settings that its opener asks for."""
-        context.parent_id, context.forked_at = None, 0
+        context.origin = None
         context.priority = request.priority
         context.labels = {}
         context.snapshot = f"{version.name}@{version.version}"
@@ -141,8 +141,6 @@ class ContextOperations:
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """A page that is cut in the middle is copied."""
         context = self.writable(caller, context_id)
-        if to > context.length:
-            raise OutOfRange(f"cannot rewind to {to}: the context has {context.length} tokens")
         with self._not_a_victim(context):
             if to % self.config.page_size and to < context.seq_len and not context.working_pages:
                 self.claim(1)
@@ -164,27 +162,17 @@ class ContextOperations:
             self.cache.control.reserve(context, pages)
         return self._changed(context)
 
-    def update(
-        self,
-        caller: Caller,
-        context_id: str,
-        *,
-        priority: int | None = None,
-        pinned: bool | None = None,
-        pin_s: float | None = None,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> ContextInfo:
+    def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
         """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
         context = self.cache.get(caller.tenant, context_id)
-        if pinned is not None:  # the only one that may be refused
-            self.lives.pin(context, pinned, pin_s)
-        if priority is not None:
-            context.priority = priority
-        if ttl is not None:
-            self.lives.set_ttl(context, ttl)
-        if labels is not None:
-            context.labels = dict(labels)
+        if request.pinned is not None:  # the only one that may be refused
+            self.lives.pin(context, request.pinned, request.pin_s)
+        if request.priority is not None:
+            context.priority = request.priority
+        if request.ttl is not None:
+            self.lives.set_ttl(context, request.ttl)
+        if request.labels is not None:
+            context.labels = dict(request.labels)
         writer = self.writers.get(context)
         if writer is not None:
             self.scheduler.reprioritise(writer)
@@ -197,8 +185,13 @@ class ContextOperations:
         return self.describe(self.cache.get(caller.tenant, context_id))
 
     def pages(self, caller: Caller, context_id: str) -> ContextLayout:
-        context = self.cache.get(caller.tenant, context_id)
+        context, ancestors = self.cache.get(caller.tenant, context_id), list[tuple[str, int]]()
+        origin = context.origin
+        while origin is not None:
+            ancestors.append((origin.parent_id, origin.forked_at))
+            origin = origin.before
         return ContextLayout(
+            ancestors=ancestors,
             page_ids=context.page_table().tolist(),
             refcounts=self.cache.refcounts(context),
             tokens=context.tokens().tolist(),

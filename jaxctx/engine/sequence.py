@@ -139,6 +139,7 @@ class Sequence:
             cached_tokens=self.prompt_tokens - self.computed,
             computed_tokens=self.computed,
             completion_tokens=self.output.tokens,
+            restored_tokens=self.restored,
         )
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:

@@ -158,11 +158,17 @@ class Snapshots:
         return [told(Snapshot, version, latest=version is versions[0]) for version in versions]
 
     async def update_snapshot(
-        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        *,
+        ttl: Ttl | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Snapshot:
         lifetime = None if ttl is None else self._archive.lifetime(ttl)
-        version = await asyncio.to_thread(self.store.update, caller.tenant, name, lifetime, labels)
-        return told(Snapshot, version, latest=True)
+        found = await asyncio.to_thread(self.store.update, caller.tenant, name, version, lifetime, labels)
+        return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         removed = await _made(self._release, self.store.remove, caller.tenant, name, version)

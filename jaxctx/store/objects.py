@@ -214,7 +214,8 @@ class FileObjects(Objects):
                 self._make_directory(parent)
             with suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            _sync_directory(parent)
+            with suppress(PermissionError):  # not ours to read: whoever made the root there has seen to it
+                _sync_directory(parent)
             self._lasting.add(path)
 
 

@@ -108,7 +108,7 @@ class SnapshotStore:
         def edit(entry: Entry, now: float) -> Entry:
             live = entry.live(now)
             if latest and live and _itself(live[-1]) != _itself(version):
-                raise _mismatch(live[-1], version.version)
+                raise Aborted(f"snapshot {version.name!r} was saved anew meanwhile", reason="VERSION_MISMATCH")
             kept = [one for one in live if _itself(one) != _itself(version)]
             if len(kept) == len(live):
                 raise damaged(version.name) if entry.damaged else missing(version.name)
@@ -137,12 +137,17 @@ class SnapshotStore:
         return gone, after
 
     def update(
-        self, tenant: str, name: str, lifetime: Lifetime | None = None, labels: Mapping[str, str] | None = None
+        self,
+        tenant: str,
+        name: str,
+        version: int | None = None,
+        lifetime: Lifetime | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Version:
-        """Change what is given of the latest version."""
+        """Change what is given of a version, by default the latest."""
         given = {"lifetime": lifetime, "labels": labels}
         changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        return self._edit(tenant, name, None, lambda found, now: replace(found, **changes))
+        return self._edit(tenant, name, version, lambda found, now: replace(found, **changes))
 
     def touch(self, version: Version) -> None:
         """A use of this very version, if it is still there: a sliding lifetime begins again."""
@@ -245,9 +250,5 @@ def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[
     if overwrite is not None and not kept:
         raise missing(name)
     if overwrite is not None and kept[-1].version != overwrite:
-        raise _mismatch(kept[-1], overwrite)
+        raise Aborted(f"the version is {kept[-1].version}, not {overwrite}", reason="VERSION_MISMATCH")
     return kept
-
-
-def _mismatch(latest: Version, expected: int) -> Aborted:
-    return Aborted(f"the latest version is {latest.version}, not {expected}", reason="VERSION_MISMATCH")

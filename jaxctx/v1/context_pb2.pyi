@@ -214,6 +214,28 @@ class Context(google.protobuf.message.Message):
 global___Context = Context
 
 @typing.final
+class Ancestor(google.protobuf.message.Message):
+    """A context that another was forked off, or one before that."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_ID_FIELD_NUMBER: builtins.int
+    FORKED_AT_FIELD_NUMBER: builtins.int
+    context_id: builtins.str
+    """Its id. It may have been closed by now, and the id be another's."""
+    forked_at: builtins.int
+    """The tokens that it had then, buffered ones included."""
+    def __init__(
+        self,
+        *,
+        context_id: builtins.str = ...,
+        forked_at: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "forked_at", b"forked_at"]) -> None: ...
+
+global___Ancestor = Ancestor
+
+@typing.final
 class ContextPages(google.protobuf.message.Message):
     """The physical pages of a context, committed ones first, then working ones."""
 
@@ -228,7 +250,7 @@ class ContextPages(google.protobuf.message.Message):
 
     @property
     def refcounts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many contexts hold each of these pages, this one included."""
+        """How many contexts of the caller's, kept by snapshots too, hold each of these pages, this one included."""
 
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Tier.ValueType]:

@@ -685,20 +685,24 @@ class GetContextRequest(google.protobuf.message.Message):
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     INCLUDE_PAGES_FIELD_NUMBER: builtins.int
     INCLUDE_TOKENS_FIELD_NUMBER: builtins.int
+    INCLUDE_ANCESTORS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context."""
     include_pages: builtins.bool
     """Also tell its physical pages."""
     include_tokens: builtins.bool
     """Also tell its tokens."""
+    include_ancestors: builtins.bool
+    """Also tell its ancestors."""
     def __init__(
         self,
         *,
         context_id: builtins.str = ...,
         include_pages: builtins.bool = ...,
         include_tokens: builtins.bool = ...,
+        include_ancestors: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "include_pages", b"include_pages", "include_tokens", b"include_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "include_ancestors", b"include_ancestors", "include_pages", b"include_pages", "include_tokens", b"include_tokens"]) -> None: ...
 
 global___GetContextRequest = GetContextRequest
 
@@ -711,6 +715,7 @@ class GetContextResponse(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     PAGES_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
+    ANCESTORS_FIELD_NUMBER: builtins.int
     @property
     def context(self) -> jaxctx.v1.context_pb2.Context:
         """Its counters."""
@@ -723,15 +728,20 @@ class GetContextResponse(google.protobuf.message.Message):
     def tokens(self) -> jaxctx.v1.content_pb2.TokenIds:
         """All of its tokens, buffered ones at the end, if asked for."""
 
+    @property
+    def ancestors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Ancestor]:
+        """The way up the fork tree, its parent first, if asked for. Those that were closed since are told too."""
+
     def __init__(
         self,
         *,
         context: jaxctx.v1.context_pb2.Context | None = ...,
         pages: jaxctx.v1.context_pb2.ContextPages | None = ...,
         tokens: jaxctx.v1.content_pb2.TokenIds | None = ...,
+        ancestors: collections.abc.Iterable[jaxctx.v1.context_pb2.Ancestor] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context", "pages", b"pages", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "pages", b"pages", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ancestors", b"ancestors", "context", b"context", "pages", b"pages", "tokens", b"tokens"]) -> None: ...
 
 global___GetContextResponse = GetContextResponse
 
@@ -1066,7 +1076,7 @@ class PlanResponse(google.protobuf.message.Message):
     pages_needed: builtins.int
     """Pages to allocate."""
     pages_available: builtins.int
-    """Pages that are free or could be freed: evictable ones and those of idle contexts that may be suspended."""
+    """Pages that the caller's own pins and running calls leave. What other tenants hold or do is not told."""
     host: builtins.int
     """Of `restored`, tokens in the host's memory."""
     disk: builtins.int

@@ -56,7 +56,9 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.ForwardRequest,
         jaxctx.v1.context_service_pb2.ForwardResponse,
     ]
-    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
+    or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+    """
 
     Fork: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ForkRequest,
@@ -176,7 +178,9 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.ForwardRequest,
         jaxctx.v1.context_service_pb2.ForwardResponse,
     ]
-    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
+    or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+    """
 
     Fork: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.ForkRequest,
@@ -306,7 +310,9 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.ForwardRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.ForwardResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.ForwardResponse]]:
-        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing."""
+        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
+        or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+        """
 
     @abc.abstractmethod
     def Fork(

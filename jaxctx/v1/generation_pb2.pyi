@@ -185,6 +185,7 @@ class Usage(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
+    RESTORED_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens in the context before generation."""
     cached_tokens: builtins.int
@@ -193,6 +194,8 @@ class Usage(google.protobuf.message.Message):
     """Of these, tokens whose KV was computed by this call."""
     completion_tokens: builtins.int
     """Tokens generated."""
+    restored_tokens: builtins.int
+    """Of `cached_tokens`, those that this call brought back from other tiers."""
     def __init__(
         self,
         *,
@@ -200,7 +203,8 @@ class Usage(google.protobuf.message.Message):
         cached_tokens: builtins.int = ...,
         computed_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
+        restored_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "prompt_tokens", b"prompt_tokens", "restored_tokens", b"restored_tokens"]) -> None: ...
 
 global___Usage = Usage

@@ -53,8 +53,8 @@ class SaveRequest(google.protobuf.message.Message):
     (NO_STORE). Otherwise it is kept in memory until the server ends.
     """
     overwrite_version: builtins.int
-    """The latest version, which the new one then replaces as the latest; it is kept as history. Any other number gives
-    ABORTED (VERSION_MISMATCH).
+    """The latest version, which the new one then replaces as the latest; it is kept as history, of which a server may
+    have a limit: then the oldest version goes. Any other number gives ABORTED (VERSION_MISMATCH).
     """
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
@@ -421,7 +421,7 @@ global___ListSnapshotVersionsResponse = ListSnapshotVersionsResponse
 
 @typing.final
 class UpdateSnapshotRequest(google.protobuf.message.Message):
-    """Asks to change the latest version of a snapshot. What is unset stays as it is."""
+    """Asks to change a version of a snapshot. What is unset stays as it is."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -462,8 +462,11 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The snapshot."""
+    version: builtins.int
+    """Which version of it, from 1. Unset: the latest."""
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
         """How long to keep it from now on; without a duration: for ever."""
@@ -478,9 +481,11 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
         name: builtins.str = ...,
         ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
         labels: global___UpdateSnapshotRequest.Labels | None = ...,
+        version: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["labels", b"labels", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "name", b"name", "ttl", b"ttl"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_version", b"_version", "labels", b"labels", "ttl", b"ttl", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_version", b"_version", "labels", b"labels", "name", b"name", "ttl", b"ttl", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
 global___UpdateSnapshotRequest = UpdateSnapshotRequest
 
@@ -644,6 +649,92 @@ class UnpublishResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___UnpublishResponse = UnpublishResponse
+
+@typing.final
+class UpdatePublicationRequest(google.protobuf.message.Message):
+    """Asks to change a publication. What is unset stays as it is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Labels(google.protobuf.message.Message):
+        """Labels in a message of their own, so that none at all can be told from no change."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        @typing.final
+        class LabelsEntry(google.protobuf.message.Message):
+            DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: builtins.int
+            VALUE_FIELD_NUMBER: builtins.int
+            key: builtins.str
+            value: builtins.str
+            def __init__(
+                self,
+                *,
+                key: builtins.str = ...,
+                value: builtins.str = ...,
+            ) -> None: ...
+            def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+        LABELS_FIELD_NUMBER: builtins.int
+        @property
+        def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+            """Limits as in CreateContextRequest."""
+
+        def __init__(
+            self,
+            *,
+            labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["labels", b"labels"]) -> None: ...
+
+    PUBLICATION_ID_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    publication_id: builtins.str
+    """The publication, as in UnpublishRequest."""
+    @property
+    def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
+        """How long to publish it from now on; without a duration: until Unpublish."""
+
+    @property
+    def labels(self) -> global___UpdatePublicationRequest.Labels:
+        """All labels from now on."""
+
+    def __init__(
+        self,
+        *,
+        publication_id: builtins.str = ...,
+        ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
+        labels: global___UpdatePublicationRequest.Labels | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["labels", b"labels", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "publication_id", b"publication_id", "ttl", b"ttl"]) -> None: ...
+
+global___UpdatePublicationRequest = UpdatePublicationRequest
+
+@typing.final
+class UpdatePublicationResponse(google.protobuf.message.Message):
+    """The changed publication."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PUBLICATION_FIELD_NUMBER: builtins.int
+    @property
+    def publication(self) -> jaxctx.v1.snapshot_pb2.Publication:
+        """What all tenants may share."""
+
+    def __init__(
+        self,
+        *,
+        publication: jaxctx.v1.snapshot_pb2.Publication | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["publication", b"publication"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["publication", b"publication"]) -> None: ...
+
+global___UpdatePublicationResponse = UpdatePublicationResponse
 
 @typing.final
 class ListPublicationsRequest(google.protobuf.message.Message):

@@ -89,6 +89,11 @@ class SnapshotServiceStub:
                 request_serializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishResponse.FromString,
                 _registered_method=True)
+        self.UpdatePublication = channel.unary_unary(
+                '/jaxctx.v1.SnapshotService/UpdatePublication',
+                request_serializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationResponse.FromString,
+                _registered_method=True)
         self.ListPublications = channel.unary_unary(
                 '/jaxctx.v1.SnapshotService/ListPublications',
                 request_serializer=jaxctx_dot_v1_dot_snapshot__service__pb2.ListPublicationsRequest.SerializeToString,
@@ -119,7 +124,8 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Take(self, request, context):
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND.
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
+        meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +153,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSnapshot(self, request, context):
-        """Change time to live or labels of the latest version.
+        """Change time to live or labels of a version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +175,13 @@ class SnapshotServiceServicer:
 
     def Unpublish(self, request, context):
         """End a publication. Contexts that share its pages keep them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdatePublication(self, request, context):
+        """Change time to live or labels of a publication.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,6 +246,11 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.Unpublish,
                     request_deserializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishResponse.SerializeToString,
+            ),
+            'UpdatePublication': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdatePublication,
+                    request_deserializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationResponse.SerializeToString,
             ),
             'ListPublications': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPublications,
@@ -515,6 +533,33 @@ class SnapshotService:
             '/jaxctx.v1.SnapshotService/Unpublish',
             jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishRequest.SerializeToString,
             jaxctx_dot_v1_dot_snapshot__service__pb2.UnpublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdatePublication(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.SnapshotService/UpdatePublication',
+            jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationRequest.SerializeToString,
+            jaxctx_dot_v1_dot_snapshot__service__pb2.UpdatePublicationResponse.FromString,
             options,
             channel_credentials,
             insecure,

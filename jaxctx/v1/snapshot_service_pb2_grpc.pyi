@@ -42,7 +42,9 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.TakeRequest,
         jaxctx.v1.snapshot_service_pb2.TakeResponse,
     ]
-    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
+    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
+    meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+    """
 
     GetSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
@@ -66,7 +68,7 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
     ]
-    """Change time to live or labels of the latest version."""
+    """Change time to live or labels of a version."""
 
     DeleteSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
@@ -85,6 +87,12 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
     ]
     """End a publication. Contexts that share its pages keep them."""
+
+    UpdatePublication: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
+        jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse,
+    ]
+    """Change time to live or labels of a publication."""
 
     ListPublications: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
@@ -116,7 +124,9 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.TakeRequest,
         jaxctx.v1.snapshot_service_pb2.TakeResponse,
     ]
-    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
+    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
+    meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+    """
 
     GetSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.GetSnapshotRequest,
@@ -140,7 +150,7 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
     ]
-    """Change time to live or labels of the latest version."""
+    """Change time to live or labels of a version."""
 
     DeleteSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
@@ -159,6 +169,12 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.UnpublishResponse,
     ]
     """End a publication. Contexts that share its pages keep them."""
+
+    UpdatePublication: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
+        jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse,
+    ]
+    """Change time to live or labels of a publication."""
 
     ListPublications: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
@@ -196,7 +212,9 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.TakeRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.TakeResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.TakeResponse]]:
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND."""
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
+        meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+        """
 
     @abc.abstractmethod
     def GetSnapshot(
@@ -228,7 +246,7 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse]]:
-        """Change time to live or labels of the latest version."""
+        """Change time to live or labels of a version."""
 
     @abc.abstractmethod
     def DeleteSnapshot(
@@ -253,6 +271,14 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.UnpublishResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.UnpublishResponse]]:
         """End a publication. Contexts that share its pages keep them."""
+
+    @abc.abstractmethod
+    def UpdatePublication(
+        self,
+        request: jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse]]:
+        """Change time to live or labels of a publication."""
 
     @abc.abstractmethod
     def ListPublications(

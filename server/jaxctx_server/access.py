@@ -59,7 +59,7 @@ METHODS: Mapping[str, Role] = {
     **_of("jaxctx.v1.ContextService", Role.USER, "Plan", "ReservePages", "CommitPages", "ReleasePages", "CloseContext"),
     **_of("jaxctx.v1.SnapshotService", Role.USER, "Save", "Open", "Take", "GetSnapshot", "ListSnapshots"),
     **_of("jaxctx.v1.SnapshotService", Role.USER, "ListSnapshotVersions", "UpdateSnapshot", "DeleteSnapshot"),
-    **_of("jaxctx.v1.SnapshotService", Role.USER, "Publish", "Unpublish", "ListPublications"),
+    **_of("jaxctx.v1.SnapshotService", Role.USER, "Publish", "UpdatePublication", "Unpublish", "ListPublications"),
     **_of("jaxctx.v1.ModelService", Role.USER, "ListModels", "GetModel", "Tokenize", "Detokenize"),
     **_of("jaxctx.v1.ModelService", Role.USER, "ApplyChatTemplate"),
     **_of("jaxctx.v1.AdminService", Role.ADMIN, "GetStats", "Drain", "ClearCache"),

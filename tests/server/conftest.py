@@ -42,6 +42,7 @@ from jaxctx.engine.interface import (
     OpenRequest,
     SaveRequest,
     Ttl,
+    UpdateRequest,
 )
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.model.text import ModelText, echo_text
@@ -285,18 +286,8 @@ class FakeEngine:
         self._enter("release_pages", caller, (context_id, pages))
         return self._info(self._get(caller, context_id))
 
-    async def update(
-        self,
-        caller: Caller,
-        context_id: str,
-        *,
-        priority: int | None = None,
-        pinned: bool | None = None,
-        pin_s: float | None = None,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> ContextInfo:
-        self._enter("update", caller, (context_id, priority, pinned, pin_s, ttl, labels))
+    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
+        self._enter("update", caller, (context_id, request))
         return self._info(self._get(caller, context_id))
 
     async def close(self, caller: Caller, context_id: str) -> None:
@@ -311,7 +302,8 @@ class FakeEngine:
     async def pages(self, caller: Caller, context_id: str) -> ContextLayout:
         self._enter("pages", caller, context_id)
         tokens = self._get(caller, context_id).tokens
-        return ContextLayout(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier))
+        ways = [("parent", 3), ("its parent", 0)]
+        return ContextLayout(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier), ancestors=ways)
 
     async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
         self._enter("list", caller, (after, limit))
@@ -387,9 +379,15 @@ class FakeEngine:
         return [replace(SNAPSHOT, version=version, latest=version == 12) for version in (12, 11, 3, 1)]
 
     async def update_snapshot(
-        self, caller: Caller, name: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        *,
+        ttl: Ttl | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        self._enter("update_snapshot", caller, (name, ttl, labels))
+        self._enter("update_snapshot", caller, (name, version, ttl, labels))
         return SNAPSHOT
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
@@ -400,6 +398,12 @@ class FakeEngine:
         self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
     ) -> Publication:
         self._enter("publish", caller, (context_id, ttl, labels))
+        return PUBLICATION
+
+    async def update_publication(
+        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
+    ) -> Publication:
+        self._enter("update_publication", caller, (publication_id, ttl, labels))
         return PUBLICATION
 
     async def unpublish(self, caller: Caller, publication_id: str) -> None:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from jaxctx.answers import ContextState, FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.engine.interface import Caller, Sampling
+from jaxctx.engine.interface import Caller, Sampling, UpdateRequest
 from jaxctx.v1 import admin_service_pb2, content_pb2, context_pb2, generation_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.service import LONGEST_S
@@ -159,18 +159,23 @@ async def test_the_rest_of_the_context_service(door: Any) -> None:
     plain = await door.contexts.GetContext(pb.GetContextRequest(context_id="a"))
     assert not plain.HasField("pages")
     assert not plain.HasField("tokens")
+    assert not plain.ancestors
     full = await door.contexts.GetContext(pb.GetContextRequest(context_id="a", include_pages=True, include_tokens=True))
+    assert not full.ancestors
     assert (list(full.pages.page_ids), list(full.pages.refcounts)) == ([3, 4], [2, 1])
     assert bytes(full.tokens.ids) == b"ABCDE"
     tiers = [context_pb2.TIER_DEVICE, context_pb2.TIER_HOST, context_pb2.TIER_DISK, context_pb2.TIER_LINEAGE]
     assert list(full.pages.tiers) == tiers
+    forks = await door.contexts.GetContext(pb.GetContextRequest(context_id="a", include_ancestors=True))
+    assert [(each.context_id, each.forked_at) for each in forks.ancestors] == [("parent", 3), ("its parent", 0)]
+    assert not forks.HasField("pages")
 
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", priority=0))
-    assert door.last("update")[1] == ("a", 0, None, None, None, None)
+    assert door.last("update")[1] == ("a", UpdateRequest(priority=0))
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", pinned=False, labels={}))
-    assert door.last("update")[1] == ("a", None, False, None, None, {})
+    assert door.last("update")[1] == ("a", UpdateRequest(pinned=False, labels={}))
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", labels={"labels": {"k": "v"}}))
-    assert door.last("update")[1] == ("a", None, None, None, None, {"k": "v"})
+    assert door.last("update")[1] == ("a", UpdateRequest(labels={"k": "v"}))
 
     await door.contexts.CloseContext(pb.CloseContextRequest(context_id="a"))
     assert door.engine.contexts == {}

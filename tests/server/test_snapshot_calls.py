@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.interface import Caller, OpenRequest, PassOutput, Sampling, SaveRequest, Ttl
+from jaxctx.engine.interface import Caller, OpenRequest, PassOutput, Sampling, SaveRequest, Ttl, UpdateRequest
 from jaxctx.v1 import context_pb2, forward_pb2, lifetime_pb2, snapshot_pb2
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import snapshot_service_pb2 as pb
@@ -60,9 +60,9 @@ async def test_time_to_live_and_pins_of_contexts(door: Any) -> None:
 
     update = contexts.UpdateContextRequest
     await door.contexts.UpdateContext(update(context_id="a", ttl={"duration": MINUTE}, pinned=True, pin_for=MINUTE))
-    assert door.last("update")[1] == ("a", None, True, 60.5, Ttl(60.5), None)
+    assert door.last("update")[1] == ("a", UpdateRequest(pinned=True, pin_s=60.5, ttl=Ttl(60.5)))
     await door.contexts.UpdateContext(update(context_id="a", ttl={}))
-    assert door.last("update")[1] == ("a", None, None, None, Ttl(None), None)  # for ever, which is not: no change
+    assert door.last("update")[1] == ("a", UpdateRequest(ttl=Ttl(None)))  # for ever, which is not: no change
 
 
 async def test_forks_say_where_they_began(door: Any) -> None:
@@ -194,9 +194,10 @@ async def test_reading_changing_and_deleting(door: Any) -> None:
     assert door.last("snapshot")[1] == ("n", 3)
 
     await door.snapshots.UpdateSnapshot(pb.UpdateSnapshotRequest(name="n", ttl={}))
-    assert door.last("update_snapshot")[1] == ("n", Ttl(None), None)
-    changed = await door.snapshots.UpdateSnapshot(pb.UpdateSnapshotRequest(name="n", labels={"labels": {"k": "v"}}))
-    assert door.last("update_snapshot")[1] == ("n", None, {"k": "v"})
+    assert door.last("update_snapshot")[1] == ("n", None, Ttl(None), None)
+    request = pb.UpdateSnapshotRequest(name="n", version=3, labels={"labels": {"k": "v"}})
+    changed = await door.snapshots.UpdateSnapshot(request)
+    assert door.last("update_snapshot")[1] == ("n", 3, None, {"k": "v"})
     assert changed.snapshot == SNAPSHOT
 
     deleted = await door.snapshots.DeleteSnapshot(pb.DeleteSnapshotRequest(name="n"))
@@ -238,5 +239,9 @@ async def test_publish_and_unpublish(door: Any) -> None:
         created_at={"seconds": 1_700_000_000, "nanos": 250_000_000},
         labels={"k": "v"},
     )
+    wanted = pb.UpdatePublicationRequest(publication_id="p1", ttl={}, labels={})
+    changed = await door.snapshots.UpdatePublication(wanted)
+    assert door.last("update_publication")[1] == ("p1", Ttl(None), {})
+    assert changed.publication == response.publication
     await door.snapshots.Unpublish(pb.UnpublishRequest(publication_id="p1"))
     assert door.last("unpublish")[1] == "p1"

@@ -118,7 +118,12 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "TruncateRequest": {"context_id": CONTEXT_ID, "tokens": COUNT},
     "RewindRequest": {"context_id": CONTEXT_ID, "to": COUNT},
-    "GetContextRequest": {"context_id": CONTEXT_ID, "include_pages": ANY, "include_tokens": ANY},
+    "GetContextRequest": {
+        "context_id": CONTEXT_ID,
+        "include_pages": ANY,
+        "include_tokens": ANY,
+        "include_ancestors": ANY,
+    },
     "ListContextsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
     "UpdateContextRequest": {
         "context_id": CONTEXT_ID,
@@ -202,9 +207,19 @@ TABLE: dict[str, dict[str, Any]] = {
         "limit": LIMIT,
         "page_token": [*PAGE_TOKEN, "x", "-1", "٣", "1" * 11],
     },
-    "UpdateSnapshotRequest": {"name": NAME, "ttl": TTL, "labels": [{"labels": each} for each in LABELS]},
+    "UpdateSnapshotRequest": {
+        "name": NAME,
+        "version": VERSION,
+        "ttl": TTL,
+        "labels": [{"labels": each} for each in LABELS],
+    },
     "DeleteSnapshotRequest": {"name": NAME, "version": VERSION},
     "PublishRequest": {"context_id": CONTEXT_ID, "ttl": TTL, "labels": LABELS},
+    "UpdatePublicationRequest": {
+        "publication_id": CONTEXT_ID,
+        "ttl": TTL,
+        "labels": [{"labels": each} for each in LABELS],
+    },
     "UnpublishRequest": {"publication_id": CONTEXT_ID},
     "ListPublicationsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
     "PlanRequest": {
@@ -241,7 +256,7 @@ METHODS = {
     for method in service.methods
 }
 # What else a request needs.
-VALID: dict[str, Any] = {"context_id": "a", "text": "x", "name": "n", "a": "a", "b": "b"}
+VALID: dict[str, Any] = {"context_id": "a", "publication_id": "p", "text": "x", "name": "n", "a": "a", "b": "b"}
 
 
 def cases() -> list[Any]:

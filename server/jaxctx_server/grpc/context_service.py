@@ -62,13 +62,15 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         return pb.RewindResponse(context=_context(await served.engine.rewind(caller, *asked)))
 
     async def GetContext(self, request: pb.GetContextRequest, context: Context) -> pb.GetContextResponse:
-        served, caller, (context_id, pages, tokens) = self.begin(context, request, contexts.get)
+        served, caller, (context_id, pages, tokens, ancestors) = self.begin(context, request, contexts.get)
         info = await served.engine.get(caller, context_id)
-        layout = await served.engine.pages(caller, context_id) if pages or tokens else None
+        layout = await served.engine.pages(caller, context_id) if pages or tokens or ancestors else None
+        forks = [context_pb2.Ancestor(context_id=id_, forked_at=at) for id_, at in layout.ancestors] if layout else ()
         return pb.GetContextResponse(
             context=_context(info),
             pages=encode(layout, context_pb2.ContextPages) if layout and pages else None,
             tokens=content_pb2.TokenIds(ids=layout.tokens) if layout and tokens else None,
+            ancestors=forks if ancestors else (),
         )
 
     async def ListContexts(self, request: pb.ListContextsRequest, context: Context) -> pb.ListContextsResponse:
@@ -88,7 +90,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
 
     async def UpdateContext(self, request: pb.UpdateContextRequest, context: Context) -> pb.UpdateContextResponse:
         served, caller, (context_id, changes) = self.begin(context, request, contexts.update)
-        info = await served.engine.update(caller, context_id, **changes)
+        info = await served.engine.update(caller, context_id, changes)
         return pb.UpdateContextResponse(context=_context(info))
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:

@@ -48,8 +48,8 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         return pb.ListSnapshotVersionsResponse(snapshots=map(_snapshot, listed), next_page_token=token)
 
     async def UpdateSnapshot(self, request: pb.UpdateSnapshotRequest, context: Context) -> pb.UpdateSnapshotResponse:
-        served, caller, (name, ttl, labels) = self.begin(context, request, snapshots.update)
-        changed = await served.engine.update_snapshot(caller, name, ttl=ttl, labels=labels)
+        served, caller, (name, version, changes) = self.begin(context, request, snapshots.update)
+        changed = await served.engine.update_snapshot(caller, name, version, **changes)
         return pb.UpdateSnapshotResponse(snapshot=_snapshot(changed))
 
     async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Context) -> pb.DeleteSnapshotResponse:
@@ -60,6 +60,13 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         served, caller, (context_id, ttl, labels) = self.begin(context, request, snapshots.publish)
         published = await served.engine.publish(caller, context_id, ttl=ttl, labels=labels)
         return pb.PublishResponse(publication=_publication(published))
+
+    async def UpdatePublication(
+        self, request: pb.UpdatePublicationRequest, context: Context
+    ) -> pb.UpdatePublicationResponse:
+        served, caller, (publication_id, changes) = self.begin(context, request, snapshots.update_publication)
+        changed = await served.engine.update_publication(caller, publication_id, **changes)
+        return pb.UpdatePublicationResponse(publication=_publication(changed))
 
     async def Unpublish(self, request: pb.UnpublishRequest, context: Context) -> pb.UnpublishResponse:
         served, caller, publication_id = self.begin(context, request, snapshots.unpublish)

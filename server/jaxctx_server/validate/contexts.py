@@ -1,9 +1,8 @@
 """Requests of ContextService, Generate and Forward apart; and settings that snapshots and publications share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from jaxctx.engine.interface import CreateRequest, Ttl
+from jaxctx.engine.interface import CreateRequest, Ttl, UpdateRequest
 from jaxctx_server.validate.content import Content, content, model_id
 from jaxctx_server.validate.field import D, Field, refuse_repeated
 from jaxctx_server.validate.limits import INT32_MAX
@@ -62,9 +61,10 @@ def fork(request: Field) -> tuple[str, Sequence[str | None]]:
     return context(request), ids or [None] * n
 
 
-def get(request: Field) -> tuple[str, bool, bool]:
-    """The context, whether to tell its pages, whether its tokens."""
-    return context(request), request["include_pages"].flag(False), request["include_tokens"].flag(False)
+def get(request: Field) -> tuple[str, bool, bool, bool]:
+    """The context, whether to tell its pages, whether its tokens, whether its ancestors."""
+    pages, tokens, ancestors = (request[f"include_{what}"].flag(False) for what in ("pages", "tokens", "ancestors"))
+    return context(request), pages, tokens, ancestors
 
 
 def compare(request: Field) -> tuple[str, str]:
@@ -72,16 +72,16 @@ def compare(request: Field) -> tuple[str, str]:
     return request["a"].id(), request["b"].id()
 
 
-def update(request: Field) -> tuple[str, dict[str, Any]]:
-    """The context, and its new settings by the names of the engine; None leaves one as it is."""
+def update(request: Field) -> tuple[str, UpdateRequest]:
+    """The context, and its new settings."""
     pinned = request["pinned"].flag(None)
-    return context(request), {
-        "priority": priority(request["priority"], None),
-        "pinned": pinned,
-        "pin_s": pin_s(request["pin_for"], pinned),
-        "ttl": ttl(request["ttl"]),
-        "labels": new_labels(request["labels"]),
-    }
+    return context(request), UpdateRequest(
+        priority=priority(request["priority"], None),
+        pinned=pinned,
+        pin_s=pin_s(request["pin_for"], pinned),
+        ttl=ttl(request["ttl"]),
+        labels=new_labels(request["labels"]),
+    )
 
 
 def labels(field: Field) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Requests of SnapshotService."""
 
 import unicodedata
+from typing import Any
 
 from jaxctx.engine.interface import OpenRequest, SaveRequest, Ttl
 from jaxctx_server.validate.contexts import FOREVER, context, labels, new_labels, page, pin_s, priority, ttl
@@ -55,9 +56,9 @@ def versions(request: Field) -> tuple[str, int, int]:
     return name(request), int(after) if is_version else INT32_MAX, limit
 
 
-def update(request: Field) -> tuple[str, Ttl | None, dict[str, str] | None]:
-    """The name, its time to live and its labels; None leaves them as they are."""
-    return name(request), ttl(request["ttl"]), new_labels(request["labels"])
+def update(request: Field) -> tuple[str, int | None, dict[str, Any]]:
+    """A name, a version of it, and what is to change."""
+    return *version(request), _changes(request)
 
 
 def publish(request: Field) -> tuple[str, Ttl, dict[str, str]]:
@@ -65,9 +66,19 @@ def publish(request: Field) -> tuple[str, Ttl, dict[str, str]]:
     return context(request), ttl(request["ttl"]) or FOREVER, labels(request["labels"])
 
 
+def update_publication(request: Field) -> tuple[str, dict[str, Any]]:
+    """The publication's id, and what is to change."""
+    return unpublish(request), _changes(request)
+
+
 def unpublish(request: Field) -> str:
     """The publication's id."""
     return request["publication_id"].id()
+
+
+def _changes(request: Field) -> dict[str, Any]:
+    """Time to live and labels; None leaves them as they are."""
+    return {"ttl": ttl(request["ttl"]), "labels": new_labels(request["labels"])}
 
 
 def name(request: Field) -> str:

@@ -260,6 +260,8 @@ class Fake(
             response.pages.tiers.extend([context_pb2.TIER_DEVICE, context_pb2.TIER_DISK, 77])
         if request.include_tokens:
             response.tokens.ids.extend(self.contexts[request.context_id])
+        if request.include_ancestors:
+            response.ancestors.add(context_id="parent", forked_at=3)
         return response
 
     @method
@@ -425,6 +427,11 @@ class Fake(
         return snapshot_service_pb2.PublishResponse(
             publication={"publication_id": "p", "tokens": 4, "created_at": {"seconds": 60}}
         )
+
+    @method
+    def UpdatePublication(self, request: Any, context: Any) -> Any:
+        publication = {"publication_id": request.publication_id, "labels": request.labels.labels}
+        return snapshot_service_pb2.UpdatePublicationResponse(publication=publication)
 
     @method
     def Unpublish(self, request: Any, context: Any) -> Any:

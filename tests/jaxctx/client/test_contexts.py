@@ -90,6 +90,7 @@ async def test_shape_and_pages(either: Any, client: Any, fake: Any) -> None:
         await either(context.truncate(1))
     assert (await either(context.rewind(3))).working_tokens == 3
     assert await either(context.tokens()) == [0, 1, 2]
+    assert await either(context.ancestors()) == [("parent", 3)]
     pages = await either(context.pages())
     assert (pages.page_ids, pages.refcounts) == ((7, 9), (2, 1))
     assert pages.tiers == (jaxctx.Tier.DEVICE, jaxctx.Tier.DISK, jaxctx.Tier.LINEAGE)

@@ -101,6 +101,9 @@ async def test_listing_changing_and_deleting(either: Any, client: Any, fake: Any
         False,
     )
     assert (labels.HasField("ttl"), labels.HasField("labels")) == (False, True)
+    assert not labels.HasField("version")
+    await either(client.update_snapshot("a", version=1, ttl_s=5))
+    assert fake.requests["UpdateSnapshot"][2].version == 1
     assert await either(client.delete_snapshot("a")) == 2
     assert not fake.requests["DeleteSnapshot"][0].HasField("version")
 
@@ -111,6 +114,10 @@ async def test_publications(either: Any, client: Any, fake: Any) -> None:
     assert (published.publication_id, published.tokens, published.expiry) == ("p", 4, None)
     assert fake.requests["Publish"][0].ttl.duration.seconds == 5
     assert [each.publication_id for each in await either(client.publications())] == ["p"]
+    changed = await either(client.update_publication("p", ttl_s=math.inf, labels={"k": "w"}))
+    assert changed.labels == {"k": "w"}
+    asked = fake.requests["UpdatePublication"][0]
+    assert (asked.HasField("ttl"), asked.ttl.HasField("duration")) == (True, False)
     await either(client.unpublish("p"))
     with pytest.raises(errors.NotFound):
         await either(client.unpublish("q"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.snapshots import _made
 from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -168,7 +168,7 @@ async def test_a_new_priority_holds_for_a_waiting_request(make_engine) -> None:
     for waiting, (context_id, count) in enumerate([(a, 100), (b, 3)], 1):
         tasks.append(asyncio.create_task(one(context_id, count)))
         await until(engine, 1, waiting)
-    await engine.update(ME, b, priority=10)
+    await engine.update(ME, b, UpdateRequest(priority=10))
     await asyncio.gather(*tasks)
     assert order == [busy, b, a]
     assert (await engine.stats()).preemptions == 0

@@ -7,7 +7,7 @@ import pytest
 
 from jaxctx.answers import ContextInfo
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, Ttl, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import NotFound
 from tests.echo import echo_next
@@ -88,7 +88,7 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
         engine.pages(ME, context_id),
         engine.plan(ME, [1], context_id=context_id),
         engine.compare(ME, context_id, other),
-        engine.update(ME, context_id, labels={"a": "b"}, priority=1),
+        engine.update(ME, context_id, UpdateRequest(labels={"a": "b"}, priority=1)),
     ]
     assert [await moved(look) for look in looks] == [0] * len(looks)
     uses = [
@@ -107,14 +107,14 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
 
 async def test_ttl_can_be_extended_shortened_and_taken_away(engine: LocalEngine, clock) -> None:
     context_id = await filled(engine, [1] * 4, ttl=Ttl(10))
-    info = await engine.update(ME, context_id, ttl=Ttl(1000, True))
+    info = await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(1000, True)))
     assert (info.expiry.seconds, info.expiry.sliding) == (1000, True)  # type: ignore[union-attr]
     clock.offset += 500
-    assert (await engine.update(ME, context_id, labels={})).expiry == info.expiry
-    assert (await engine.update(ME, context_id, ttl=Ttl(None))).expiry is None
+    assert (await engine.update(ME, context_id, UpdateRequest(labels={}))).expiry == info.expiry
+    assert (await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(None)))).expiry is None
     clock.offset += 5000
     assert (await engine.get(ME, context_id)).seq_len == 4
-    await engine.update(ME, context_id, ttl=Ttl(5))
+    await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(5)))
     clock.offset += 5
     assert await reason(engine, context_id) == "CONTEXT_EXPIRED"
 

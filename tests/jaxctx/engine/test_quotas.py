@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine.budget import Quotas
+from jaxctx.engine import budget
+from jaxctx.engine.budget import HIDDEN, Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument, ResourceExhausted
+from tests.jaxctx.cache.planting import Bug
 
 ME, OTHER = Caller("me"), Caller("other")
 CONFIG = EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=512, pinned_pages_per_tenant=20)
@@ -23,23 +25,28 @@ CONFIG = EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_to
 def test_charges_against_a_plain_dict() -> None:
     source, quotas, plain = random.Random(3), Quotas(CONFIG), {}
     for _ in range(5000):
-        tenant, holder, pages = source.choice("ab"), source.randrange(5), source.randrange(12)
+        payer, holder, pages = source.choice("ab"), source.randrange(5), source.randrange(12)
+        tenant = source.choice(("", HIDDEN)) + payer
         if source.random() < 0.3:
             quotas.unpin(tenant, holder)
-            plain.pop((tenant, holder), None)
+            plain.pop((payer, holder), None)
         else:
-            more = pages - plain.get((tenant, holder), 0)
-            used = sum(charge for (owner, _), charge in plain.items() if owner == tenant)
+            more = pages - plain.get((payer, holder), 0)
+            used = sum(charge for (owner, _), charge in plain.items() if owner == payer)
             if more <= 20 - used:
                 quotas.check_pin(tenant, holder, pages)
                 quotas.charge(tenant, holder, pages)
-                plain[tenant, holder] = pages
+                plain[payer, holder] = pages
             else:
                 with pytest.raises(ResourceExhausted, match=f" {20 - used} remain") as error:
                     quotas.check_pin(tenant, holder, pages)
                 assert error.value.reason == "PIN_BUDGET"
         for owner in "ab":
-            assert quotas.pinned(owner) == sum(charge for (each, _), charge in plain.items() if each == owner)
+            assert (
+                quotas.pinned(owner)
+                == quotas.pinned(HIDDEN + owner)
+                == sum(charge for (each, _), charge in plain.items() if each == owner)
+            )
     for tenant, holder in plain:
         quotas.unpin(tenant, holder)
     assert not quotas._charges
@@ -69,6 +76,32 @@ def test_half_of_the_pages_may_be_pinned_by_default() -> None:
     assert EngineConfig(pages=9, pinned_pages_per_tenant=0).pin_budget == 0
 
 
+BUGS = [
+    Bug("what the holder has counts twice", Quotas, "check_pin", ".get(holder, 0)", ".get(None, 0)"),
+    Bug(
+        "what is hidden is not checked",
+        Quotas,
+        "check_pin",
+        ".get(tenant.removeprefix(HIDDEN), {})",
+        ".get(tenant, {})",
+    ),
+    Bug("what is hidden is nobody's", Quotas, "charge", "tenant.removeprefix(HIDDEN)", "tenant"),
+    Bug("who shrinks pays on", Quotas, "charge", "= pages", "= max(pages, self.pinned(tenant))"),
+    Bug("nobody else pays either", Quotas, "unpin", "charges.pop(holder, None)", "charges.clear()"),
+    Bug("a tenant that pays nothing stays", Quotas, "unpin", "if not charges:", "if False:"),
+    Bug("one too few", budget, "_check", "count > limit", "count >= limit"),
+    Bug("bytes count as versions", Quotas, "check_snapshots", '"max_snapshots_per_tenant", count', '"", size_bytes'),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    with pytest.raises((AssertionError, ResourceExhausted, pytest.fail.Exception)):
+        test_charges_against_a_plain_dict()
+        test_snapshot_quotas_name_what_is_exceeded()
+
+
 # --- in an engine -----------------------------------------------------------------------------------------------------
 
 
@@ -93,18 +126,19 @@ async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(mak
     engine = make_engine(CONFIG)
     charged = engine.core.lives.quotas.pinned
     a, b = await filled(engine, 8), await filled(engine, 8)  # the same pages
-    assert (await engine.update(ME, a, pinned=True)).pinned
-    assert (await engine.update(ME, b, pinned=True)).pinned_until is None
+    assert (await engine.update(ME, a, UpdateRequest(pinned=True))).pinned
+    assert (await engine.update(ME, b, UpdateRequest(pinned=True))).pinned_until is None
     assert charged("me") == 16
     c = await filled(engine, 5, token=3)
     before = await engine.get(ME, c)
-    await refused(engine.update(ME, c, pinned=True, priority=7), remaining=4)
+    await refused(engine.update(ME, c, UpdateRequest(pinned=True, priority=7)), remaining=4)
     assert await engine.get(ME, c) == before
-    await engine.update(OTHER, await filled(engine, 5, OTHER), pinned=True)  # another tenant's is its own
+    theirs = await filled(engine, 5, OTHER)
+    await engine.update(OTHER, theirs, UpdateRequest(pinned=True))  # another tenant's is its own
     await engine.rewind(ME, b, 4 * 16)
     assert charged("me") == 12
-    await engine.update(ME, c, pinned=True)
-    await engine.update(ME, a, pinned=False)
+    await engine.update(ME, c, UpdateRequest(pinned=True))
+    await engine.update(ME, a, UpdateRequest(pinned=False))
     await engine.close(ME, c)
     assert (charged("me"), charged("other")) == (4, 5)
 
@@ -139,7 +173,7 @@ async def test_a_cancelled_writer_gives_back_what_it_was_promised(make_engine) -
     stream = engine.generate(ME, GenerateRequest(context_id=a, max_tokens=300, ignore_eos=True))
     await anext(stream)
     assert engine.core.lives.quotas.pinned("me") == 20
-    await refused(engine.update(ME, await filled(engine, 1, token=2), pinned=True), remaining=0)
+    await refused(engine.update(ME, await filled(engine, 1, token=2), UpdateRequest(pinned=True)), remaining=0)
     await stream.aclose()
     info = await engine.get(ME, a)
     assert engine.core.lives.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
@@ -171,11 +205,11 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
 async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
     engine = make_engine(CONFIG)
     a = await filled(engine, 2, pinned=True, pin_s=10, ttl=Ttl(1000))
-    assert (await engine.update(ME, a, pinned=True, pin_s=50)).pinned_until.timestamp() == pytest.approx(
+    assert (await engine.update(ME, a, UpdateRequest(pinned=True, pin_s=50))).pinned_until.timestamp() == pytest.approx(
         clock.wall() + 50, abs=2
     )
     clock.offset += 20
-    assert (await engine.update(ME, a, pinned=True)).pinned_until is None
+    assert (await engine.update(ME, a, UpdateRequest(pinned=True))).pinned_until is None
     clock.offset += 100
     assert (await engine.get(ME, a)).pinned
     clock.offset += 1000

@@ -13,7 +13,7 @@ import pytest
 from jaxctx.answers import Change, Comparison, ContextEvent
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.watch import EVENTS, Watch, Watchers
 from jaxctx.errors import JaxctxError, NotFound, Unavailable
@@ -233,10 +233,10 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
         engine.reserve_pages(ME, a, 2),
         engine.release_pages(ME, a, 1),
         engine.rewind(ME, a, 20),
-        engine.update(ME, a, labels={"k": "v"}),
-        engine.update(ME, a, ttl=Ttl(500)),
-        engine.update(ME, a, pinned=True),
-        engine.update(ME, a, pinned=False),
+        engine.update(ME, a, UpdateRequest(labels={"k": "v"})),
+        engine.update(ME, a, UpdateRequest(ttl=Ttl(500))),
+        engine.update(ME, a, UpdateRequest(pinned=True)),
+        engine.update(ME, a, UpdateRequest(pinned=False)),
     ]
     for call in calls:
         await call
