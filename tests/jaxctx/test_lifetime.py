@@ -5,6 +5,7 @@ import random
 import pytest
 
 from jaxctx.lifetime import FOREVER, Alarms, Lifetime
+from tests.jaxctx.cache.planting import Bug
 
 
 @pytest.mark.parametrize("sliding", [False, True])
@@ -24,8 +25,8 @@ def test_for_ever() -> None:
 
 def test_alarms_against_a_plain_dict() -> None:
     source, alarms, plain = random.Random(7), Alarms[int](), {}
-    for now in range(3000):
-        owner = source.randrange(40)
+    for turn in range(3000):
+        now, owner = turn // 16, source.randrange(40)
         at = source.choice([None, now + 0.5 + source.randrange(60)])
         alarms.set(owner, at)
         plain.pop(owner, None)
@@ -48,3 +49,29 @@ def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
     assert not alarms._owners
     assert alarms.due(1e9) == []
     assert alarms.next is None
+
+
+BUGS = [
+    Bug("the alarm before rings too", Alarms, "set", "self._owners.pop(self._numbers.pop(owner, -1), None)", "pass"),
+    Bug("late", Alarms, "due", "<= now", "< now - 1"),
+    Bug("one at a time", Alarms, "due", "while self._heap and", "if self._heap and"),
+    Bug(
+        "who is due stays due", Alarms, "due", "heapq.heappop(self._heap)", "self._heap[0]; self._heap = self._heap[1:]"
+    ),
+    Bug(
+        "what was set anew is never dropped",
+        Alarms,
+        "set",
+        "if len(self._heap) > 2 * len(self._owners) + 64:",
+        "if False:",
+    ),
+    Bug("no order after a clearing", Alarms, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        test_alarms_against_a_plain_dict()
+        test_alarms_keep_nothing_of_what_was_set_anew()

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ class Bug:
     """In the source of `owner.method`, `text` becomes `instead`."""
 
     name: str
-    owner: type
+    owner: type | ModuleType
     method: str
     text: str
     instead: str
