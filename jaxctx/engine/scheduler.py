@@ -215,10 +215,10 @@ class Scheduler:
                 pages = 0  # and there may be more
                 continue
             pages -= gained
-            if self._restorable(sequence):
-                pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
-            else:
+            if not self._restorable(sequence):
                 self._begin(sequence)
+            elif not sequence.expecting:
+                pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
 
     @property
     def moving_pages(self) -> int:
@@ -233,8 +233,9 @@ class Scheduler:
     def _restorable(self, sequence: Sequence) -> bool:
         """Whether more of its pages are somewhere."""
         next_page = min(sequence.match_to, sequence.context.seq_len + self.config.page_size)
-        found = self.cache.peek(sequence.context, tokens=next_page)
-        sequence.restoring = bool(found.device or found.host or found.disk)
+        ahead = self.cache.memory.ahead(sequence.context, next_page)
+        sequence.restoring = bool(ahead)
+        sequence.expecting = bool(ahead) and ahead[0].host >= self.config.host_pages
         return sequence.restoring
 
     def _begin(self, sequence: Sequence) -> None:

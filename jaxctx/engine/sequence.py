@@ -54,6 +54,7 @@ class Sequence:
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
+    expecting: bool = False  # the next of them is on its way from a store
     decoding: bool = False  # has dispatched its first sample
     unusual: Seq[int] = ()  # indices of the rows that go into steps of their own, ascending
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
@@ -139,7 +140,7 @@ class Sequence:
             cached_tokens=self.prompt_tokens - self.computed,
             computed_tokens=self.computed,
             completion_tokens=self.output.tokens,
-            restored_tokens=self.restored,
+            restored_tokens=min(self.restored, self.prompt_tokens - self.computed),
         )
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:

@@ -333,6 +333,32 @@ class TestSharedPages:
             assert await greedy(context, 3) == oracle(shared + ends[name], 3)
 
 
+class TestSlowStore:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024, host_pages=128)
+
+    async def test_an_open_that_waits_for_its_store_holds_up_nobody(self, client, engine, gate, monkeypatch) -> None:
+        saved = await filled(client, PROMPT)
+        await saved.save("a", durable=True)
+        await saved.close()
+        await client.clear_cache()
+        idle = await filled(client, THOUSAND[500:900])
+        await (await filled(client, [7] * 900)).close()
+        assert (await idle.refresh()).state is jaxctx.ContextState.SUSPENDED
+        monkeypatch.setattr(engine.core.device, "page", gate.before(engine.core.device.page))
+        opening = asyncio.create_task(client.open("a"))
+        await gate.reached()
+        done = await asyncio.wait_for(idle.complete(max_tokens=3, temperature=0), 30)
+        assert done.usage is not None
+        assert 0 < done.usage.restored_tokens <= done.usage.cached_tokens == 399
+        assert list(done.token_ids) == oracle(THOUSAND[500:900], 3)
+        assert not opening.done()
+        monkeypatch.undo()
+        gate.open()
+        assert await greedy(await opening, 3) == oracle(PROMPT, 3)
+
+
 async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, gate) -> None:
     context = await filled(client, PROMPT)
     await context.save("old")
