@@ -55,10 +55,11 @@ def best_s(rounds: int, run: Callable[[], object]) -> float:
     return min(times)
 
 
-def fork_s(tokens: int, count: int = 1000) -> float:
-    """Seconds per fork of a context of `tokens` tokens, the child's registration included."""
+def fork_s(tokens: int, count: int = 1000, *, computed: bool = True) -> float:
+    """Seconds per fork of a context of `tokens` tokens, the child's registration included; else all are buffered."""
     cache = new_cache()
-    parent = filled(cache, np.arange(tokens, dtype=np.int32))
+    parent = filled(cache, np.arange(tokens if computed else 0, dtype=np.int32))
+    cache.append(parent, np.arange(0 if computed else tokens, dtype=np.int32))
     return best_s(5, lambda: [cache.fork(parent) for _ in range(count)]) / count
 
 
@@ -136,6 +137,8 @@ def main() -> None:
     short, long = fork_s(1032), fork_s(LONG + 8)
     print(f"fork of 1k tokens      {short * 1e6:8.1f} µs")
     print(f"fork of 32k tokens     {long * 1e6:8.1f} µs   {long / short:.2f} times the 1k one")
+    short, long = fork_s(1032, computed=False), fork_s(LONG + 8, computed=False)
+    print(f"  all of them buffered {long * 1e6:8.1f} µs   {long / short:.2f} times the 1k one")
     lookup, attach = lookup_s()
     print(f"lookup of 32k tokens   {lookup * 1e3:8.2f} ms")
     print(f"create, append, match, close of 32k tokens {attach * 1e3:.2f} ms")

@@ -103,7 +103,7 @@ class Context:
     root: PageNode
     tail: PageNode  # held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
-    recent: bytearray = field(default_factory=bytearray)  # working tokens, then buffered ones
+    recent: bytes = b""  # working tokens, then buffered ones; forks share it
     marks: dict[int, bytes] = field(default_factory=dict)  # of the tokens in `recent`, by index in the context
     working_tokens: int = 0  # in working pages
     held_back: bool = False  # some of its working pages are full and commit with the next computation
@@ -164,7 +164,7 @@ class Context:
 
     def token_bytes(self, first_page: int = 0) -> bytes:
         """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""
-        parts: list[bytes | bytearray] = [self.recent]
+        parts = [self.recent]
         node: PageNode | None = self.tail
         while node is not None and node.depth > first_page:
             parts.append(node.tokens)

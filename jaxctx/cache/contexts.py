@@ -116,7 +116,7 @@ class ContextCache:
         """A child that begins as `context` stands now, at a cost that does not depend on its length.
 
         Committed pages are shared; working pages with tokens are copied, reserved empty ones are not inherited;
-        buffered tokens are copied. The child is not pinned, and lives as long as its parent was to live, from now on.
+        buffered tokens are the same. The child is not pinned, and lives as long as its parent was to live, from now on.
         The child of a suspended context is suspended, and what is parked stays the parent's. With `tenant` it is filed
         under that one, for ever, but shares pages as its parent does. Works while a writer holds the context: what is
         not settled yet is buffered, or unknown, in the child.
@@ -141,7 +141,6 @@ class ContextCache:
             created_at=now,
             used_at=now,
             working=self.memory.take(len(sources)),
-            recent=context.recent[:],
             marks=dict(context.marks),
             stash={},
             table=None,

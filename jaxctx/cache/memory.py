@@ -81,7 +81,7 @@ class Memory:
         page_bytes = self.index.page_bytes
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
-            tokens = bytes(context.recent[position * page_bytes : (position + 1) * page_bytes])
+            tokens = context.recent[position * page_bytes : (position + 1) * page_bytes]
             marks = encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)
             context.tail = self.index.commit(context.tail, context.root, tokens, marks, page)
             if context.tail.page != page:
@@ -89,7 +89,7 @@ class Memory:
                 if context.table is not None:
                     context.table.replace(context.tail.depth - 1, context.tail.page)
         del context.working[:count]
-        del context.recent[: count * page_bytes]
+        context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size
         self._trim_marks(context)
         self.pool.release(duplicates)
@@ -98,7 +98,7 @@ class Memory:
     def adopt(self, context: Context, path: list[PageNode]) -> None:
         """Let indexed nodes that hold the context's next tokens continue its chain."""
         self._move_hold(context, path[-1])
-        del context.recent[: len(path) * self.index.page_bytes]
+        context.recent = context.recent[len(path) * self.index.page_bytes :]
         self.drop_stash(context, before=context.tail.depth)  # whoever fills it waits until there is room again
         self._trim_marks(context)
 
@@ -107,12 +107,12 @@ class Memory:
         tail, pages = context.tail, length // self.page_size
         if pages < tail.depth:
             cut = tail.ancestor(pages + 1)
-            context.recent = bytearray(cut.tokens)
+            context.recent = cut.tokens
             context.marks = decode_page(cut.marks, pages * self.page_size)
             context.working_tokens = 0
             self._move_hold(context, cut.parent if pages else context.root)
         tokens = length - context.tail.depth * self.page_size
-        del context.recent[tokens * TOKEN_BYTES :]
+        context.recent = context.recent[: tokens * TOKEN_BYTES]
         context.working_tokens = min(context.working_tokens, tokens)
         context.marks = {index: mark for index, mark in context.marks.items() if index < length}
         context.computed = min(context.computed, length)
@@ -154,7 +154,7 @@ class Memory:
 
     def wake(self, context: Context) -> None:
         """Undo a suspension: no pages, and all tokens buffered."""
-        context.recent = bytearray(context.token_bytes())
+        context.recent = context.token_bytes()
         context.marks = context.all_marks() if context.marked else {}
         context.tail = context.root
         context.suspended = False
@@ -171,7 +171,7 @@ class Memory:
         if context.suspended:
             start, known, marks = context.root, context.token_bytes(), context.all_marks() if context.marked else {}
         else:
-            start, known, marks = context.tail, bytes(context.recent), context.marks
+            start, known, marks = context.tail, context.recent, context.marks
         if context.by_hand is not None:
             tokens = min(tokens, context.by_hand * self.page_size)
         known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]

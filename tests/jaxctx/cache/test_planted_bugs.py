@@ -119,7 +119,13 @@ BUGS = [
     Bug(
         "the partial page is shared", ContextCache, "fork", "working=self.memory.take(len(sources))", "working=sources"
     ),
-    Bug("tokens are shared", ContextCache, "fork", "context.recent[:]", "context.recent"),
+    Bug(
+        "buffered tokens are lost",
+        ContextCache,
+        "fork",
+        "marks=dict",
+        "recent=context.recent[: 4 * context.working_tokens], marks=dict",
+    ),
     Bug("the table is shared", ContextCache, "fork", "table=None", "table=context.table"),
     Bug("the child does not hold", ContextCache, "fork", "self.memory.index.acquire(child.tail)", "pass"),
     Bug("the child is pinned", ContextCache, "fork", "pinned=False,", ""),
@@ -161,7 +167,7 @@ BUGS = [
         Memory,
         "let_go",
         "context.working_tokens = 0",
-        "del context.recent[: 4 * context.working_tokens]; context.working_tokens = 0",
+        "context.recent, context.working_tokens = context.recent[4 * context.working_tokens :], 0",
     ),
     Bug("suspension keeps its pages", Memory, "suspend", "freed + self.let_go(context)", "freed"),
     Bug("suspension keeps its hold", Memory, "let_go", "return self.index.release(context.tail)", "return 0"),
