@@ -1,7 +1,8 @@
 """Attention sinks and a sliding window: each new token sees the first tokens and the latest ones, and nothing between.
 
-Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023). Positions stay those of the
-context, so that it can be no longer than the model allows; what a window leaves out is skipped, not given up.
+Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023). What a window leaves out is
+skipped, not given up, as KV belongs to its position; with `most` the context is cut back to sinks and window now and
+then, and the window computed anew at the positions behind the sinks, so that output has no end and pages do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from jaxctx.client.drive import Steps
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import Output, SamplingOptions
+from jaxctx.errors import InvalidArgument
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
@@ -28,26 +30,36 @@ def windowed(
     max_tokens: int,
     sinks: int = 4,
     window: int = 1024,
+    most: int | None = None,
     sample: SamplingOptions | None = None,
     stop_token_ids: Sequence[int] = (),
 ) -> Steps[list[int]]:
     """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
 
+    `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
     `sample` is as in `Output`, by default greedy; with a seed, the i-th token is drawn with `seed + i`.
     """
+    if most is not None and most <= sinks + window:
+        raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")
     tokens = yield from continuing.begin(context)
-    prompt = len(tokens)
+    new: list[int] = []
     sampling: SamplingOptions = {"temperature": 0.0} if sample is None else sample
     ended = max_tokens < 1
     try:
         while not ended:
+            if most is not None and len(tokens) > most:
+                tokens = tokens[:sinks] + tokens[-window:]
+                yield context.rewind(sinks)
+                if window > 1:
+                    yield context.fill(tokens=tokens[sinks:-1], defer=True)
             drawn = sampling.copy()
             if "seed" in sampling:
-                drawn["seed"] = sampling["seed"] + len(tokens) - prompt
+                drawn["seed"] = sampling["seed"] + len(new)
             seen = mask(len(tokens) - 1, sinks, window)
             result = yield context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)])
-            tokens.append(result.outputs[0].token_id)
-            ended = len(tokens) == prompt + max_tokens or tokens[-1] in stop_token_ids
+            new.append(result.outputs[0].token_id)
+            tokens.append(new[-1])
+            ended = len(new) == max_tokens or new[-1] in stop_token_ids
     finally:
         yield from continuing.end(context, tokens)
-    return tokens[prompt:]
+    return new

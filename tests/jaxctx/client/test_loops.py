@@ -134,6 +134,27 @@ async def test_windows(either: Any, client: Any, fake: Any, sinks: int, window: 
     assert stopped == tokens[: tokens.index(stop) + 1]
 
 
+@pytest.mark.parametrize(("sinks", "window", "most"), [(2, 3, 6), (0, 1, 2), (3, 4, 11)])
+async def test_windows_without_end(either: Any, client: Any, fake: Any, sinks: int, window: int, most: int) -> None:
+    """The context never has more than `most` tokens and the next one, whatever comes out."""
+    kept, expected = list(PROMPT), list[int]()
+    for _ in range(40):
+        kept = kept[:sinks] + kept[-window:] if len(kept) > most else kept
+        start = max(len(kept) - window, 0)
+        seen = kept if start <= sinks else kept[:sinks] + kept[start:]
+        expected.append(max(range(VOCABULARY), key=distribution(seen).__getitem__))
+        kept.append(expected[-1])
+    context = await either(client.create(tokens=PROMPT))
+    assert (
+        await either(either.loops.windowed(context, max_tokens=40, sinks=sinks, window=window, most=most)) == expected
+    )
+    assert await either(context.tokens()) == kept
+    with pytest.raises(errors.InvalidArgument) as raised:
+        await either(either.loops.windowed(context, max_tokens=1, sinks=sinks, window=window, most=sinks + window))
+    assert raised.value.violations[0].field == "most"
+    assert await either(context.tokens()) == kept
+
+
 async def test_windows_draw_each_token_with_a_seed_of_its_own(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create(tokens=PROMPT))
     sample: jaxctx.SamplingOptions = {"temperature": 0.5, "seed": 40}

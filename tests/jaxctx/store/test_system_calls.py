@@ -18,7 +18,10 @@ from .interrupted import SCENARIOS, check_no_garbage, files, prepare, state
 from .saving import open_store
 
 ROOT = Path(__file__).parents[3]
-CALLS = "openat,write,writev,preadv,read,fsync,rename,unlink,mkdir,close,fcntl,fstat,newfstatat,ftruncate,getdents64"
+CALLS = (
+    "openat,write,writev,pwrite64,preadv,read,fsync,fdatasync,rename,renameat,unlink,unlinkat,mkdir,close,fcntl,fstat,"
+    "newfstatat,ftruncate,getdents64"
+)
 SAMPLE = [  # the quick ones
     ("save", "openat", 3),
     ("save", "write", 1),
