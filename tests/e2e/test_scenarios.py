@@ -173,3 +173,24 @@ async def test_stop_strings_cut_the_text_and_are_never_half_shown(client) -> Non
     assert "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
     assert pieces[-1].finish.value == "stop"
     assert pieces[-1].stop_match == stop
+
+
+@pytest.mark.parametrize(("sinks", "window", "most"), [(4, 1, 6), (3, 40, 64)])
+async def test_windows_without_end(client, engine, sinks, window, most) -> None:
+    """However long the output, pages stay few; right behind a cut the context is like any other of these tokens."""
+    context = await filled(client, THOUSAND[:20])
+    tokens = await jaxctx.aio.loops.windowed(context, max_tokens=120, sinks=sinks, window=window, most=most)
+    assert len(tokens) == 120
+    kept = await context.tokens()
+    assert len(kept) <= most + 1
+    assert kept[sinks:][-window:] == [*THOUSAND[:20], *tokens][-window:]
+    assert kept[:sinks] == THOUSAND[:sinks]
+    assert (await context.refresh()).committed_pages <= most // 16
+    assert await held(engine) <= most // 16 + 1
+    length = 20
+    for made, token in enumerate(tokens):
+        if length > most:
+            before, length = [*THOUSAND[:20], *tokens[:made]], sinks + window
+            assert token == oracle(before[:sinks] + before[-window:], 1)[0]
+        length += 1
+    assert length == len(kept)
