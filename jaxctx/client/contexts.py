@@ -96,7 +96,8 @@ class ContextSteps(ContextView[Stream]):
     ) -> Steps[ForwardResult]:
         """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
 
-        `positions` and `masks` are of all tokens or of none: ForwardRequest. All of it or, on an error, nothing.
+        `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
+        deadline, or when cancelled, what was computed by then does.
         """
         response = yield from self._write(
             self._link.contexts.Forward,

@@ -180,7 +180,7 @@ class Engine(Protocol):
         """Keep the first `to` tokens, across committed pages, with no forward pass."""
 
     async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
-        """One pass over explicit tokens, positions and masks; all of it or, on an error, nothing."""
+        """One pass over explicit tokens, positions and masks; on an error nothing, save for deadline and cancel."""
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
