@@ -50,10 +50,10 @@ class Gate:
     def before(self, function: Callable[..., object]) -> Callable[..., object]:
         """The function, called once the gate is open again."""
 
-        def held_up(*arguments: object) -> object:
+        def held_up(*arguments: object, **options: object) -> object:
             self.close()
             self()
-            return function(*arguments)
+            return function(*arguments, **options)
 
         return held_up
 
