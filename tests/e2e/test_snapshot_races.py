@@ -80,11 +80,17 @@ class TestOneSnapshot:
         return replace(CONFIG, **dict([request.param]))
 
     @pytest.mark.parametrize("durable", [False, True])
-    async def test_of_eight_saves_at_once_one_succeeds(self, client, engine, durable) -> None:
+    async def test_of_eight_saves_at_once_one_succeeds(self, client, engine, gate, monkeypatch, durable) -> None:
         contexts = [await filled(client, [k] * 20) for k in range(8)]  # two pages each
         before = await held(engine)
+        monkeypatch.setattr(engine.store, "put", gate.before(engine.store.put))
         saves = [context.save(f"s{k}", durable=durable) for k, context in enumerate(contexts)]
-        results = await asyncio.gather(*saves, return_exceptions=True)
+        tasks = [asyncio.create_task(save) for save in saves]
+        await gate.reached()
+        await until(lambda: sum(task.done() for task in tasks) == 7)  # while the one is not in the catalogue yet
+        gate.open()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        monkeypatch.undo()
         (saved,) = [each for each in results if isinstance(each, Snapshot)]
         assert [each.reason for each in results if each is not saved] == ["QUOTA"] * 7
         assert saved.size_bytes == 2 * PAGE_BYTES
