@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import jaxctx
 from jaxctx import errors
 from jaxctx.answers import Snapshot
 from jaxctx.engine.config import EngineConfig
