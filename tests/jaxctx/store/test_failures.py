@@ -191,6 +191,30 @@ def test_a_failed_sync(tmp_path, monkeypatch, name, code, skip):
     objects.close()
 
 
+@pytest.mark.parametrize("made", ["by nobody", "while it was closed", "while it was open"])
+def test_a_directory_lasts_before_a_record_is_written_into_it(tmp_path, monkeypatch, made):
+    """Whoever made it: a process that was killed since may not have synced the directory above."""
+    root, told = tmp_path / "store", []
+    folder = root / "names" / f"t{b't'.hex()}"
+    sync, replace = store_objects._sync_directory, store_objects.Objects.replace
+    monkeypatch.setattr(store_objects, "_sync_directory", lambda path: (sync(path), told.append(path)))
+    monkeypatch.setattr(store_objects.Objects, "replace", lambda *call: (told.append("record"), replace(*call))[1])
+    if made == "while it was closed":
+        folder.mkdir(parents=True)
+    objects = open_objects(str(root))
+    assert str(root) in told, "packs, manifests and names last"
+    store = open_store(objects)
+    if made == "while it was open":
+        folder.mkdir()
+    del told[:]
+    save(store, range(30))
+    assert told.index(str(root / "names")) < told.index("record")
+    del told[:]
+    save(store, range(30), overwrite=1)
+    assert str(root / "names") not in told, "once is enough"
+    objects.close()
+
+
 def test_a_full_disk_while_pages_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "PACK_BYTES", 64)
     objects = open_objects(str(tmp_path))
