@@ -1,6 +1,7 @@
 """Scenarios of identity, page control, speculation, names, pressure with tiers, tenants and time, through gRPC."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,10 +9,12 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.aio import loops
+from jaxctx.answers import Tier
 from jaxctx.engine.config import EngineConfig
 
 from .conftest import CONFIG, TENANTS
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
+from .test_scenarios import THOUSAND, filled, greedy, held, oracle, unchanged
+from .test_snapshot_troubles import until
 
 
 @pytest.fixture
@@ -65,9 +68,9 @@ async def test_7_commit_errors(client) -> None:
     info = (await context.fill(tokens=THOUSAND[:40])).context
     assert (info.working_pages, info.working_tokens) == (3, 40)
     for pages, error in ((3, errors.FailedPrecondition), (4, errors.OutOfRange)):
-        with pytest.raises(error):
-            await context.commit(pages)
-        assert (await context.refresh()).working_tokens == 40
+        async with unchanged(client, context):
+            with pytest.raises(error):
+                await context.commit(pages)
     assert (await context.commit(0)).working_tokens == 40
     info = await context.commit(2)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == (2, 1, 8)
@@ -116,12 +119,17 @@ class TestNames:
         context = await filled(client, THOUSAND[:100])
         first = await context.save("a", durable=durable)
         assert (first.version, first.latest, first.durable, first.tokens) == (1, True, durable, 100)
-        with pytest.raises(errors.AlreadyExists):
-            await context.save("a", durable=durable)
+        async with unchanged(client, context):
+            with pytest.raises(errors.AlreadyExists):
+                await context.save("a", durable=durable)
         await context.fill(tokens=THOUSAND[100:130])
-        with pytest.raises(errors.Aborted) as error:
-            await context.save("a", durable=durable, overwrite_version=2)
-        assert error.value.reason == "VERSION_MISMATCH"
+        async with unchanged(client, context):
+            with pytest.raises(errors.Aborted) as error:
+                await context.save("a", durable=durable, overwrite_version=2)
+            assert error.value.reason == "VERSION_MISMATCH"
+            with pytest.raises(errors.NotFound) as missing:
+                await context.save("b", durable=durable, overwrite_version=1)
+            assert missing.value.reason == "SNAPSHOT_NOT_FOUND"
         second = await context.save("a", durable=durable, overwrite_version=1)
         assert (second.version, second.parent_version) == (2, 1)
         assert [each.version for each in await client.history("a")] == [2, 1]
@@ -131,9 +139,12 @@ class TestNames:
         assert await two.tokens() == THOUSAND[:130]
         assert await (await client.open("a", version=1)).tokens() == THOUSAND[:100]
         assert await client.delete_snapshot("a") == 2
-        with pytest.raises(errors.NotFound) as missing:
-            await client.open("a")
-        assert missing.value.reason == "SNAPSHOT_NOT_FOUND"
+        await until(lambda: len(engine.core.cache) == 4)  # what the versions held is given up
+        async with unchanged(client, context, one, two):
+            for refused in (client.open("a"), client.take("a"), client.delete_snapshot("a"), client.snapshot("a")):
+                with pytest.raises(errors.NotFound) as missing:
+                    await refused
+                assert missing.value.reason == "SNAPSHOT_NOT_FOUND"
         assert await greedy(two, 5) == oracle(THOUSAND[:130], 5)
         assert await greedy(one, 5) == oracle([*THOUSAND[:130], 1, 2, 3], 5)
 
@@ -149,6 +160,25 @@ class TestNames:
         assert (info.seq_len, info.committed_pages, info.working_tokens) == (100, 6, 4)
         assert await greedy(taken, 5) == oracle(THOUSAND[:100], 5)
         assert [each.id async for each in client.contexts()] == [taken.id], "losers leave nothing behind"
+
+    @pytest.mark.parametrize("durable", [False, True])
+    async def test_15_what_had_an_end_can_be_made_permanent(self, client, clock, durable) -> None:
+        context = await filled(client, THOUSAND[:100])
+        await context.save("a", durable=durable, ttl_s=50)
+        await context.save("b", durable=durable, ttl_s=50)
+        assert (await context.update(ttl_s=50)).expiry.seconds == 50
+        other = await filled(client, [1])
+        await other.update(ttl_s=50)
+        assert (await context.update(ttl_s=math.inf)).expiry is None
+        assert (await client.update_snapshot("a", ttl_s=math.inf)).expiry is None
+        clock.offset += 51
+        assert (await context.refresh()).expiry is None
+        assert (await client.snapshot("a")).expiry is None
+        assert await greedy(await client.open("a"), 3) == await greedy(context, 3) == oracle(THOUSAND[:100], 3)
+        with pytest.raises(errors.NotFound):
+            await other.refresh()
+        with pytest.raises(errors.NotFound):
+            await client.snapshot("b")
 
     async def test_14_other_weights(self, client, engine, make_engine, engine_config, store, echo_served) -> None:
         from dataclasses import replace
@@ -244,6 +274,9 @@ class TestTenants:
     async def test_15_pins(self, alice, bob, engine, clock) -> None:
         pinned = await alice.create(pinned=True, pin_s=100)
         await pinned.fill(tokens=THOUSAND[:160])
+        end = pinned.info.pinned_until
+        assert end.timestamp() - clock.wall() == pytest.approx(100, abs=5)
+        idle = await filled(alice, [4] * 160)
         with pytest.raises(errors.ResourceExhausted) as error:
             await (await filled(alice, [3] * 400)).update(pinned=True)
         assert error.value.reason == "PIN_BUDGET"
@@ -251,7 +284,11 @@ class TestTenants:
         for k in range(3):
             await filled(bob, [k] * 700)
         assert (await pinned.refresh()).state.value == "idle"
-        clock.offset += 101
+        assert list((await pinned.pages()).tiers) == [Tier.DEVICE] * 10
+        assert (await idle.refresh()).state.value == "suspended", "whose turn came before"
+        clock.offset += 40
+        assert (await pinned.refresh()).pinned_until == end, "60 remain"
+        clock.offset += 61
         assert not (await pinned.refresh()).pinned
         await filled(bob, [8] * 1000)
         assert (await pinned.refresh()).state.value == "suspended"

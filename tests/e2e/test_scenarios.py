@@ -1,7 +1,10 @@
 """The scenarios of contexts and pages, through gRPC and the Python client. Page size 16."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -35,6 +38,26 @@ async def held(engine: LocalEngine) -> int:
     return (await engine.stats()).pages_held
 
 
+@asynccontextmanager
+async def unchanged(client: jaxctx.aio.Client, *contexts: jaxctx.aio.Context) -> AsyncIterator[None]:
+    """Whatever is refused within changes nothing that a client can see; when a context was used last is no matter."""
+
+    async def seen() -> object:
+        states = [
+            (replace(await each.refresh(), used_at=datetime.min), await each.pages(), await each.tokens())
+            for each in contexts
+        ]
+        listed = [each async for each in client.snapshots()]
+        versions = [await client.history(each.name) for each in listed]
+        stats = replace(await client.stats(), steps=0)
+        assert stats.pages_free + stats.pages_held + stats.pages_cached == stats.pages_total
+        return states, versions, stats, {each.id async for each in client.contexts()}
+
+    before = await seen()
+    yield
+    assert await seen() == before
+
+
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
 async def test_1_layout(client, engine, tokens, layout) -> None:
     context = await client.create()
@@ -52,7 +75,7 @@ async def test_2_fork(client, engine) -> None:
     assert await held(engine) == before + 1
     mine, theirs = await parent.pages(), await child.pages()
     assert mine.page_ids[:62] == theirs.page_ids[:62]
-    assert list(mine.refcounts) == [2] * 62 + [1]
+    assert list(mine.refcounts) == list(theirs.refcounts) == [2] * 62 + [1]
     assert mine.page_ids[62] != theirs.page_ids[62]
     whole = await filled(client, (THOUSAND * 2)[:1024])
     before = await held(engine)
@@ -64,9 +87,10 @@ async def test_3_isolation_and_lifetime(client, engine) -> None:
     parent = await filled(client, THOUSAND)
     (child,) = await parent.fork()
     await asyncio.gather(parent.fill(tokens=[1] * 10), child.fill(tokens=[2] * 10))
+    assert await greedy(parent, 20) == oracle(THOUSAND + [1] * 10, 20)
     before = await held(engine)
     await parent.close()
-    assert await held(engine) == before - 2
+    assert await held(engine) == before - 3, "the pages from 992 on"
     assert await greedy(child, 20) == oracle(THOUSAND + [2] * 10, 20)
     await child.close()
     assert await held(engine) == 0
@@ -87,10 +111,23 @@ async def test_4_reuse_before_compute(client, engine) -> None:
     assert (await third.fill(tokens=THOUSAND)).cached == 992
 
 
+async def test_5_two_empty_contexts_race(client, engine) -> None:
+    """Whoever comes second waits for the pages of the first instead of computing them too."""
+    a, b = await client.create(), await client.create()
+    results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND))
+    assert sorted((each.cached, each.computed) for each in results) == [(0, 1000), (992, 8)]
+    one, two = await a.pages(), await b.pages()
+    assert one.page_ids[:62] == two.page_ids[:62]
+    assert list(one.refcounts) == list(two.refcounts) == [2] * 62 + [1]
+    assert await held(engine) == 62 + 2
+    assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
+
+
 async def test_5_commit_race(client, engine) -> None:
     a, b = await client.create(), await client.create()
     await b.fill(tokens=THOUSAND[:5])  # has a working page: it must compute all of it beside a
-    await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND[5:]))
+    results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND[5:]))
+    assert [(each.cached, each.computed) for each in results] == [(0, 1000), (0, 995)], "both have computed all of it"
     one, two = await a.pages(), await b.pages()
     assert one.page_ids[:62] == two.page_ids[:62]
     assert list(one.refcounts) == [2] * 62 + [1]
@@ -100,8 +137,9 @@ async def test_5_commit_race(client, engine) -> None:
 
 async def test_8_truncate(client) -> None:
     context = await filled(client, THOUSAND)
-    with pytest.raises(errors.OutOfRange):
-        await context.truncate(9)
+    async with unchanged(client, context):
+        with pytest.raises(errors.OutOfRange):
+            await context.truncate(9)
     info = await context.truncate(8)
     assert (info.seq_len, info.working_pages) == (992, 1)
     await context.fill(tokens=THOUSAND[992:])
@@ -131,15 +169,22 @@ class TestSmallPool:
         pinned = await client.create(pinned=True)
         await pinned.fill(tokens=THOUSAND[: 54 * 16])
         other = await client.create()
-        with pytest.raises(errors.ResourceExhausted):
-            await other.reserve(11, timeout_s=0.5)
-        with pytest.raises(errors.ResourceExhausted) as error:
-            await other.reserve(65)
-        assert error.value.reason == "NEVER_FITS"
+        async with unchanged(client, pinned, other):  # and with every look the pages add up
+            with pytest.raises(errors.ResourceExhausted):
+                await other.reserve(11, timeout_s=0.5)
+            with pytest.raises(errors.ResourceExhausted) as error:
+                await other.reserve(65)
+            assert error.value.reason == "NEVER_FITS"
+        stats = await client.stats()
+        assert (stats.pages_free, stats.pages_held, stats.pages_cached) == (10, 54, 0)
         assert (await other.reserve(10)).working_pages == 10
-        with pytest.raises(errors.OutOfRange):
-            await other.release(11)
+        async with unchanged(client, pinned, other):
+            with pytest.raises(errors.OutOfRange):
+                await other.release(11)
+        stats = await client.stats()
+        assert (stats.pages_free, stats.pages_held, stats.pages_cached) == (0, 64, 0)
         assert (await other.release(10)).working_pages == 0
+        assert (await client.stats()).pages_free == 10
 
     async def test_13_pressure(self, client, engine) -> None:
         prompts = [[(i * 31 + k) % 256 for i in range(400)] for k in range(5)]
