@@ -41,6 +41,24 @@ def poison(device: Device) -> None:
     device._pools = jax.tree.map(lambda pool: jnp.full_like(pool, values[pool.dtype.name]), device._pools)
 
 
+class OnDemand(dict[object, object]):
+    """What a device has compiled: each function when it is first called. For tests that need few of them."""
+
+    def __init__(self, device: Device) -> None:
+        self._compile = device._compile
+
+    def __missing__(self, what: object) -> object:
+        self._compile(what)  # type: ignore[arg-type]
+        return self[what]
+
+
+def on_demand(served: ServedModel, config: EngineConfig) -> Device:
+    """A device for `make_engine`'s `devices` that costs only what is used of it."""
+    device = Device(served.model, served.params, config)
+    device._compiled = OnDemand(device)  # type: ignore[assignment]
+    return device
+
+
 def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
     """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
     check_divisible(model.config, mesh)
@@ -108,7 +126,8 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             devices[key] = Device(served.model, served.params, replace(device_config, page_size=config.page_size))
             devices[key].compile()
         poison(devices[key])
-        rng, ids = random.Random(1), itertools.count()
+        # Engines that share a store must not take each other's objects for their own.
+        rng, ids = random.Random(1 + len(started)), itertools.count()
         world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
         core = EngineCore(config, devices[key], served.text, identity, served.model_id, world)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -38,19 +39,28 @@ def keys() -> list[Key] | None:
     return None
 
 
-@pytest.fixture
-async def address(
-    engine: LocalEngine, engine_config: EngineConfig, keys: list[Key] | None, clock: Clock
+@asynccontextmanager
+async def served(
+    engine: LocalEngine, config: EngineConfig, clock: Clock, keys: list[Key] | None = None
 ) -> AsyncIterator[str]:
+    """Where a server of this engine listens."""
     serving = Serving()
     server = make_server(serving, Authoriser(keys), max_calls=1024, clock=clock)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    limits = Limits.of(engine.info, queue_limit=engine_config.queue_limit)
+    limits = Limits.of(engine.info, queue_limit=config.queue_limit)
     serving.opened(Served(engine, Texts(echo_text(), limits), limits))
     yield f"127.0.0.1:{port}"
     serving.stop()
     await server.stop(None)
+
+
+@pytest.fixture
+async def address(
+    engine: LocalEngine, engine_config: EngineConfig, keys: list[Key] | None, clock: Clock
+) -> AsyncIterator[str]:
+    async with served(engine, engine_config, clock, keys) as address:
+        yield address
 
 
 @pytest.fixture

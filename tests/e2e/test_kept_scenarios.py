@@ -180,20 +180,6 @@ class TestNames:
         with pytest.raises(errors.NotFound):
             await client.snapshot("b")
 
-    async def test_14_other_weights(self, client, engine, make_engine, engine_config, store, echo_served) -> None:
-        from dataclasses import replace
-
-        from jaxctx.engine.interface import Caller, OpenRequest
-
-        context = await filled(client, THOUSAND[:100])
-        await context.save("a", durable=True)
-        other = make_engine(engine_config, served=replace(echo_served, revision="echo-2"), store=store)
-        with pytest.raises(errors.FailedPrecondition) as error:
-            await other.open(Caller(), OpenRequest(name="a"))
-        assert error.value.reason == "MODEL_MISMATCH"
-        result = await other.open(Caller(), OpenRequest(name="a", recompute=True))
-        assert (result.resident, result.restored, result.computed) == (0, 0, 100)
-
 
 class TestTiers:
     @pytest.fixture(params=[(0, 0), (16, 0), (16, 400), (400, 0)])
