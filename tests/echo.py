@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from jaxctx.model.echo import EOS_ID, VOCAB_SIZE, _order, _token_value
+from jaxctx.model.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, _order, _token_value
 
 
 def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
@@ -12,3 +12,12 @@ def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
     values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))
     order = _order(values.sum(keepdims=True, dtype=np.uint32)).tolist()
     return max(set(range(VOCAB_SIZE)).difference(suppress), key=lambda token: (token != EOS_ID, order[token]))
+
+
+def echo_logprobs(tokens: Sequence[int], seen: Sequence[int] | slice = slice(None)) -> np.ndarray:
+    """Log probabilities, float64 `[VOCAB_SIZE]`, of what follows `tokens` if the last one sees those at `seen` only."""
+    values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))[seen]
+    order = _order(values.sum(keepdims=True, dtype=np.uint32))
+    logits = np.where(np.arange(VOCAB_SIZE) == EOS_ID, EOS_LOGIT, order / (VOCAB_SIZE / 8) - 4)
+    logprobs: np.ndarray = logits - np.logaddexp.reduce(logits)
+    return logprobs

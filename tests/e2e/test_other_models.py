@@ -12,7 +12,6 @@ from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
 from jaxctx.model.echo import EchoModel
 from jaxctx.model.interface import KVSpec
-
 from tests.engines import on_demand
 
 from .conftest import served
