@@ -1,4 +1,4 @@
-"""What Forward tells of distributions, through gRPC and of the bundled model: the same bits each time, and the truth."""
+"""What Forward tells of distributions, through gRPC and of the bundled model: the same bits each time, and true."""
 
 import jax
 import jax.numpy as jnp

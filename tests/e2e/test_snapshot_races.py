@@ -73,6 +73,32 @@ async def test_a_take_of_what_was_replaced_meanwhile(client, engine, gate, monke
     assert await held(engine) == 0
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_of_eight_saves_of_one_name_at_once_one_succeeds(client, engine, gate, monkeypatch, durable) -> None:
+    """All of them found the name free; the others leave nothing."""
+    contexts = [await filled(client, [k] * 20) for k in range(8)]
+    before, check, checked = await held(engine), engine.store.check, []
+
+    def all_have_checked(*arguments: object) -> None:
+        check(*arguments)
+        checked.append(arguments)
+        if len(checked) == 8:
+            gate.open()
+        assert gate.passing.wait(30)
+
+    monkeypatch.setattr(engine.store, "check", all_have_checked)
+    gate.close()
+    saves = [context.save("a", durable=durable) for context in contexts]
+    results = await asyncio.gather(*saves, return_exceptions=True)
+    (saved,) = [each for each in results if isinstance(each, Snapshot)]
+    assert {type(each) for each in results if each is not saved} == {errors.AlreadyExists}
+    assert await snapshots(client) == [("a", 1)]
+    winner = results.index(saved)
+    assert await (await client.open("a")).tokens() == [winner] * 20
+    await until(lambda: len(engine.core.cache) == (9 if durable else 10))
+    assert await held(engine) == before + (1 if durable else 2)
+
+
 class TestOneSnapshot:
     @pytest.fixture(params=[("max_snapshots_per_tenant", 1), ("max_snapshot_bytes_per_tenant", 3 * PAGE_BYTES)])
     def engine_config(self, request) -> EngineConfig:
