@@ -60,6 +60,7 @@ class Archive:
             manual_commit=frozen.manual_commit,
             context_id=request.context_id,
             held=None if request.durable else frozen,
+            saving=object(),
             lifetime=self.lifetime(request.ttl),
             labels=dict(request.labels),
         )

@@ -248,6 +248,9 @@ class Scheduler:
         sequence.read_only = sequence.next == sequence.known and sequence.compute_to is None
         if sequence.read_only:
             sequence.next -= 1
+            if sequence.computed is None and sequence.restored:  # it came back last, and does not count twice
+                sequence.restored -= 1
+                self.tokens_restored -= 1
         sequence.find_unusual()
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
@@ -265,8 +268,8 @@ class Scheduler:
         least important one, if it is less important than `head`. Its context keeps its pages until they are claimed.
         """
         lagging = [sequence for sequence in self.running if sequence.reply.lagging()]
-        victim = min(lagging or self.running, key=lambda s: (s.priority, -s.arrival), default=None)
-        if victim is None or not (lagging or victim.priority < head.priority):
+        victim = min(lagging or self.running, key=lambda s: (s.context.priority, -s.arrival), default=None)
+        if victim is None or not (lagging or victim.context.priority < head.context.priority):
             return False
         self._stop(victim)
         if lagging:

@@ -70,11 +70,6 @@ class Sequence:
     ended: bool = False
 
     @property
-    def priority(self) -> int:
-        """The context's."""
-        return self.context.priority
-
-    @property
     def rows_ready(self) -> int:
         """Rows that could go into the next step."""
         return self.known - self.next
@@ -140,7 +135,7 @@ class Sequence:
             cached_tokens=self.prompt_tokens - self.computed,
             computed_tokens=self.computed,
             completion_tokens=self.output.tokens,
-            restored_tokens=min(self.restored, self.prompt_tokens - self.computed),
+            restored_tokens=self.restored,
         )
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:
@@ -166,7 +161,7 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
         """Queue it; `front` is for one that ran already and was preempted."""
-        place = sequence.priority, sequence.caller.tenant
+        place = sequence.context.priority, sequence.caller.tenant
         queue = self._queues.setdefault(place, deque())
         if front:
             queue.appendleft(sequence)

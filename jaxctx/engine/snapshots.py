@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -58,7 +59,8 @@ class Snapshots:
                 await self._resume(caller, frozen)
             version = await self.loop.call(self._archive.version, caller, request, frozen)
             saving.append(version)
-            self._check_quota(caller.tenant)
+            usage = self.store.usage(caller.tenant, chain.from_iterable(self._saves))
+            self.loop.core.lives.quotas.check_snapshots(*usage)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
@@ -70,12 +72,6 @@ class Snapshots:
             self._saves.remove(saving)
             self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
-
-    def _check_quota(self, tenant: str) -> None:
-        """Raises QUOTA if the tenant would have too much once all that it saves now is saved."""
-        count, size_bytes = self.store.usage(tenant)
-        more = [version.size_bytes for saving in self._saves for version in saving if version.tenant == tenant]
-        self.loop.core.lives.quotas.check_snapshots(count + len(more), size_bytes + sum(more))
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
         lineage = await self.loop.call(self._archive.lineage, frozen)

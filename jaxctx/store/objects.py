@@ -155,8 +155,8 @@ class FileObjects(Objects):
         self._root = os.path.abspath(root)
         self._lasting: set[str] = set()  # directories that a loss of power does not take
         self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="store-write")
-        for folder in ("names", "manifests", "packs"):
-            self._make_directory(self._path(folder))
+        for path in (self._root, *map(self._path, ("names", "manifests", "packs"))):
+            self._make_directory(path)
         super().__init__(ts.KvStore.open({"driver": "file", "path": self._root + "/"}).result())
         # Lock files that a crash left behind go by a swap that cannot succeed; it harms nobody's lock.
         for tenant in os.listdir(self._path("names")):

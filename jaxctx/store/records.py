@@ -78,6 +78,7 @@ class Version:
     manual_commit: bool
     context_id: str
     held: object = None  # of one in memory: whatever the engine holds it by
+    saving: object = None  # of one that this process made: what it was known by before it had a number
     lifetime: Lifetime = FOREVER
     labels: Mapping[str, str] = field(default_factory=dict)
     version: int = 0  # 1, 2, …; a name that was deleted begins again at 1
@@ -112,7 +113,8 @@ class Manifest:
 
 # Fields that are written down as they are, under the same name.
 _LINEAGE = {each.name for each in fields(Lineage)} - {"tokens", "marks"}
-_VERSION = {each.name for each in fields(Version)} - {"tenant", "name", "durable", "held", "labels", "lifetime"}
+_ELSEWHERE = {"tenant", "name", "durable", "held", "saving", "labels", "lifetime"}
+_VERSION = {each.name for each in fields(Version)} - _ELSEWHERE
 
 
 def checksum(data: bytes | bytearray | memoryview) -> bytes:

@@ -1,6 +1,6 @@
 """The snapshot store: the catalogue of all snapshots, and the durable ones' pages. See the package for the layout."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -69,10 +69,12 @@ class SnapshotStore:
         """Versions of all tenants, those that are over but not removed yet among them."""
         return sum(len(entry.versions) for _, _, entry in self._catalogue.all())
 
-    def usage(self, tenant: str) -> tuple[int, int]:
-        """Versions of the tenant, and bytes of their pages."""
+    def usage(self, tenant: str, saving: Iterable[Version] = ()) -> tuple[int, int]:
+        """Versions of the tenant, and bytes of their pages; with those that are being saved, if they have `saving`."""
         now = self._clock()
         versions = [version for entry in self._catalogue.names(tenant).values() for version in entry.live(now)]
+        there = {version.saving for version in versions}
+        versions += [version for version in saving if version.tenant == tenant and version.saving not in there]
         return len(versions), sum(version.size_bytes for version in versions)
 
     # Changes: durable before they return, where they concern durable versions.

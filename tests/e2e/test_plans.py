@@ -9,7 +9,7 @@ from jaxctx.engine.config import EngineConfig
 from .test_scenarios import THOUSAND, filled, greedy, oracle
 
 LENGTHS = (1, 16, 17, 33, 400, 408)
-MORE = (1, 9, 20)
+MORE = (1, 8, 9, 20)
 TIERS = [(0, 0), (12, 0), (400, 0), (12, 400)]
 
 

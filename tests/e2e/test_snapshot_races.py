@@ -143,3 +143,32 @@ class TestTwoContexts:
             assert error.value.reason == "QUOTA"
         assert await greedy(opened, 3) == oracle(PROMPT, 3)
         assert len([each async for each in client.contexts()]) == 2
+
+
+class TestTwoSnapshots:
+    @pytest.fixture
+    def engine_config(self) -> EngineConfig:
+        return replace(CONFIG, max_snapshots_per_tenant=2)
+
+    @pytest.mark.parametrize("durable", [False, True])
+    async def test_a_save_that_ends_counts_once(self, client, engine, gate, monkeypatch, durable) -> None:
+        one, other = await filled(client, PROMPT), await filled(client, ANEW)
+        put = engine.store.put
+
+        def kept(*arguments: object) -> object:
+            version = put(*arguments)
+            gate.close()
+            gate()
+            return version
+
+        monkeypatch.setattr(engine.store, "put", kept)
+        saving = asyncio.create_task(one.save("a", durable=durable))
+        await gate.reached()
+        monkeypatch.setattr(engine.store, "put", put)
+        assert await snapshots(client) == [("a", 1)]
+        await other.save("b", durable=durable)
+        with pytest.raises(errors.ResourceExhausted) as error:
+            await other.save("c", durable=durable)
+        assert error.value.reason == "QUOTA"
+        gate.open()
+        await saving

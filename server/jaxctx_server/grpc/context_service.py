@@ -32,13 +32,11 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
         served, caller, (context_id, content, defer) = self.begin(context, request, contexts.fill)
         tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
-        result = await served.engine.fill(caller, context_id, tokens, defer=defer)
-        return encode(result, pb.FillResponse)
+        return encode(await served.engine.fill(caller, context_id, tokens, defer=defer), pb.FillResponse)
 
     async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         served, caller, context_id = self.begin(context, request, contexts.context)
-        result = await served.engine.flush(caller, context_id)
-        return encode(result, pb.FlushResponse)
+        return encode(await served.engine.flush(caller, context_id), pb.FlushResponse)
 
     def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         served, caller, wanted = self.begin(context, request, generation.generate)
@@ -97,8 +95,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         served, caller, (context_id, model_id, salt, content) = self.begin(context, request, contexts.plan)
         served.check_model(model_id)
         tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
-        result = await served.engine.plan(caller, tokens, context_id=context_id, salt=salt)
-        return encode(result, pb.PlanResponse)
+        return encode(await served.engine.plan(caller, tokens, context_id=context_id, salt=salt), pb.PlanResponse)
 
     async def ReservePages(self, request: pb.ReservePagesRequest, context: Context) -> pb.ReservePagesResponse:
         served, caller, asked = self.begin(context, request, contexts.count("pages"))

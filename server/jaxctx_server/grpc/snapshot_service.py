@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from jaxctx.answers import Publication, Snapshot
+from jaxctx.answers import Snapshot
 from jaxctx.codec import encode
 from jaxctx.v1 import snapshot_pb2, snapshot_service_pb2_grpc
 from jaxctx.v1 import snapshot_service_pb2 as pb
@@ -21,13 +21,11 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:
         served, caller, wanted = self.begin(context, request, snapshots.open_)
-        result = await served.engine.open(caller, wanted)
-        return encode(result, pb.OpenResponse)
+        return encode(await served.engine.open(caller, wanted), pb.OpenResponse)
 
     async def Take(self, request: pb.TakeRequest, context: Context) -> pb.TakeResponse:
         served, caller, wanted = self.begin(context, request, partial(snapshots.open_, take=True))
-        result = await served.engine.open(caller, wanted)
-        return encode(result, pb.TakeResponse)
+        return encode(await served.engine.open(caller, wanted), pb.TakeResponse)
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.GetSnapshotResponse:
         served, caller, asked = self.begin(context, request, snapshots.version)
@@ -59,14 +57,14 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         served, caller, (context_id, ttl, labels) = self.begin(context, request, snapshots.publish)
         published = await served.engine.publish(caller, context_id, ttl=ttl, labels=labels)
-        return pb.PublishResponse(publication=_publication(published))
+        return pb.PublishResponse(publication=encode(published, snapshot_pb2.Publication))
 
     async def UpdatePublication(
         self, request: pb.UpdatePublicationRequest, context: Context
     ) -> pb.UpdatePublicationResponse:
         served, caller, (publication_id, changes) = self.begin(context, request, snapshots.update_publication)
         changed = await served.engine.update_publication(caller, publication_id, **changes)
-        return pb.UpdatePublicationResponse(publication=_publication(changed))
+        return pb.UpdatePublicationResponse(publication=encode(changed, snapshot_pb2.Publication))
 
     async def Unpublish(self, request: pb.UnpublishRequest, context: Context) -> pb.UnpublishResponse:
         served, caller, publication_id = self.begin(context, request, snapshots.unpublish)
@@ -80,12 +78,10 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
         everything = sorted(await served.engine.publications(caller), key=lambda each: each.publication_id)
         found = [each for each in everything if each.publication_id > after]
         listed, token = first_page(found, limit, lambda each: each.publication_id)
-        return pb.ListPublicationsResponse(publications=map(_publication, listed), next_page_token=token)
+        return pb.ListPublicationsResponse(
+            publications=[encode(each, snapshot_pb2.Publication) for each in listed], next_page_token=token
+        )
 
 
 def _snapshot(kept: Snapshot) -> snapshot_pb2.Snapshot:
     return encode(kept, snapshot_pb2.Snapshot)
-
-
-def _publication(kept: Publication) -> snapshot_pb2.Publication:
-    return encode(kept, snapshot_pb2.Publication)
