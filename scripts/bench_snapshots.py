@@ -3,9 +3,10 @@
     python scripts/bench_snapshots.py --address HOST:PORT [--tokens 8192] [--rounds 3] [--json FILE]
 
 The server must have a store and nothing else to do (`jaxctx-serve MODEL --store DIR`). Each round fills a context of
-new random tokens, saves it durably, drops every cached page, and opens it again. That is done once by itself and once
+new random tokens, saves it durably, drops every cached page, and opens it again. If the server has a host tier of as
+many pages (`--host-tokens`), the context is also suspended to it and resumed. That is done once by itself and once
 beside a stream that decodes, whose intervals between tokens are compared: with nothing else going on, during the saves,
-during the opens.
+during the opens, during the resumptions.
 """
 
 from __future__ import annotations
@@ -56,6 +57,23 @@ def timed(spans: list[tuple[float, float]], call):  # type: ignore[no-untyped-de
     return result
 
 
+SPARE = 64  # pages that a neighbour may need
+
+
+def suspend(client: jaxctx.Client, context: jaxctx.Context) -> None:
+    """Somebody wants nearly all pages at once."""
+    with client.create() as greedy:
+        greedy.reserve(client.stats().pages_total - SPARE)
+        assert context.refresh().state is jaxctx.ContextState.SUSPENDED
+
+
+def resume(context: jaxctx.Context) -> None:
+    """What left the device comes back, and one token is computed."""
+    usage = context.complete(max_tokens=1, temperature=0).usage
+    assert usage is not None
+    assert usage.restored_tokens >= usage.prompt_tokens - (SPARE + 1) * context.info.page_size, usage
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--address", default="127.0.0.1:50051")
@@ -66,9 +84,13 @@ def main() -> None:
     fills: list[tuple[float, float]] = []
     alone: dict[str, list[tuple[float, float]]] = {"save": [], "open": []}
     beside: dict[str, list[tuple[float, float]]] = {"idle": [], "save": [], "open": []}
+    kinds = ["save", "open"]
     neighbour = Neighbour(arguments.address)
     with jaxctx.Client(arguments.address) as client:
-        vocabulary = client.model().vocab_size
+        vocabulary, stats = client.model().vocab_size, client.stats()
+        if stats.host_pages_total >= stats.pages_total:
+            kinds.append("resume")
+            alone["resume"], beside["resume"] = [], []
         for spans in (alone, beside):
             thread = threading.Thread(target=neighbour.run)
             if spans is beside:
@@ -80,6 +102,9 @@ def main() -> None:
                 context = client.create()
                 timed(fills if spans is alone else [], lambda: context.fill(tokens=tokens))  # noqa: B023
                 saved = timed(spans["save"], lambda: context.save(name, durable=True))  # noqa: B023
+                if "resume" in kinds:
+                    suspend(client, context)
+                    timed(spans["resume"], lambda: resume(context))  # noqa: B023
                 context.close()
                 client.clear_cache()
                 opened = timed(spans["open"], lambda: client.open(name))  # noqa: B023
@@ -92,14 +117,14 @@ def main() -> None:
                 neighbour.stopped = True
                 thread.join()
     result = {"tokens": arguments.tokens, "rounds": arguments.rounds, "size_bytes": saved.size_bytes}
-    for name, spans in (("fill", fills), ("save", alone["save"]), ("open", alone["open"])):
+    for name, spans in (("fill", fills), *((kind, alone[kind]) for kind in kinds)):
         seconds = [stop - start for start, stop in spans]
         result |= {f"{name}_s": statistics.median(seconds), f"{name}_spread_s": max(seconds) - min(seconds)}
         spread_s = max(seconds) - min(seconds)
-        print(f"{name:5} {statistics.median(seconds):8.3f} s  (n {len(seconds)}, spread {spread_s:.3f} s)")
+        print(f"{name:6} {statistics.median(seconds):8.3f} s  (n {len(seconds)}, spread {spread_s:.3f} s)")
     print(f"open is {result['fill_s'] / result['open_s']:.1f} times as fast as computing")
     idle = neighbour.interval_s(beside["idle"])
-    for name in ("save", "open"):
+    for name in kinds:
         ratio = neighbour.interval_s(beside[name]) / idle
         result[f"neighbour_{name}"] = ratio
         print(f"a neighbour's tokens come {ratio:.2f} times as far apart during {name}s ({idle * 1e3:.1f} ms without)")
