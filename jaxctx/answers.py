@@ -91,7 +91,7 @@ class ContextInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPages:
-    """Physical pages of a context, committed ones first, and how many contexts hold each; none if suspended."""
+    """Physical pages of a context, committed ones first, and how many of its tenant's hold each; none if suspended."""
 
     page_ids: Sequence[int]
     refcounts: Sequence[int]
@@ -133,7 +133,7 @@ class PlanResult(Found):
 
     tokens: int
     pages_needed: int
-    pages_available: int  # free, evictable, or held by idle contexts that may be suspended
+    pages_available: int  # all but those that the caller's own pins and running calls keep
     host: int = 0  # of `restored`
     disk: int = 0  # of `restored`
 

@@ -14,7 +14,6 @@ instead of computed (`stash`).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -71,14 +70,6 @@ class Parked:
         return self.host == self.disk == NOWHERE
 
 
-class Origin(NamedTuple):
-    """Where a context was forked off, and where the one that it was forked off was."""
-
-    parent_id: str
-    forked_at: int  # tokens that the parent had then
-    before: "Origin | None"
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
     """See the module docstring. `used_at` and `created_at` are readings of the cache's clock."""
@@ -87,7 +78,7 @@ class Context:
     tenant: str
     identity: Identity
     page_size: int
-    origin: Origin | None = None
+    ancestors: tuple[tuple[str, int], ...] = ()  # the parent first: id, and tokens that it had when it was forked
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
@@ -117,12 +108,12 @@ class Context:
     @property
     def parent_id(self) -> str | None:
         """Of whom it is a fork."""
-        return None if self.origin is None else self.origin.parent_id
+        return self.ancestors[0][0] if self.ancestors else None
 
     @property
     def forked_at(self) -> int:
         """Tokens of the parent at that moment."""
-        return 0 if self.origin is None else self.origin.forked_at
+        return self.ancestors[0][1] if self.ancestors else 0
 
     @property
     def committed_pages(self) -> int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
-from jaxctx.cache.context import Context, Origin, Parked
+from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages
@@ -30,6 +30,7 @@ from jaxctx.lifetime import FOREVER, Lifetime
 __all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy"]
 
 
+ANCESTORS = 100  # of a context that are remembered, the nearest
 PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's name cannot
 
 
@@ -132,7 +133,7 @@ class ContextCache:
             context,
             id=self._unused_id(tenant, context_id),
             tenant=tenant,
-            origin=Origin(context.id, context.length, context.origin),
+            ancestors=((context.id, context.length), *context.ancestors)[:ANCESTORS],
             pinned=False,
             pinned_until=None,
             busy=False,

@@ -58,7 +58,7 @@ class ContextOperations:
 
     def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
         """A context made from a snapshot gets the settings that its opener asks for."""
-        context.origin = None
+        context.ancestors = ()
         context.priority = request.priority
         context.labels = {}
         context.snapshot = f"{version.name}@{version.version}"
@@ -185,13 +185,9 @@ class ContextOperations:
         return self.describe(self.cache.get(caller.tenant, context_id))
 
     def pages(self, caller: Caller, context_id: str) -> ContextLayout:
-        context, ancestors = self.cache.get(caller.tenant, context_id), list[tuple[str, int]]()
-        origin = context.origin
-        while origin is not None:
-            ancestors.append((origin.parent_id, origin.forked_at))
-            origin = origin.before
+        context = self.cache.get(caller.tenant, context_id)
         return ContextLayout(
-            ancestors=ancestors,
+            ancestors=context.ancestors,
             page_ids=context.page_table().tolist(),
             refcounts=self.cache.refcounts(context),
             tokens=context.tokens().tolist(),

@@ -730,7 +730,7 @@ class GetContextResponse(google.protobuf.message.Message):
 
     @property
     def ancestors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Ancestor]:
-        """The way up the fork tree, its parent first, if asked for. Those that were closed since are told too."""
+        """The way up the fork tree, its parent first, if asked for: the nearest 100, those that were closed since too."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
     """ABORTED: another writer holds the context. Retry when it is done."""
     ERROR_REASON_VERSION_MISMATCH: _ErrorReason.ValueType  # 51
-    """ABORTED: the version to overwrite is not the latest one. Somebody else saved in between."""
+    """ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between."""
     ERROR_REASON_OUT_OF_PAGES: _ErrorReason.ValueType  # 60
     """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
     ERROR_REASON_NEVER_FITS: _ErrorReason.ValueType  # 61
@@ -150,7 +150,7 @@ ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50
 """ABORTED: another writer holds the context. Retry when it is done."""
 ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 51
-"""ABORTED: the version to overwrite is not the latest one. Somebody else saved in between."""
+"""ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between."""
 ERROR_REASON_OUT_OF_PAGES: ErrorReason.ValueType  # 60
 """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
 ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61

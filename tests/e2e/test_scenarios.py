@@ -239,3 +239,20 @@ async def test_windows_without_end(client, engine, sinks, window, most) -> None:
             assert token == oracle(before[:sinks] + before[-window:], 1)[0]
         length += 1
     assert length == len(kept)
+
+
+async def test_14_the_way_up_the_fork_tree(client) -> None:
+    """Through contexts that were closed; however deep, the nearest hundred are told."""
+    context = await filled(client, [1, 2, 3])
+    assert await context.ancestors() == []
+    way = list[tuple[str, int]]()
+    for length in range(3, 123):
+        (child,) = await context.fork()
+        way.insert(0, (context.id, length))
+        await context.close()
+        context = child
+        await context.fill(tokens=[5], defer=True)
+    assert await context.ancestors() == way[:100]
+    assert ((await context.refresh()).parent_id, context.info.forked_at) == way[0]
+    await context.save("a")
+    assert await (await client.open("a")).ancestors() == [], "a snapshot is nobody's child"

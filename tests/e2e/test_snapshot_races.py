@@ -172,3 +172,17 @@ class TestTwoSnapshots:
         assert error.value.reason == "QUOTA"
         gate.open()
         await saving
+
+
+async def test_an_old_version_is_changed(client) -> None:
+    context = await filled(client, PROMPT)
+    await context.save("a")
+    await context.save("a", overwrite_version=1)
+    changed = await client.update_snapshot("a", version=1, ttl_s=1000, labels={"old": "yes"})
+    assert (changed.version, changed.latest, changed.labels) == (1, False, {"old": "yes"})
+    second, first = await client.history("a")
+    assert (first, second.expiry, second.labels) == (changed, None, {})
+    for missing in (3, 7):
+        with pytest.raises(errors.NotFound) as error:
+            await client.update_snapshot("a", version=missing, ttl_s=1)
+        assert error.value.reason == "SNAPSHOT_NOT_FOUND"

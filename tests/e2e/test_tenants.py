@@ -150,3 +150,24 @@ async def test_15_publications_last_as_long_as_they_were_to(tenants, clock) -> N
     clock.offset += 2
     assert await there() == {"for ever"}
     assert await greedy(theirs, 5) == oracle([*prompts["used"], 5], 5), "who shares its pages keeps them"
+
+
+async def test_a_publication_is_changed_by_its_owner_alone(tenants, clock) -> None:
+    alice, bob, *_ = tenants
+    published = await (await filled(alice, PROMPT)).publish(ttl_s=50, labels={"k": "v"})
+    for client, name in ((bob, published.publication_id), (alice, "another")):
+        with pytest.raises(errors.NotFound) as error:
+            await client.update_publication(name, ttl_s=math.inf)
+        assert error.value.reason == "PUBLICATION_NOT_FOUND"
+    assert [await client.publications() for client in (alice, bob)] == [[published], []]
+    changed = await alice.update_publication(published.publication_id, labels={})
+    assert (changed.labels, changed.expiry) == ({}, published.expiry)
+    changed = await alice.update_publication(published.publication_id, ttl_s=math.inf)
+    assert changed.expiry is None
+    clock.offset += 1000
+    assert (await (await bob.create()).fill(tokens=PROMPT)).resident == 159
+    await alice.update_publication(published.publication_id, ttl_s=5)
+    clock.offset += 5
+    with pytest.raises(errors.NotFound):
+        await alice.update_publication(published.publication_id, ttl_s=math.inf)
+    assert await alice.publications() == []
