@@ -5,14 +5,17 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 
     plan        numpy: segments of a batch → packed work list, shared prefixes read once
     pool        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
+    attention   `attend`: one function, by the implementation that the plan's shape names
     reference   plain JAX: the CPU path, and what every kernel is tested against
+    gpu, tpu    Pallas: Mosaic GPU for Hopper, and TPU v5e and v6e
 
-Kernels for GPU and TPU stand behind the same `attend`. `NOTES.md` keeps what was measured, what won and what failed.
+`NOTES.md` keeps what was measured, what won and what failed.
 """
 
+from jaxctx_kernels.attention import attend
 from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
 from jaxctx_kernels.pool import copy_pages, pool_array, read_pages, write_pages, write_rows
-from jaxctx_kernels.reference import AttentionPlan, attend, unpack, visible_sum
+from jaxctx_kernels.reference import AttentionPlan, unpack, visible_sum
 
 __all__ = [
     "AttentionPlan",

@@ -25,13 +25,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Kernel: TypeAlias = Literal["reference", "gpu", "tpu"]
 
 ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
 SHARE_TOKENS = 256
@@ -77,6 +78,7 @@ class PlanShape:
     items: int  # capacity
     pages: int  # capacity of the page list, with room to read one class's pages from its last entry
     share_tokens: int  # a node of the page tree is read once if that saves reading this many tokens
+    kernel: Kernel  # what computes the attention
 
     def size(self) -> int:
         """How many int32 a packed plan takes: class ends, three per row, the items, the page list."""
@@ -107,7 +109,9 @@ class Run(NamedTuple):
     path: Int32s
 
 
-def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: int) -> PlanShape:
+def plan_shape(
+    rows: int, page_size: int, max_context_tokens: int, pool_pages: int, kernel: Kernel = "reference"
+) -> PlanShape:
     """The shape that fits every batch of up to `rows` rows over contexts of up to `max_context_tokens` tokens.
 
     It cannot overflow where a page has one place in one chain of pages, as pages of a prefix tree do. There are at most
@@ -128,7 +132,7 @@ def plan_shape(rows: int, page_size: int, max_context_tokens: int, pool_pages: i
     longest = {c.rows: c.pages for c in classes}
     shortest = min(c.pages for c in classes)
     items = pages // min(longest.values()) + (2 * rows - 1) * -(-max(longest.values()) // (2 * shortest))
-    return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS)
+    return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS, kernel)
 
 
 def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> PlanStats:

@@ -10,7 +10,6 @@ chain of pages, whether the row sees it. Without one nothing is computed for it.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -52,7 +51,6 @@ def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
     return AttentionPlan(*split(shape, packed))
 
 
-@partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
 def attend(
     q: Float[Array, "rows heads head_dim"],
     k_pool: Pool,
@@ -62,12 +60,7 @@ def attend(
     shape: PlanShape,
     mask: Mask | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
-    """Softmax attention, scale head_dim**-0.5, of every row over the tokens that its plan and `mask` let it see.
-
-    Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
-    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
-    mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index of the plan.
-    """
+    """See `attention.attend`."""
     rows, heads, dim = q.shape
     kv_heads = k_pool.shape[0]
     group = heads // kv_heads
