@@ -150,7 +150,8 @@ class Decoder(nnx.Module):
         self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess, kv_dtype: str
     ) -> Float32[Array, "rows embed"]:
         """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
-        turns = rope.angles(rope.inverse_frequencies(self.config), positions)
+        # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
+        turns = lax.optimization_barrier(rope.angles(rope.inverse_frequencies(self.config), positions))
         x = self.embed_tokens(tokens)
         for index, layer in enumerate(self.layers):
 

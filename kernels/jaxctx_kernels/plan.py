@@ -36,7 +36,8 @@ Kernel: TypeAlias = Literal["reference", "gpu", "tpu"]
 
 ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
 SHARE_TOKENS = 256
-CLASSES = ((1, 64), (1, 512), (4, 256), (16, 256), (128, 256))  # rows and tokens of a round; measured, see NOTES.md
+# Rows, tokens and lanes of a round, as measured on CPUs, see NOTES.md.
+CLASSES = ((1, 64, (16, 4)), (1, 256, (16, 4, 1)), (4, 256, (1,)), (16, 512, (1,)), (32, 1024, (1,)), (256, 512, (1,)))
 ROUND_COST = 8  # what a round costs besides its rows, in rows
 
 
@@ -61,10 +62,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ItemClass:
-    """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in rounds if they have more."""
+    """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in rounds if they have more.
+
+    Items of one row are computed several at a time: as many as the first of `lanes` says, or where fewer are left the
+    next, the last of which takes what remains.
+    """
 
     rows: int
     pages: int
+    lanes: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ def plan_shape(
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
     node it lies in, and once more for each further reader where its node is not shared; a node that is not shared saves
     less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are cut into items
-    that are full but for the last, or for one long item's half (see `cut`). Hence
+    that are full but for the last, or for one long item's half of its width (see `cut`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
         items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (short items in half a long one)
@@ -126,12 +132,15 @@ def plan_shape(
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
     wanted = CLASSES if rows > 1 else [c for c in CLASSES if c[0] == 1]
-    classes = tuple(dict.fromkeys(ItemClass(min(width, rows), max(1, tokens // page_size)) for width, tokens in wanted))
+    by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
+    classes = tuple(ItemClass(*size, lanes) for size, lanes in by_size.items())
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     longest = {c.rows: c.pages for c in classes}
-    shortest = min(c.pages for c in classes)
-    items = pages // min(longest.values()) + (2 * rows - 1) * -(-max(longest.values()) // (2 * shortest))
+    shortest = {c.rows: c.pages for c in reversed(classes)}
+    pieces = max(-(-most // (2 * shortest[width])) for width, most in longest.items())
+    items = pages // min(longest.values()) + (2 * rows - 1) * pieces
+    items += max(c.lanes[0] for c in classes)  # a round reads so many, wherever it starts
     return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS, kernel)
 
 

@@ -9,11 +9,18 @@ stored as its bits in uint16 and reinterpreted where it is read. No one outside 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int32, Shaped
+
+CPU_FLAGS = Path("/proc/cpuinfo")
+NARROW_PRODUCTS = CPU_FLAGS.is_file() and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(
+    CPU_FLAGS.read_text().split()
+)
+"""Whether this machine's CPU multiplies bfloat16 by itself."""
 
 Pool = Shaped[Array, "kv_heads pages page_size head_dim"]
 
@@ -31,12 +38,14 @@ def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: 
 
 
 def numbers(stored: jax.Array) -> jax.Array:
-    """What is stored, as the numbers it stands for: those kept as bits become float32, which is exact.
+    """What is stored, as the numbers it stands for: bits become bfloat16, or float32 where that is multiplied faster.
 
-    CPUs without bfloat16 arithmetic multiply float32 faster, and the conversion rides on the copy out of the pool.
+    Both are exact, and the conversion rides on the copy out of the pool.
     """
     if stored.dtype != jnp.uint16:
         return stored
+    if NARROW_PRODUCTS:
+        return jax.lax.bitcast_convert_type(stored, jnp.bfloat16)
     return jax.lax.bitcast_convert_type(stored.astype(jnp.uint32) << 16, jnp.float32)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
-from jaxctx_kernels.plan import ItemClass, PlanShape, split
+from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape, split
 from jaxctx_kernels.pool import Pool, numbers
 
 Carry = TypeVar("Carry")
@@ -36,14 +36,17 @@ class AttentionPlan(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A step of the loop: some rows of an item, and what they see of its pages. Shapes follow the class of the item."""
+    """A step of the loop: some rows of an item, or several items of a row each, and what they see of their pages.
+
+    Shapes follow the class: `lanes` items at once, all of the class's rows and pages. Lanes may be of one row.
+    """
 
     kind: ItemClass
-    row: Int32[Array, ""]  # first sorted row
-    pages: Int32[Array, " pages"]
-    start: Int32[Array, ""]  # index of the first token of the pages
-    tokens: Int32[Array, ""]  # of the pages, how many any row of the item sees
-    seen: Int32[Array, " rows"]  # of these, how many each row sees; 0 where it is not a row of the item
+    row: Int32[Array, " lanes"]  # first sorted row
+    pages: Int32[Array, "lanes pages"]
+    start: Int32[Array, " lanes"]  # index of the first token of the pages
+    tokens: Int32[Array, " lanes"]  # of the pages, how many any row of the item sees; 0 in lanes without an item
+    seen: Int32[Array, "lanes rows"]  # of these, how many each row sees; 0 where it is not a row of the item
 
 
 def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
@@ -69,43 +72,71 @@ def attend(
     query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
     allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
-    def visit(carry: tuple[jax.Array, jax.Array, jax.Array], at: Round) -> tuple[jax.Array, jax.Array, jax.Array]:
-        taken = (jax.lax.dynamic_slice_in_dim(x, at.row, at.kind.rows, 1) for x in (query, *carry))
-        mine, peak, total, out = (x.reshape(kv_heads, -1, *x.shape[3:]) for x in taken)
-        known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens
-        k = read(k_pool, at).reshape(kv_heads, -1, dim)
-        v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
-        planned = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
+    def visit(carry: tuple[jax.Array, ...], at: Round) -> tuple[jax.Array, ...]:
+        mine, peak, total, out = (take_rows(x, at) for x in (query, *carry))
+        known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens[:, None]
+        k, v = read(k_pool, at), jnp.where(known[..., None], read(v_pool, at), 0)
+        planned = jnp.arange(known.shape[1]) < jnp.repeat(at.seen, group, 1)[..., None]
         seen, odd = planned, None
         if allowed is not None:
-            seen &= jnp.repeat(allowed_in(allowed, at, shape), group, axis=0, total_repeat_length=mine.shape[1])
+            seen &= jnp.repeat(allowed_in(allowed, at, shape), group, 1)
             odd = ~jnp.isfinite(v).all(-1)  # a row that does not see the slot must not get 0 * NaN
             v = jnp.where(jnp.isfinite(v), v, 0)
         score = jnp.where(seen, scores(mine.astype(k.dtype), k) * dim**-0.5, FAR)
-        new_peak = jnp.maximum(peak, score.max(-1))
-        weight = jnp.where(seen, jnp.exp(score - new_peak[..., None]), 0)
-        shrink = jnp.exp(peak - new_peak)
-        new_total = total * shrink + weight.sum(-1)
-        new_out = out * shrink[..., None] + matmul("hms,hsd->hmd", weight.astype(v.dtype), v)
+        top = score.max(-1)
+        same = at.row[:, None] == at.row  # lanes of one row end with the same sums
+        if len(at.row) > 1:
+            top = jnp.where(same[..., None], top[:, None], FAR).max(2)
+        new_peak = jnp.maximum(peak, top)
+        weight = jnp.exp(score - new_peak[..., None])
+        if allowed is not None:  # else a row that is inside sees something, and FAR below its peak is 0
+            weight = jnp.where(seen, weight, 0)
+        # Narrow weights are summed as they are multiplied: what rounding does to them cancels.
+        weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
+        new_total = weight.sum(-1, dtype=jnp.float32)
+        new_out = matmul("hnms,hnsd->hnmd", weight, v)
         if odd is not None:
-            met = (seen & odd[:, None]).any(-1)
-            new_out = jnp.where(met[..., None], jnp.nan, new_out)
-        inside = planned[:, 0]
+            new_out = jnp.where((seen & odd[:, :, None]).any(-1)[..., None], jnp.nan, new_out)
+        if len(at.row) > 1:
+            new_total, new_out = add_lanes(same, new_total, new_out)
+        shrink = jnp.exp(peak - new_peak)
+        inside = planned[..., 0]
         new = (
-            jnp.where(inside, new_peak, peak),
-            jnp.where(inside, new_total, total),
-            jnp.where(inside[:, None], new_out, out),
+            new_peak,
+            jnp.where(inside, total * shrink + new_total, total),
+            jnp.where(inside[..., None], out * shrink[..., None] + new_out, out),
         )
-        put = [
-            jax.lax.dynamic_update_slice_in_dim(x, y.reshape(kv_heads, at.kind.rows, group, *y.shape[2:]), at.row, 1)
-            for x, y in zip(carry, new, strict=True)
-        ]
-        return put[0], put[1], put[2]
+        return tuple(put_rows(x, y, at) for x, y in zip(carry, new, strict=True))
 
     nothing = jnp.zeros_like(query[..., 0], jnp.float32)
     _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query, jnp.float32)), visit)
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
+
+
+def add_lanes(
+    same: Bool[Array, "lanes lanes"], total: Float32[Array, "h lanes m"], out: Float32[Array, "h lanes m d"]
+) -> tuple[jax.Array, jax.Array]:
+    """Sum each lane's total and output with those of the lanes of its row. A row's NaN stays its own."""
+    odd = ~(jnp.isfinite(total) & jnp.isfinite(out).all(-1))
+    out = matmul("nk,hkmd->hnmd", same.astype(jnp.float32), jnp.where(odd[..., None], 0, out))
+    met = (same[..., None] & odd[:, None]).any(2)
+    return jnp.where(same[..., None], total[:, None], 0).sum(2), jnp.where(met[..., None], jnp.nan, out)
+
+
+def take_rows(x: jax.Array, at: Round) -> jax.Array:
+    """Of `x` `[kv_heads, rows, group, …]` the rows of a round, as `[kv_heads, lanes, rows * group, …]`."""
+    if len(at.row) > 1:
+        return x.at[:, at.row].get(mode="promise_in_bounds")
+    taken = jax.lax.dynamic_slice_in_dim(x, at.row[0], at.kind.rows, 1)
+    return taken.reshape(x.shape[0], 1, -1, *x.shape[3:])
+
+
+def put_rows(x: jax.Array, y: jax.Array, at: Round) -> jax.Array:
+    """The inverse of `take_rows`."""
+    if len(at.row) > 1:
+        return x.at[:, at.row].set(y, mode="promise_in_bounds")
+    return jax.lax.dynamic_update_slice_in_dim(x, y.reshape(x.shape[0], at.kind.rows, *x.shape[2:]), at.row[0], 1)
 
 
 def visible_sum(
@@ -116,39 +147,48 @@ def visible_sum(
     allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
     def visit(total: jax.Array, at: Round) -> jax.Array:
-        values = read(pool, at).reshape(-1)
-        seen = jnp.arange(values.shape[0]) < at.seen[:, None]
+        values = read(pool, at)[0, :, None, :, 0]
+        seen = jnp.arange(values.shape[-1]) < at.seen[..., None]
         if allowed is not None:
             seen &= allowed_in(allowed, at, shape)
-        part = jnp.where(seen, values, jnp.uint32(0))
-        new = jax.lax.dynamic_slice_in_dim(total, at.row, at.kind.rows) + part.sum(-1, dtype=jnp.uint32)
-        return jax.lax.dynamic_update_slice_in_dim(total, new, at.row, 0)
+        part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
+        return total.at[at.row[:, None] + jnp.arange(at.kind.rows)].add(part)
 
     return walk(plan, shape, jnp.zeros(shape.rows + spare, jnp.uint32), visit)[plan.inverse]
 
 
 def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[Carry, Round], Carry]) -> Carry:
-    """Fold `visit` over the rounds of all items, class by class: as many rounds as there is work, none for padding."""
+    """Fold `visit` over the rounds of all items, class by class: as many rounds as there is work, none for padding.
+
+    Items of one row are taken by the class's lanes, as long as there are so many; the fewest lanes take the rest.
+    """
     length = jnp.pad(plan.length, (0, max(c.rows for c in shape.classes)))
 
-    def rounds(kind: ItemClass, end: jax.Array, index: jax.Array, carry: Carry) -> Carry:
+    def rounds(kind: ItemClass, lanes: int, stop: jax.Array, index: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
         def step(state: tuple[jax.Array, jax.Array, Carry]) -> tuple[jax.Array, jax.Array, Carry]:
             index, done, carry = state
-            row, rows, entry, tokens, start = plan.items[:, index]
-            ids = jax.lax.dynamic_slice(plan.pages, (entry,), (kind.pages,))
-            seen = jax.lax.dynamic_slice(length, (row + done,), (kind.rows,)) - start
-            seen = jnp.where(jnp.arange(kind.rows) < rows - done, jnp.clip(seen, 0, tokens), 0)
-            carry = visit(carry, Round(kind, row + done, ids, start, tokens, seen))
-            done += kind.rows
-            return jnp.where(done < rows, index, index + 1), jnp.where(done < rows, done, 0), carry
+            row, rows, entry, tokens, start = jax.lax.dynamic_slice(plan.items, (0, index), (ITEM_FIELDS, lanes))
+            missing = index + jnp.arange(lanes) >= stop
+            row, rows = jnp.where(missing, shape.rows, row + done), jnp.where(missing, 0, rows - done)
+            tokens, entry = jnp.where(missing, 0, tokens), jnp.where(missing, 0, entry)
+            ids = plan.pages.at[entry[:, None] + jnp.arange(kind.pages)].get(mode="promise_in_bounds")
+            seen = length.at[row[:, None] + jnp.arange(kind.rows)].get(mode="promise_in_bounds") - start[:, None]
+            seen = jnp.where(jnp.arange(kind.rows) < rows[:, None], jnp.clip(seen, 0, tokens[:, None]), 0)
+            carry = visit(carry, Round(kind, row, ids, start, tokens, seen))
+            if kind.rows == 1:
+                return index + lanes, done, carry
+            more = rows[0] > kind.rows
+            return jnp.where(more, index, index + 1), jnp.where(more, done + kind.rows, 0), carry
 
-        state = (index, jnp.zeros_like(index), carry)
-        return jax.lax.while_loop(lambda state: state[0] < end, step, state)[2]
+        most = stop - (lanes - 1 if lanes > kind.lanes[-1] else 0)
+        index, _, carry = jax.lax.while_loop(lambda state: state[0] < most, step, (index, jnp.zeros_like(index), carry))
+        return index, carry
 
-    start = jnp.zeros_like(plan.ends[0])
+    index = jnp.zeros_like(plan.ends[0])
     for c, kind in enumerate(shape.classes):
-        carry = rounds(kind, plan.ends[c], start, carry)
-        start = plan.ends[c]
+        for lanes in kind.lanes:
+            index, carry = rounds(kind, lanes, plan.ends[c], index, carry)
+        index = plan.ends[c]
     return carry
 
 
@@ -158,25 +198,26 @@ def in_plan_order(mask: Mask, plan: AttentionPlan, shape: PlanShape) -> Bool[Arr
     return jnp.pad(mask[plan.order], ((0, spare[0]), (0, spare[1])))
 
 
-def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "rows slots"]:
+def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "lanes rows slots"]:
     """What of a round's slots the mask lets its rows see."""
     size = at.kind.rows, at.kind.pages * shape.page_size
-    return jax.lax.dynamic_slice(allowed, (at.row, at.start), size)
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice(allowed, (row, start), size))(at.row, at.start)
 
 
-def read(pool: Pool, at: Round) -> Float[Array, "kv_heads pages page_size head_dim"]:
+def read(pool: Pool, at: Round) -> Float[Array, "kv_heads lanes slots head_dim"]:
     """The pages of a round."""
-    return numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
+    pages = numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
+    return pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3])
 
 
 def scores(
-    q: Float[Array, "kv_heads queries head_dim"], k: Float[Array, "kv_heads slots head_dim"]
-) -> Float32[Array, "kv_heads queries slots"]:
-    """q · k. On CPU few queries are twice as fast as right operand; the barrier keeps XLA from swapping them back."""
-    if q.shape[1] > 8:
-        return matmul("hmd,hsd->hms", q, k)
-    score: jax.Array = jax.lax.optimization_barrier(matmul("hsd,hmd->hsm", k, q))
-    return score.transpose(0, 2, 1)
+    q: Float[Array, "kv_heads lanes queries head_dim"], k: Float[Array, "kv_heads lanes slots head_dim"]
+) -> Float32[Array, "kv_heads lanes queries slots"]:
+    """q · k. On CPU few queries are faster as right operand; the barrier keeps XLA from swapping them back."""
+    if q.shape[2] > 8:
+        return matmul("hnmd,hnsd->hnms", q, k)
+    score: jax.Array = jax.lax.optimization_barrier(matmul("hnsd,hnmd->hnsm", k, q))
+    return score.swapaxes(2, 3)
 
 
 def matmul(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -93,9 +93,9 @@ def test_shared_prefix_is_listed_once() -> None:
     prefix = range(1, 129)
     segments = [Segment(i, 1, 128 * 16 + 5, chain(prefix, [200 + i])) for i in range(16)]
     stats, packed = planned(segments, shape)
-    assert stats == PlanStats(items=8 + 16, pages_read=128 + 16, pages_seen=16 * 129)
+    assert stats == PlanStats(items=2 + 16, pages_read=128 + 16, pages_seen=16 * 129)
     _, _, _, _, items, _ = split(shape, packed)
-    assert Counter(items[1, : stats.items].tolist()) == {16: 8, 1: 16}
+    assert Counter(items[1, : stats.items].tolist()) == {16: 2, 1: 16}
 
 
 def test_three_levels_and_several_groups() -> None:
@@ -125,22 +125,22 @@ def test_prompt_chunk_skips_what_no_row_sees() -> None:
     """Rows of a chunk that end before an item's first token are left out of it, and no item is invisible."""
     shape = plan_shape(512, 16, 4096, 600)
     stats, packed = planned([Segment(0, 512, 256, chain(range(1, 100)))], shape)
-    assert stats == PlanStats(items=3, pages_read=48, pages_seen=48)
+    assert stats == PlanStats(items=2, pages_read=48, pages_seen=48)
     _, _, _, _, items, _ = split(shape, packed)
-    np.testing.assert_array_equal(items[:, :3], [[0, 0, 256], [512, 512, 256], [0, 16, 32], [256] * 3, [0, 256, 512]])
+    np.testing.assert_array_equal(items[:, :2], [[0, 128], [512, 384], [0, 24], [384, 384], [0, 384]])
 
 
 def test_long_ranges_are_split_evenly() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    stats, packed = planned([Segment(0, 4, 17 * 16 - 4, chain(range(1, 18)))], shape)
+    stats, packed = planned([Segment(0, 4, 101 * 16 - 4, chain(range(1, 102)))], shape)
     assert stats.items == 2
     _, _, _, _, items, _ = split(shape, packed)
-    assert sorted(items[3, :2].tolist()) == [8 * 16, 9 * 16]
+    assert sorted(items[3, :2].tolist()) == [50 * 16, 51 * 16]
 
 
 def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    for pages, lengths in ((3, [3]), (15, [3, 4, 4, 4]), (16, [16]), (70, [3, 3, 32, 32]), (90, [30, 30, 30])):
+    for pages, lengths in ((3, [3]), (7, [3, 4]), (15, [15]), (16, [16]), (70, [3, 3] + [16] * 4), (90, [15] * 6)):
         stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
         _, _, _, _, items, _ = split(shape, packed)
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
