@@ -12,8 +12,9 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.text import Tokenizer, echo_text
+from jaxctx.model.text import Tokenizer
 from jaxctx.model.text.tokenizer import LONG
+from tests.echo import echo_text
 
 ECHO = echo_text().tokenizer
 
