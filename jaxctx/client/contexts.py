@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
@@ -27,21 +27,10 @@ from jaxctx.client.streams import Completion, Piece, Pieces, joined
 from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
-from jaxctx.v1 import context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 
 A = TypeVar("A")
 Stream = TypeVar("Stream", bound=Pieces[Any])
-
-
-class WithContext(Protocol):
-    """A response with the context's counters."""
-
-    @property
-    def context(self) -> context_pb2.Context: ...
-
-
-W = TypeVar("W", bound=WithContext)
 
 
 class ContextSteps(ContextView[Stream]):
@@ -60,12 +49,11 @@ class ContextSteps(ContextView[Stream]):
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        response = yield from self._write(self._link.contexts.Fill, timeout_s, defer=defer, **fields)
-        return self._filled(response)
+        return self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
 
     def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
         """Compute whatever is buffered."""
-        return self._filled((yield from self._write(self._link.contexts.Flush, timeout_s)))
+        return self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
 
     def _complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -99,18 +87,17 @@ class ContextSteps(ContextView[Stream]):
         `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
         deadline, or when cancelled, what was computed by then does.
         """
-        response = yield from self._write(
+        return self._change(
             self._link.contexts.Forward,
             timeout_s,
+            ForwardResult,
+            "",
             tokens=tokens,
             positions=positions,
             masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
             keep_working=keep_working,
             outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
         )
-        result = decode(response, ForwardResult)
-        self.learn(result.context)
-        return result
 
     def _fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
@@ -133,23 +120,23 @@ class ContextSteps(ContextView[Stream]):
 
     def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return self._change(self._link.contexts.Truncate, timeout_s, tokens=tokens)
+        return self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
 
     def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        return self._change(self._link.contexts.Rewind, timeout_s, to=to)
+        return self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
 
     def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Allocate that many more working pages, waiting for them if need be."""
-        return self._change(self._link.contexts.ReservePages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return self._change(self._link.contexts.CommitPages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Give back working pages from the tail, with the tokens in them."""
-        return self._change(self._link.contexts.ReleasePages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Ask for the counters."""
@@ -176,19 +163,17 @@ class ContextSteps(ContextView[Stream]):
     ) -> Steps[PlanResult]:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
-        response = yield from self._call(self._link.contexts.Plan, timeout_s, context_id=self.id, **fields)
-        return decode(response, PlanResult)
+        return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
     def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextView) else other
-        response = yield from self._call(self._link.contexts.Compare, timeout_s, a=self.id, b=b)
-        return decode(response, Comparison)
+        return self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
-        return self._change(self._link.contexts.UpdateContext, timeout_s, **fields)
+        return self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
 
     def _save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
         """Keep the present state under a name; with `durable` it survives the server. This context goes on.
@@ -196,14 +181,12 @@ class ContextSteps(ContextView[Stream]):
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
         fields = requests.settings(options, SaveOptions)
-        response = yield from self._write(self._link.snapshots.Save, timeout_s, name=name, **fields)
-        return decode(response.snapshot, Snapshot)
+        return self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
 
     def _publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
         fields = requests.settings(options, KeepOptions)
-        response = yield from self._write(self._link.snapshots.Publish, timeout_s, **fields)
-        return decode(response.publication, Publication)
+        return self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
 
     def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
@@ -229,13 +212,10 @@ class ContextSteps(ContextView[Stream]):
             self.cut_short = True
             raise
 
-    def _change(
-        self, method: grpc.UnaryUnaryMultiCallable[Any, W], timeout_s: float | None, **fields: Any
-    ) -> Steps[ContextInfo]:
-        response = yield from self._write(method, timeout_s, **fields)
-        return self.learn(decode(response.context, ContextInfo))
-
-    def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:
-        result = decode(response, FillResult)
-        self.learn(result.context)
-        return result
+    def _change(self, method: Any, timeout_s: float | None, kind: type[A], field: str, /, **fields: Any) -> Steps[A]:
+        """As `_write`, with the answer of `Link.ask`; the counters that it brings are the newest."""
+        response: Any = yield from self._write(method, timeout_s, **fields)
+        answer = decode(getattr(response, field) if field else response, kind)
+        if isinstance(info := getattr(answer, "context", answer), ContextInfo):
+            self.learn(info)
+        return answer
