@@ -1,12 +1,12 @@
-"""What can be done with a context: each operation once, as a program for both clients."""
+"""What is known of a context, and what can be done with it: each operation once, as a program for both clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import grpc
 
@@ -14,6 +14,7 @@ from jaxctx.answers import (
     Comparison,
     ContextInfo,
     ContextPages,
+    ContextState,
     FillResult,
     ForwardResult,
     PlanResult,
@@ -22,9 +23,9 @@ from jaxctx.answers import (
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import Steps
+from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
-from jaxctx.client.streams import Completion, Piece, Pieces, joined
-from jaxctx.client.view import CUT_SHORT, ContextView
+from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
@@ -32,9 +33,66 @@ from jaxctx.v1 import context_service_pb2 as pb
 A = TypeVar("A")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
+# A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
+# operation after one that was cut short first asks, with these pauses, until it is not.
+SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-class ContextSteps(ContextView[Stream]):
-    """Every operation on a context, as the steps that either client takes: `_fill` is what `fill` does."""
+
+class ContextSteps(Generic[Stream]):
+    """A context's id, its counters as of the last answer, and every operation on it.
+
+    Operations are the steps that either client takes: `_fill` is what `fill` does.
+    """
+
+    _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
+
+    def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
+        self.id = context_id
+        self._link, self._call = link, link.call
+        self._info = info
+        self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
+        self._closed = False
+        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from, if the answer arrived
+
+    @property
+    def info(self) -> ContextInfo:
+        """The counters as of the last answer. RuntimeError for a fork whose first output is still being generated."""
+        if self._info is None:
+            raise RuntimeError(f"the counters of {self.id} come with the last piece of its output, or by refresh()")
+        return self._info
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed, as of the last answer."""
+        return self.info.seq_len
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed, as of the last answer."""
+        return self.info.buffered_tokens
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
+
+    def learn(self, info: ContextInfo) -> ContextInfo:
+        """Take newer counters."""
+        self._info = info
+        return info
+
+    def generate(self, n: int = 1, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
+
+        With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
+        output's fork, which is the caller's to close.
+        """
+        request = requests.generate(self.id, n, options)
+        return self._stream(self, lambda: self._link.begin(self._link.contexts.Generate, request, timeout_s))
+
+    def __repr__(self) -> str:
+        known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
+        return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
     def _fill(
         self,
@@ -165,9 +223,9 @@ class ContextSteps(ContextView[Stream]):
         fields = requests.content(text, content)
         return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
-    def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
+    def _compare(self, other: ContextSteps[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
-        b = other.id if isinstance(other, ContextView) else other
+        b = other.id if isinstance(other, ContextSteps) else other
         return self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
@@ -219,3 +277,21 @@ class ContextSteps(ContextView[Stream]):
         if isinstance(info := getattr(answer, "context", answer), ContextInfo):
             self.learn(info)
         return answer
+
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
+        return type(self)(self._link, context_id, info)
+
+    def _settle(self) -> Steps[None]:
+        """After a call that was cut short: wait for a moment while the server still works on it."""
+        if self.cut_short:
+            self.cut_short = False
+            for pause_s in SETTLE_PAUSES_S:
+                yield from self._get(None)
+                if self.info.state is not ContextState.BUSY:
+                    return
+                yield self._link.transport.sleep(pause_s)
+
+    def _get(self, timeout_s: float | None, **wanted: bool) -> Steps[pb.GetContextResponse]:
+        response = yield from self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
+        self.learn(decode(response.context, ContextInfo))
+        return response
