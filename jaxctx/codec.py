@@ -1,6 +1,7 @@
 """Answers as messages and back, field by field: `jaxctx.answers` and protos/jaxctx/v1 have the same names.
 
-The server encodes, the client decodes. How the fields of two classes go over is found out once, at their first use.
+The server encodes, the client decodes; the store does both with its versions. How the fields of two classes go over is
+found out once, at their first use.
 """
 
 import functools
@@ -20,8 +21,10 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 Translation = Callable[[Any], Any]
 
-# Fields of messages that have another name here: seconds are a Duration there, and a oneof has a name for each type.
-_NAMES = {"duration": "seconds", "stop_text": "stop_match", "stop_token_id": "stop_match"}
+# Fields of messages that have another name here: seconds are a Duration there, or say that they are, and a oneof has a
+# name for each type.
+_NAMES = {"duration": "seconds", "ttl_s": "seconds", "expires_at": "at"}
+_NAMES |= {"stop_text": "stop_match", "stop_token_id": "stop_match"}
 _ONE_OF = {"stop_text": str, "stop_token_id": int}
 
 # How a value reads that only a later server knows.

@@ -1,10 +1,85 @@
-"""What the echo model says next, on the host: the truth for tests of everything around a model."""
+"""Echo: a model whose next token is a hash of every token before it, read back from the KV pages.
 
+It runs in the real step through the real page table, at thousands of requests a second, and any aliased, stale or lost
+page changes every later token. It stands in for the transformer in tests of everything around a model. It never learns,
+has no parameters, and uses integers throughout, so its answers are exact on every backend and in every batch.
+
+    KV of a token   mix(token, position)             one uint32
+    hidden state    the sum of all visible KV, halved into two 16-bit numbers (exact in any float type above bfloat16)
+    logits          a permutation of 0..V-1 chosen by that sum, scaled to [-4, 4): no ties
+
+Its arithmetic works on numpy arrays too, so that `echo_next` and `echo_logprobs` tell the truth on the host.
+"""
+
+import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
+import tokenizers
+from jaxtyping import Array, Float32, Int32
+from tokenizers import decoders, models, pre_tokenizers
 
-from jaxctx.model.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, _order, _token_value
+from jaxctx.engine.assembly import ServedModel
+from jaxctx.model.interface import KVAccess, KVSpec, Params
+from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
+
+VOCAB_SIZE = 512  # a power of two, on which an odd factor and an xor are permutations
+EOS_ID = 256  # first id after the bytes; its logit is EOS_LOGIT, so greedy text goes on for as long as it is let
+EOS_LOGIT = -30.0  # finite: a logit bias, a stop token or another seed can still choose it
+
+_ODD_A, _ODD_B = np.uint32(0x9E3779B1), np.uint32(0x85EBCA77)
+_MIX_A, _MIX_B = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_IDS = np.arange(VOCAB_SIZE, dtype=np.uint32)
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Words: TypeAlias = Any  # uint32, of JAX or numpy
+
+
+@dataclass(frozen=True, slots=True)
+class EchoModel:
+    """Implements `interface.Model`; its parameters are the empty tuple."""
+
+    max_positions: int = 1 << 20
+    vocab_size: int = VOCAB_SIZE
+
+    @property
+    def kv(self) -> KVSpec:
+        return KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32")
+
+    def hidden(
+        self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess
+    ) -> Float32[Array, "rows 2"]:
+        total = kv.visible_sum(0, _token_value(tokens, positions))
+        return jnp.stack([total >> 16, total & 0xFFFF], axis=1).astype(jnp.float32)
+
+    def logits(self, params: Params, hidden: Float32[Array, "rows 2"]) -> Float32[Array, "rows vocab"]:
+        halves = hidden.astype(jnp.uint32)
+        order = _order(halves[:, :1] << 16 | halves[:, 1:])
+        return jnp.where(_IDS == EOS_ID, EOS_LOGIT, order.astype(jnp.float32) / (VOCAB_SIZE / 8) - 4)
+
+
+def _token_value(tokens: Words, positions: Words) -> Words:
+    return _mix(tokens.astype(np.uint32) * _ODD_A + positions.astype(np.uint32) * _ODD_B)
+
+
+def _order(total: Words) -> Words:
+    """A permutation of the token ids."""
+    choice = _mix(total)
+    return (_IDS * (choice | 1) ^ (choice >> 16)) & (VOCAB_SIZE - 1)
+
+
+def _mix(h: Words) -> Words:
+    """The mixer of `jaxctx.model.draw`, here on its own so that a change there cannot change the echo."""
+    h = (h ^ (h >> 16)) * _MIX_A
+    h = (h ^ (h >> 15)) * _MIX_B
+    return h ^ (h >> 16)
 
 
 def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
@@ -21,3 +96,43 @@ def echo_logprobs(tokens: Sequence[int], seen: Sequence[int] | slice = slice(Non
     logits = np.where(np.arange(VOCAB_SIZE) == EOS_ID, EOS_LOGIT, order / (VOCAB_SIZE / 8) - 4)
     logprobs: np.ndarray = logits - np.logaddexp.reduce(logits)
     return logprobs
+
+
+def echo_text() -> ModelText:
+    """Text for the echo model: ids below 256 are bytes, then special tokens, then pairs of frequent letters."""
+    alphabet = _byte_alphabet()
+    special = ["<|endoftext|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = "etaoinshrdlucmfw"
+    merges = [(first, second) for first in letters for second in letters][: VOCAB_SIZE - len(alphabet) - len(special)]
+    entries = [*alphabet, *special, *(first + second for first, second in merges)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(entries)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    return ModelText(
+        tokenizer=Tokenizer(backend),
+        chat_template=ChatTemplate(CHATML),
+        bos_id=None,
+        eos_ids=(EOS_ID,),
+    )
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that byte-level BPE writes for each byte (GPT-2): itself if printable, else one from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def echo_model(**settings: Any) -> ServedModel:
+    """The whole of it, as the engine takes it. `settings` are those of `EchoModel`."""
+    return ServedModel(
+        model=EchoModel(**settings),
+        params=(),
+        text=echo_text(),
+        model_id="echo",
+        revision="echo-1",
+        architecture="echo",
+        parameters=0,
+        dtype="uint32",
+    )

@@ -24,10 +24,9 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.bind import DecoderModel, FlatParams
-from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import RULES, check_divisible
-from jaxctx.model.text import echo_text
 from jaxctx.store import SnapshotStore
+from tests.echo import echo_model
 
 ME = Caller()
 
@@ -81,16 +80,7 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def echo_served() -> ServedModel:
-    return ServedModel(
-        model=EchoModel(),
-        params=(),
-        text=echo_text(),
-        model_id="echo",
-        revision="echo-1",
-        architecture="echo",
-        parameters=0,
-        dtype="uint32",
-    )
+    return echo_model()
 
 
 @pytest.fixture(scope="session")

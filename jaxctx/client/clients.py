@@ -52,13 +52,22 @@ class ClientSteps(Generic[Context]):
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
         self._call, self._parts = self._link.call, self._link.parts
 
-    def _made(self, info: ContextInfo) -> Context:
-        return self._context_class(self._link, info.context_id, info)
-
-    def _opened(self, response: snapshots_pb.OpenResponse | snapshots_pb.TakeResponse) -> Context:
-        filled = decode(response, FillResult)
-        context = self._made(filled.context)
-        context.opened = filled
+    def _new(self, method: Any, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Steps[Context]:
+        """The context that a call makes, or `opens`. If nobody chose its id it is chosen here, so that a retry, which
+        finds it taken, makes no other one.
+        """
+        given = fields.get("context_id")
+        chosen = fields["context_id"] = requests.new_id() if given is None else given
+        try:
+            response = yield from self._call(method, timeout_s, **fields)
+        except AlreadyExists:
+            if given is not None:
+                raise
+            return (yield from self._context(chosen, timeout_s=timeout_s))  # our first answer was lost
+        opened = decode(response, FillResult) if opens else None
+        info = decode(response.context, ContextInfo) if opened is None else opened.context
+        context = self._context_class(self._link, info.context_id, info)
+        context.opened = opened
         return context
 
     def _create(
@@ -70,17 +79,8 @@ class ClientSteps(Generic[Context]):
         """
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
-        given = options.get("context_id")
-        chosen = settings["context_id"] = requests.new_id() if given is None else given
         fields = requests.settings(settings, CreateOptions)
-        try:
-            response = yield from self._call(self._link.contexts.CreateContext, timeout_s, **fields)
-        except AlreadyExists:
-            if given is not None:
-                raise
-            new = yield from self._context(chosen, timeout_s=timeout_s)  # our first answer was lost
-        else:
-            new = self._made(decode(response.context, ContextInfo))
+        new = yield from self._new(self._link.contexts.CreateContext, timeout_s, False, fields)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 yield from new._fill(text, timeout_s=timeout_s, **content)
@@ -102,7 +102,8 @@ class ClientSteps(Generic[Context]):
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
 
         def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
-            return [self._made(info) for info in (yield from program)]
+            infos = yield from program
+            return [self._context_class(self._link, info.context_id, info) for info in infos]
 
         yield from map(
             made, self._parts(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
@@ -139,33 +140,24 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[PlanResult]:
         """What filling a new context would find in the cache and need, without doing it."""
         fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        response = yield from self._call(self._link.contexts.Plan, timeout_s, **fields)
-        return decode(response, PlanResult)
+        return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", **fields)
 
     def _open(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> Steps[Context]:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
-        given = options.get("context_id")
-        chosen = options["context_id"] = requests.new_id() if given is None else given
         fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
-        try:
-            response = yield from self._call(self._link.snapshots.Open, timeout_s, **fields)
-        except AlreadyExists:
-            if given is not None:
-                raise
-            return (yield from self._context(chosen, timeout_s=timeout_s))  # our first answer was lost
-        return self._opened(response)
+        return self._new(self._link.snapshots.Open, timeout_s, True, fields)
 
     def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         fields = {"name": name, **requests.settings(options, OpenOptions)}
-        return self._opened((yield from self._call(self._link.snapshots.Take, timeout_s, **fields)))
+        return self._new(self._link.snapshots.Take, timeout_s, True, fields)
 
     def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
         """One version of a snapshot; by default the latest."""
-        response = yield from self._call(self._link.snapshots.GetSnapshot, timeout_s, name=name, version=version)
-        return decode(response.snapshot, Snapshot)
+        get = self._link.snapshots.GetSnapshot
+        return self._link.ask(get, timeout_s, Snapshot, "snapshot", name=name, version=version)
 
     def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
@@ -185,8 +177,7 @@ class ClientSteps(Generic[Context]):
         """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
         fields = requests.settings(options, KeepOptions, snapshots_pb.UpdateSnapshotRequest.Labels)
         update = self._link.snapshots.UpdateSnapshot
-        response = yield from self._call(update, timeout_s, name=name, version=version, **fields)
-        return decode(response.snapshot, Snapshot)
+        return self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
 
     def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
@@ -203,8 +194,7 @@ class ClientSteps(Generic[Context]):
         """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
         fields = requests.settings(options, KeepOptions, snapshots_pb.UpdatePublicationRequest.Labels)
         update = self._link.snapshots.UpdatePublication
-        response = yield from self._call(update, timeout_s, publication_id=publication_id, **fields)
-        return decode(response.publication, Publication)
+        return self._link.ask(update, timeout_s, Publication, "publication", publication_id=publication_id, **fields)
 
     def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""
@@ -216,8 +206,7 @@ class ClientSteps(Generic[Context]):
 
     def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
         """One model; by default the server's only, or default, one."""
-        response = yield from self._call(self._link.models.GetModel, timeout_s, model_id=model_id)
-        return decode(response.model, Model)
+        return self._link.ask(self._link.models.GetModel, timeout_s, Model, "model", model_id=model_id)
 
     def _tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
@@ -256,10 +245,8 @@ class ClientSteps(Generic[Context]):
     ) -> Steps[RenderedChat]:
         """What a fill with these messages appends to an empty context."""
         chat = requests.chat_messages(messages, add_generation_prompt)
-        response = yield from self._call(
-            self._link.models.ApplyChatTemplate, timeout_s, model_id=model_id, messages=chat
-        )
-        return decode(response, RenderedChat)
+        render = self._link.models.ApplyChatTemplate
+        return self._link.ask(render, timeout_s, RenderedChat, "", model_id=model_id, messages=chat)
 
     def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
         """Each engine of the server, with its load and memory."""

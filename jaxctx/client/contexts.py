@@ -1,12 +1,12 @@
-"""What can be done with a context: each operation once, as a program for both clients."""
+"""What is known of a context, and what can be done with it: each operation once, as a program for both clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import grpc
 
@@ -14,6 +14,7 @@ from jaxctx.answers import (
     Comparison,
     ContextInfo,
     ContextPages,
+    ContextState,
     FillResult,
     ForwardResult,
     PlanResult,
@@ -22,30 +23,76 @@ from jaxctx.answers import (
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import Steps
+from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
-from jaxctx.client.streams import Completion, Piece, Pieces, joined
-from jaxctx.client.view import CUT_SHORT, ContextView
+from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
-from jaxctx.v1 import context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 
 A = TypeVar("A")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
+# A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
+# operation after one that was cut short first asks, with these pauses, until it is not.
+SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-class WithContext(Protocol):
-    """A response with the context's counters."""
+
+class ContextSteps(Generic[Stream]):
+    """A context's id, its counters as of the last answer, and every operation on it.
+
+    Operations are the steps that either client takes: `_fill` is what `fill` does.
+    """
+
+    _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
+
+    def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
+        self.id = context_id
+        self._link, self._call = link, link.call
+        self._info = info
+        self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
+        self._closed = False
+        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from, if the answer arrived
 
     @property
-    def context(self) -> context_pb2.Context: ...
+    def info(self) -> ContextInfo:
+        """The counters as of the last answer. RuntimeError for a fork whose first output is still being generated."""
+        if self._info is None:
+            raise RuntimeError(f"the counters of {self.id} come with the last piece of its output, or by refresh()")
+        return self._info
 
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed, as of the last answer."""
+        return self.info.seq_len
 
-W = TypeVar("W", bound=WithContext)
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed, as of the last answer."""
+        return self.info.buffered_tokens
 
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
 
-class ContextSteps(ContextView[Stream]):
-    """Every operation on a context, as the steps that either client takes: `_fill` is what `fill` does."""
+    def learn(self, info: ContextInfo) -> ContextInfo:
+        """Take newer counters."""
+        self._info = info
+        return info
+
+    def generate(self, n: int = 1, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
+
+        With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
+        output's fork, which is the caller's to close.
+        """
+        request = requests.generate(self.id, n, options)
+        return self._stream(self, lambda: self._link.begin(self._link.contexts.Generate, request, timeout_s))
+
+    def __repr__(self) -> str:
+        known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
+        return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
     def _fill(
         self,
@@ -60,12 +107,11 @@ class ContextSteps(ContextView[Stream]):
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        response = yield from self._write(self._link.contexts.Fill, timeout_s, defer=defer, **fields)
-        return self._filled(response)
+        return self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
 
     def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
         """Compute whatever is buffered."""
-        return self._filled((yield from self._write(self._link.contexts.Flush, timeout_s)))
+        return self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
 
     def _complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -99,18 +145,17 @@ class ContextSteps(ContextView[Stream]):
         `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
         deadline, or when cancelled, what was computed by then does.
         """
-        response = yield from self._write(
+        return self._change(
             self._link.contexts.Forward,
             timeout_s,
+            ForwardResult,
+            "",
             tokens=tokens,
             positions=positions,
             masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
             keep_working=keep_working,
             outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
         )
-        result = decode(response, ForwardResult)
-        self.learn(result.context)
-        return result
 
     def _fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
@@ -133,23 +178,23 @@ class ContextSteps(ContextView[Stream]):
 
     def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return self._change(self._link.contexts.Truncate, timeout_s, tokens=tokens)
+        return self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
 
     def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        return self._change(self._link.contexts.Rewind, timeout_s, to=to)
+        return self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
 
     def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Allocate that many more working pages, waiting for them if need be."""
-        return self._change(self._link.contexts.ReservePages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return self._change(self._link.contexts.CommitPages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Give back working pages from the tail, with the tokens in them."""
-        return self._change(self._link.contexts.ReleasePages, timeout_s, pages=pages)
+        return self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
 
     def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Ask for the counters."""
@@ -176,19 +221,17 @@ class ContextSteps(ContextView[Stream]):
     ) -> Steps[PlanResult]:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
-        response = yield from self._call(self._link.contexts.Plan, timeout_s, context_id=self.id, **fields)
-        return decode(response, PlanResult)
+        return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
-    def _compare(self, other: ContextView[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
+    def _compare(self, other: ContextSteps[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
-        b = other.id if isinstance(other, ContextView) else other
-        response = yield from self._call(self._link.contexts.Compare, timeout_s, a=self.id, b=b)
-        return decode(response, Comparison)
+        b = other.id if isinstance(other, ContextSteps) else other
+        return self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
     def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
-        return self._change(self._link.contexts.UpdateContext, timeout_s, **fields)
+        return self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
 
     def _save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
         """Keep the present state under a name; with `durable` it survives the server. This context goes on.
@@ -196,14 +239,12 @@ class ContextSteps(ContextView[Stream]):
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
         fields = requests.settings(options, SaveOptions)
-        response = yield from self._write(self._link.snapshots.Save, timeout_s, name=name, **fields)
-        return decode(response.snapshot, Snapshot)
+        return self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
 
     def _publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
         fields = requests.settings(options, KeepOptions)
-        response = yield from self._write(self._link.snapshots.Publish, timeout_s, **fields)
-        return decode(response.publication, Publication)
+        return self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
 
     def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
@@ -229,13 +270,28 @@ class ContextSteps(ContextView[Stream]):
             self.cut_short = True
             raise
 
-    def _change(
-        self, method: grpc.UnaryUnaryMultiCallable[Any, W], timeout_s: float | None, **fields: Any
-    ) -> Steps[ContextInfo]:
-        response = yield from self._write(method, timeout_s, **fields)
-        return self.learn(decode(response.context, ContextInfo))
+    def _change(self, method: Any, timeout_s: float | None, kind: type[A], field: str, /, **fields: Any) -> Steps[A]:
+        """As `_write`, with the answer of `Link.ask`; the counters that it brings are the newest."""
+        response: Any = yield from self._write(method, timeout_s, **fields)
+        answer = decode(getattr(response, field) if field else response, kind)
+        if isinstance(info := getattr(answer, "context", answer), ContextInfo):
+            self.learn(info)
+        return answer
 
-    def _filled(self, response: pb.FillResponse | pb.FlushResponse) -> FillResult:
-        result = decode(response, FillResult)
-        self.learn(result.context)
-        return result
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
+        return type(self)(self._link, context_id, info)
+
+    def _settle(self) -> Steps[None]:
+        """After a call that was cut short: wait for a moment while the server still works on it."""
+        if self.cut_short:
+            self.cut_short = False
+            for pause_s in SETTLE_PAUSES_S:
+                yield from self._get(None)
+                if self.info.state is not ContextState.BUSY:
+                    return
+                yield self._link.transport.sleep(pause_s)
+
+    def _get(self, timeout_s: float | None, **wanted: bool) -> Steps[pb.GetContextResponse]:
+        response = yield from self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
+        self.learn(decode(response.context, ContextInfo))
+        return response

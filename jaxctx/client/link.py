@@ -130,6 +130,11 @@ class Link:
             raise from_rpc_error(error) from error
         return response
 
+    def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> Steps[T]:
+        """As `call`; the answer of class `kind` that is in that field of the response, or with "" is the response."""
+        response: Any = yield from self.call(method, timeout_s, **fields)
+        return decode(getattr(response, field) if field else response, kind)
+
     def parts(self, method: Any, timeout_s: float | None, listed: str, item: type[T], **fields: Any) -> Parts[T]:
         """A list that comes in parts: answers of class `item` in the field `listed` of the responses."""
         page_token: str | None = ""

@@ -4,19 +4,24 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
 from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage
 from jaxctx.client.drive import Steps, run
-from jaxctx.client.view import CUT_SHORT, ContextView
 from jaxctx.codec import decode
-from jaxctx.errors import Internal
+from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
 from jaxctx.wire import from_rpc_error
 
+if TYPE_CHECKING:
+    from jaxctx.client.contexts import ContextSteps
+
 C = TypeVar("C", covariant=True)
-V = TypeVar("V", bound=ContextView[Any])
+V = TypeVar("V", bound="ContextSteps[Any]")
+
+# After these the server may still be at work on the call, for at most one step of the engine.
+CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,16 +60,6 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
     return product[:rows]
 
 
-class Embedding(nnx.Module):
-    """Rows of a table by token id, and, where the head is tied, the table as a projection."""
-
-    def __init__(self, create: Create, config: ModelConfig) -> None:
-        self.weight = nnx.Param(create((config.vocab_size, config.width), "matrix"), axes=("vocab", "embed"))
-
-    def __call__(self, tokens: Int32[Array, " rows"]) -> Float32[Array, "rows embed"]:
-        return jnp.take(self.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
-
-
 class RMSNorm(nnx.Module):
     """Divide by the root mean square over the last axis, then scale; float32."""
 
@@ -140,10 +130,10 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, create: Create) -> None:
         self.config = config
-        self.embed_tokens = Embedding(create, config)
+        vocab, embed = (config.vocab_size, "vocab"), (config.width, "embed")
+        self.embed_tokens = Linear(create, vocab, embed, bias=False)  # its rows by token id, and where tied the head
         self.layers = nnx.List([Layer(create, config) for _ in range(config.layers)])
         self.norm = RMSNorm(create, config.width, "embed", config.norm_eps)
-        vocab, embed = (config.vocab_size, "vocab"), (config.width, "embed")
         self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False)
 
     def hidden(
@@ -152,7 +142,7 @@ class Decoder(nnx.Module):
         """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
         turns = lax.optimization_barrier(rope.angles(rope.inverse_frequencies(self.config), positions))
-        x = self.embed_tokens(tokens)
+        x = jnp.take(self.embed_tokens.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
         for index, layer in enumerate(self.layers):
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> jax.Array:
@@ -162,4 +152,4 @@ class Decoder(nnx.Module):
         return self.norm(x)
 
     def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
-        return project(hidden, self.embed_tokens.weight[...]) if self.lm_head is None else self.lm_head(hidden)
+        return (self.lm_head or self.embed_tokens)(hidden)

@@ -19,35 +19,42 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt32
 CANDIDATES = 64  # best tokens looked at before the whole vocabulary is
 
 
-class Truncation(NamedTuple):
-    top_k: Int32[Array, " rows"]  # 0: off
+class SamplingBatch(NamedTuple):
+    """Options of the sampled rows, in the order of `row_words`. Neutral values mean off; padding rows are neutral."""
+
+    temperature: Float32[Array, " rows"]  # 0: greedy
     top_p: Float32[Array, " rows"]  # 1: off
     min_p: Float32[Array, " rows"]  # 0: off
+    repetition: Float32[Array, " rows"]  # 1: off; over prompt and output
+    presence: Float32[Array, " rows"]  # 0: off; over output
+    frequency: Float32[Array, " rows"]  # 0: off; over output
+    seed: UInt32[Array, "rows 2"]
+    top_k: Int32[Array, " rows"]  # 0: off
+    position: Int32[Array, " rows"]  # of the token being sampled, in its sequence
+    suppress: Bool[Array, " rows"]  # min_tokens not reached: the slot's stop tokens cannot be drawn
+    biased: Bool[Array, " rows"]  # the slot's logit bias applies; without it the slot's bias may be a former owner's
+    logprobs: Bool[Array, " rows"]  # the caller will read logprobs; where no row does, they are zeros
 
 
-def draw(
-    distance: Float32[Array, "rows vocab"],
-    sampled: Bool[Array, " rows"],
-    cut: Truncation,
-    keys: UInt32[Array, "rows 2"],
-) -> Int32[Array, " rows"]:
-    """Tokens of the rows that are `sampled`; those of others mean nothing.
+def draw(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[Array, " rows"]:
+    """Tokens of the rows with a temperature; those of others mean nothing.
 
-    `distance` is how far each logit is below its row's best, in units of temperature; `keys` are of `row_keys`.
+    `distance` is how far each logit is below its row's best, in units of temperature.
     """
-    truncated = sampled & ((cut.top_k > 0) | (cut.top_p < 1) | (cut.min_p > 0))
+    sampled, keys = batch.temperature > 0, row_keys(batch.seed, batch.position)
+    truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
 
-    def skip(*_: jax.Array | Truncation) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros_like(cut.top_k), jnp.zeros_like(sampled)
+    def skip(*_: jax.Array | SamplingBatch) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
 
-    short, exact = lax.cond(truncated.any(), _draw_from_candidates, skip, distance, cut, keys)
+    short, exact = lax.cond(truncated.any(), _draw_from_candidates, skip, distance, batch, keys)
     exact &= truncated
     unsettled = truncated & ~exact
 
     def draw_from_all() -> jax.Array:
         kept = lax.cond(
             unsettled.any(),
-            lambda: _kept(distance, cut) | ~unsettled[:, None],
+            lambda: _kept(distance, batch) | ~unsettled[:, None],
             lambda: jnp.ones(distance.shape, jnp.bool_),
         )
         ids = jnp.arange(distance.shape[1], dtype=jnp.int32)[None]
@@ -59,33 +66,33 @@ def draw(
     return jnp.where(exact, short, whole)
 
 
-def _draw_from_candidates(distance: jax.Array, cut: Truncation, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _draw_from_candidates(distance: jax.Array, batch: SamplingBatch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Tokens drawn from the best candidates, and the rows for which that is all that truncation keeps."""
     top, ids = lax.top_k(-distance, min(CANDIDATES, distance.shape[1]))  # sorted, ties by lowest id
     weight = jnp.exp(top)
     rank = jnp.arange(top.shape[1])[None]
-    few = (cut.top_k > 0) & (cut.top_k <= top.shape[1])
-    in_top_k = (cut.top_k[:, None] == 0) | (rank < cut.top_k[:, None])
+    few = (batch.top_k > 0) & (batch.top_k <= top.shape[1])
+    in_top_k = (batch.top_k[:, None] == 0) | (rank < batch.top_k[:, None])
     mass = jnp.where(few, (weight * in_top_k).sum(-1), jnp.exp(-distance).sum(-1))
     before = jnp.cumsum(weight, axis=-1) - weight
-    in_top_p = (before < (cut.top_p * mass)[:, None]) | (cut.top_p >= 1)[:, None]
-    kept = (in_top_k & in_top_p & (-top <= -jnp.log(cut.min_p)[:, None])) | (rank == 0)
+    in_top_p = (before < (batch.top_p * mass)[:, None]) | (batch.top_p >= 1)[:, None]
+    kept = (in_top_k & in_top_p & (-top <= -jnp.log(batch.min_p)[:, None])) | (rank == 0)
     # The last candidate was cut, so all after it are too. With a larger top_k the mass that top_p shares is unknown.
-    exact = few | (~kept[:, -1] & ((cut.top_k == 0) | (cut.top_p >= 1)))
+    exact = few | (~kept[:, -1] & ((batch.top_k == 0) | (batch.top_p >= 1)))
     score = jnp.where(kept, _gumbel(keys, ids) + top, -jnp.inf)
     return jnp.take_along_axis(ids, jnp.argmax(score, -1)[:, None], axis=1)[:, 0], exact
 
 
-def _kept(distance: jax.Array, cut: Truncation) -> jax.Array:
+def _kept(distance: jax.Array, batch: SamplingBatch) -> jax.Array:
     """What truncation keeps of the whole vocabulary, `[rows, vocab]`, without sorting it."""
     whole = jnp.ones_like(distance)
-    top_k = jnp.where(cut.top_k > 0, cut.top_k, distance.shape[1]).astype(jnp.float32)
+    top_k = jnp.where(batch.top_k > 0, batch.top_k, distance.shape[1]).astype(jnp.float32)
     kept: jax.Array = lax.cond(
-        (cut.top_k > 0).any(), lambda: _smallest(distance, whole, top_k), lambda: whole.astype(jnp.bool_)
+        (batch.top_k > 0).any(), lambda: _smallest(distance, whole, top_k), lambda: whole.astype(jnp.bool_)
     )
     weight = jnp.where(kept, jnp.exp(-distance), 0)
-    by_mass = _smallest(distance, weight, cut.top_p * weight.sum(-1))
-    return kept & (by_mass | (cut.top_p >= 1)[:, None]) & (distance <= -jnp.log(cut.min_p)[:, None])
+    by_mass = _smallest(distance, weight, batch.top_p * weight.sum(-1))
+    return kept & (by_mass | (batch.top_p >= 1)[:, None]) & (distance <= -jnp.log(batch.min_p)[:, None])
 
 
 def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:

@@ -21,29 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32, UInt32
+from jaxtyping import Array, Bool, Float32, Int32
 
-from jaxctx.model.draw import Truncation, draw, row_keys
+from jaxctx.model.draw import SamplingBatch, draw
 
 TOP_LOGPROBS = 20
 ROW_WORDS = 11  # int32 words of one packed row of a SamplingBatch
-
-
-class SamplingBatch(NamedTuple):
-    """Options of the sampled rows, in the order of `row_words`. Neutral values mean off; padding rows are neutral."""
-
-    temperature: Float32[Array, " rows"]  # 0: greedy
-    top_p: Float32[Array, " rows"]  # 1: off
-    min_p: Float32[Array, " rows"]  # 0: off
-    repetition: Float32[Array, " rows"]  # 1: off; over prompt and output
-    presence: Float32[Array, " rows"]  # 0: off; over output
-    frequency: Float32[Array, " rows"]  # 0: off; over output
-    seed: UInt32[Array, "rows 2"]
-    top_k: Int32[Array, " rows"]  # 0: off
-    position: Int32[Array, " rows"]  # of the token being sampled, in its sequence
-    suppress: Bool[Array, " rows"]  # min_tokens not reached: the slot's stop tokens cannot be drawn
-    biased: Bool[Array, " rows"]  # the slot's logit bias applies; without it the slot's bias may be a former owner's
-    logprobs: Bool[Array, " rows"]  # the caller will read logprobs; where no row does, they are zeros
 
 
 class SlotState(NamedTuple):
@@ -179,8 +162,7 @@ def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState
         lambda: _distance(x, batch),
     )
     greedy = jnp.argmin(distance, -1).astype(jnp.int32)
-    cut, keys = Truncation(batch.top_k, batch.top_p, batch.min_p), row_keys(batch.seed, batch.position)
-    tokens: jax.Array = lax.cond(sampled.any(), draw, lambda *_: greedy, distance, sampled, cut, keys)
+    tokens: jax.Array = lax.cond(sampled.any(), draw, lambda *_: greedy, distance, batch)
     return jnp.where(sampled, tokens, greedy)
 
 

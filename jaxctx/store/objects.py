@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 import tensorstore as ts
 
-from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -34,25 +34,19 @@ _RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 _WRITERS = 4  # files that are written at the same time
 
 
-def failed(error: Exception) -> JaxctxError:
-    """The typed error for an I/O error."""
-    text = str(error)
-    code = error.errno if isinstance(error, OSError) else 0
-    if found := re.search(r"os_error_code='(\d+)'", text):
-        code = int(found[1])
-    if code in _FULL:
-        return ResourceExhausted("the snapshot store is full", reason="STORE_FULL")
-    cause = errno.errorcode.get(code or 0, "") or text.partition(":")[0][:40]
-    return Unavailable(f"the snapshot store failed ({cause})", reason="STORE_FAILED")
-
-
 @contextmanager
-def _typed_errors() -> Iterator[None]:
+def typed_errors() -> Iterator[None]:
     """TensorStore raises ValueError for most of its statuses; files raise OSError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise failed(error) from error
+        text, code = str(error), (error.errno or 0) if isinstance(error, OSError) else 0
+        if found := re.search(r"os_error_code='(\d+)'", text):
+            code = int(found[1])
+        if code in _FULL:
+            raise ResourceExhausted("the snapshot store is full", reason="STORE_FULL") from error
+        cause = errno.errorcode.get(code, "") or text.partition(":")[0][:40]
+        raise Unavailable(f"the snapshot store failed ({cause})", reason="STORE_FAILED") from error
 
 
 def in_flight(work: Iterable[Pending[T]], most: int) -> Iterator[T]:
@@ -76,18 +70,18 @@ class Objects:
         # S3 cannot delete on a condition: there the record of a deleted name stays, empty.
         self._deletes_on_condition = store.spec().to_json()["driver"] != "s3"
 
-    @_typed_errors()
+    @typed_errors()
     def list(self, prefix: str) -> builtins.list[str]:
         """The keys that begin with `prefix`, which ends in "/", without it."""
         span = ts.KvStore.KeyRange(prefix, prefix[:-1] + "0")  # "0" follows "/"
         return [key.decode(errors="replace") for key in self._kv.list(span, len(prefix)).result()]
 
-    @_typed_errors()
+    @typed_errors()
     def read(self, key: str) -> Pending[tuple[bytes | None, bytes]]:
         """The whole value (None: not there) and its generation."""
         future = self._kv.read(key)
 
-        @_typed_errors()
+        @typed_errors()
         def wait() -> tuple[bytes | None, bytes]:
             found = future.result()
             there = found.state == "value" and (found.value or self._deletes_on_condition)
@@ -95,12 +89,12 @@ class Objects:
 
         return wait
 
-    @_typed_errors()
+    @typed_errors()
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
         """Bytes `[start, stop)` of an immutable object; None, or less than was asked, for what is not there."""
         future = self._kv.read(key, byte_range=slice(start, stop))
 
-        @_typed_errors()
+        @typed_errors()
         def wait() -> bytes | None:
             try:
                 found = future.result()
@@ -112,7 +106,7 @@ class Objects:
 
         return wait
 
-    @_typed_errors()
+    @typed_errors()
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
         """Write, or with None delete, if the generation is `expected`: durable on return. The new generation.
 
@@ -122,15 +116,15 @@ class Objects:
             value = b""
         return self._kv.write(key, value, if_equal=expected).result().generation or None
 
-    @_typed_errors()
+    @typed_errors()
     def write(self, key: str, parts: Sequence[Buffer]) -> Pending[object]:
         """Make an object of these parts, under a key that was never used; they must not change until it was waited for.
 
         Waiting for it makes it durable. After an error it may exist in part: delete it.
         """
-        return _typed_errors()(self._kv.write(key, b"".join(parts)).result)
+        return typed_errors()(self._kv.write(key, b"".join(parts)).result)
 
-    @_typed_errors()
+    @typed_errors()
     def delete(self, key: str) -> None:
         """Delete an immutable object; none there is as well."""
         self._kv.write(key, None).result()
@@ -150,7 +144,7 @@ class FileObjects(Objects):
 
     part_bytes = 1 << 20  # few calls, and not far from the processor's cache when the checksum is computed
 
-    @_typed_errors()
+    @typed_errors()
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         self._lasting: set[str] = set()  # directories that a loss of power does not take
@@ -167,13 +161,13 @@ class FileObjects(Objects):
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key)
 
-    @_typed_errors()
+    @typed_errors()
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
         path, size = self._path(key), stop - start
         with suppress(FileNotFoundError), _opened(path) as file:
             os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
 
-        @_typed_errors()
+        @typed_errors()
         def wait() -> Buffer | None:
             # A CPU device takes over memory at multiples of 64 bytes; any other it copies, at a greater cost than this.
             memory = np.empty(size + 64, np.uint8)
@@ -188,16 +182,16 @@ class FileObjects(Objects):
 
         return wait
 
-    @_typed_errors()
+    @typed_errors()
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
         self._make_directory(os.path.dirname(self._path(key)))
         return super().replace(key, value, expected)
 
-    @_typed_errors()
+    @typed_errors()
     def write(self, key: str, parts: Sequence[Buffer]) -> Pending[object]:
-        return _typed_errors()(self._writers.submit(_write, self._path(key), parts).result)
+        return typed_errors()(self._writers.submit(_write, self._path(key), parts).result)
 
-    @_typed_errors()
+    @typed_errors()
     def delete(self, key: str) -> None:
         path = self._path(key)
         with suppress(FileNotFoundError):

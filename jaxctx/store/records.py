@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError
 
+from jaxctx.codec import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
 
@@ -111,10 +112,7 @@ class Manifest:
         return frozenset(place.pack for place in self.places)
 
 
-# Fields that are written down as they are, under the same name.
-_LINEAGE = {each.name for each in fields(Lineage)} - {"tokens", "marks"}
-_ELSEWHERE = {"tenant", "name", "durable", "held", "saving", "labels", "lifetime"}
-_VERSION = {each.name for each in fields(Version)} - _ELSEWHERE
+_LINEAGE = {each.name for each in fields(Lineage)} - {"tokens", "marks"}  # stored as they are, under the same name
 
 
 def checksum(data: bytes | bytearray | memoryview) -> bytes:
@@ -124,17 +122,11 @@ def checksum(data: bytes | bytearray | memoryview) -> bytes:
 
 def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[Version]) -> bytes:
     """The record of a name, of these durable versions."""
-    stored = [
-        StoredVersion(
-            **_values(version, _VERSION),
-            labels=dict(version.labels),
-            expires_at=version.lifetime.at,
-            ttl_s=version.lifetime.seconds,
-            sliding=version.lifetime.sliding,
-        )
-        for version in versions
-    ]
-    return _seal(StoredName(tenant=tenant, name=name, last_version=last_version, versions=stored))
+    record = StoredName(tenant=tenant, name=name, last_version=last_version)
+    for version in versions:
+        record.versions.append(encode(version, StoredVersion))
+        record.versions[-1].MergeFrom(encode(version.lifetime, StoredVersion))
+    return _seal(record)
 
 
 def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version, ...]] | None:
@@ -142,20 +134,9 @@ def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version
     record = _unseal(StoredName(), data)
     if record is None or (record.tenant, record.name) != (tenant, name):
         return None
+    known = {"tenant": tenant, "name": name, "durable": True}
     return record.last_version, tuple(
-        Version(
-            tenant=tenant,
-            name=name,
-            durable=True,
-            **_values(stored, _VERSION),
-            labels=dict(stored.labels),
-            lifetime=Lifetime(
-                stored.expires_at if stored.HasField("expires_at") else None,
-                stored.ttl_s if stored.HasField("ttl_s") else None,
-                stored.sliding,
-            ),
-        )
-        for stored in record.versions
+        decode(stored, Version, lifetime=decode(stored, Lifetime), **known) for stored in record.versions
     )
 
 

@@ -12,16 +12,12 @@ from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import bundled_path
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh
-from jaxctx.model.text import ModelText, echo_text, load_text
+from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model
 from jaxctx_server.config import ServeConfig, flag_of
 from jaxctx_server.progress import Progress
 from jaxctx_server.start import MODEL, USAGE, StartError
-
-ECHO = "echo"  # in place of a directory: the model for tests that echoes its context's pages
-ECHO_POSITIONS = 8192
 
 
 def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
@@ -33,7 +29,7 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
-        served = _echo() if config.model == ECHO else _model(config, mesh, progress)
+        served = _model(config, mesh, progress)
         sizes = _engine_config(config, served)
         engine = open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled)
         return engine, served.text
@@ -49,19 +45,6 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
             raise
         message = "the device's memory is too small for this model and KV: lower --kv-tokens or --memory-fraction"
         raise StartError(message, MODEL) from error
-
-
-def _echo() -> ServedModel:
-    return ServedModel(
-        model=EchoModel(max_positions=ECHO_POSITIONS),
-        params=(),
-        text=echo_text(),
-        model_id=ECHO,
-        revision=ECHO,
-        architecture=ECHO,
-        parameters=0,
-        dtype="uint32",
-    )
 
 
 def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:

@@ -9,12 +9,12 @@ import pytest
 import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
-from jaxctx.model.text import echo_text
 from jaxctx_server.access import Authoriser, Key, Role
 from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
+from tests.echo import echo_text
 from tests.engines import Clock
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)

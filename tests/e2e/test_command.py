@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,19 +14,21 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
+from tests.readme import ROOT
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
+ECHO = (sys.executable, "-m", "tests.serve_echo")
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "16", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 
 
 class Server:
     """A server process and where it listens."""
 
-    def __init__(self, *arguments: str, cache: Path) -> None:
-        command = [COMMAND, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
+    def __init__(self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,)) -> None:
+        command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
         assert self.process.stdout is not None
         self.banner = ""
@@ -63,7 +65,7 @@ def bundled(compile_cache: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def echo(compile_cache: Path) -> Iterator[Server]:
-    server = Server("echo", *SMALL, cache=compile_cache)
+    server = Server(*SMALL, cache=compile_cache, command=ECHO)
     yield server
     server.kill()
 

@@ -10,8 +10,8 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
-from jaxctx.model.echo import EchoModel
 from jaxctx.model.interface import KVSpec
+from tests.echo import EchoModel
 from tests.engines import on_demand
 
 from .conftest import served

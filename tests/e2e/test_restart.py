@@ -14,7 +14,7 @@ import jaxctx
 from jaxctx import errors
 from tests.readme import example
 
-from .test_command import SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from .test_command import ECHO, SMALL, Server, compile_cache  # noqa: F401 - a fixture
 from .test_scenarios import THOUSAND, greedy, oracle
 
 PROMPT = THOUSAND[:200]
@@ -30,7 +30,7 @@ def start(store: Path, compile_cache: Path) -> Iterator:  # noqa: F811
     servers: list[Server] = []
 
     def begin(*more: str) -> Server:
-        servers.append(Server("echo", *SMALL, "--store", str(store), *more, cache=compile_cache))
+        servers.append(Server(*SMALL, "--store", str(store), *more, cache=compile_cache, command=ECHO))
         return servers[-1]
 
     yield begin

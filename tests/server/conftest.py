@@ -45,7 +45,7 @@ from jaxctx.engine.interface import (
     UpdateRequest,
 )
 from jaxctx.errors import AlreadyExists, NotFound
-from jaxctx.model.text import ModelText, echo_text
+from jaxctx.model.text import ModelText
 from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
@@ -57,6 +57,7 @@ from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
+from tests.echo import echo_text
 
 PAGE_SIZE = 4
 INFO = EngineInfo(

@@ -10,6 +10,7 @@ import pytest
 from jaxctx_server import assemble
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.start import MODEL, USAGE, StartError
+from tests.serve_echo import put_echo_in_place
 
 
 class Silent:
@@ -24,6 +25,12 @@ def refused(**settings: Any) -> StartError:
     with pytest.raises(StartError) as raised:
         assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
     return raised.value
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "_model", assemble._model)  # and back afterwards
+    put_echo_in_place()
 
 
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:
@@ -45,18 +52,18 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
         ({"tensor": 64}, "--tensor: must be from 1 to "),
     ],
 )
-def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
-    error = refused(model="echo", **settings)
+def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str, echo: None) -> None:
+    error = refused(**settings)
     assert error.exit_status == USAGE
     assert message in str(error)
 
 
-def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     configs = []
     monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
 
     def sizes(**settings: Any) -> tuple[int, int]:
-        assemble.load(ServeConfig(model="echo", compile_cache=None, **settings), Silent())
+        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
         return configs[-1].pages, configs[-1].max_context_tokens
 
     assert sizes() == (32 * 8192 // 16, 8192)

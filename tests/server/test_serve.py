@@ -360,7 +360,7 @@ def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tm
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from jaxctx_server.command import main\n"
-        "sys.exit(main(['echo', '--grpc-port', '0', '--compile-cache', 'None'], {}))"
+        "sys.exit(main(['--grpc-port', '0', '--compile-cache', 'None'], {}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (USAGE, "")

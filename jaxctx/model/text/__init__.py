@@ -5,7 +5,7 @@ ends it with a `StopMatcher`, one of each per output. Everything comes from the 
 """
 
 from jaxctx.model.text.chat import ChatTemplate
-from jaxctx.model.text.load import ModelText, echo_text, load_text
+from jaxctx.model.text.load import ModelText, load_text
 from jaxctx.model.text.stream import Detokenizer, StopMatcher
 from jaxctx.model.text.tokenizer import Tokenizer
 
@@ -15,6 +15,5 @@ __all__ = [
     "ModelText",
     "StopMatcher",
     "Tokenizer",
-    "echo_text",
     "load_text",
 ]

@@ -9,6 +9,7 @@ written to compute for ever would: it belongs to the model's owner, never to a r
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -41,7 +42,8 @@ class ChatTemplate:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
-        environment.filters["tojson"] = _to_json
+        # As models were trained on it; Jinja's own filter escapes for HTML.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
         environment.globals.update(special_tokens or {})
@@ -104,17 +106,6 @@ class ChatTemplate:
 
 def _raise_exception(message: object) -> NoReturn:
     raise InvalidArgument.field("messages", f"refused by the chat template: {str(message)[:300]}")
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models were trained on it; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -1,24 +1,15 @@
 """What a checkpoint says about its text, read from the files beside its weights."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
 from jaxctx.model.config import Reader, read_json
-from jaxctx.model.echo import EOS_ID, VOCAB_SIZE
 from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +47,6 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         bos_id=next(iter(ids("bos")), None),
         eos_ids=ids("eos"),
     )
-
-
-def echo_text() -> ModelText:
-    """Text for the echo model: ids below 256 are bytes, then special tokens, then pairs of frequent letters."""
-    alphabet = _byte_alphabet()
-    special = ["<|endoftext|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>"]
-    letters = "etaoinshrdlucmfw"
-    merges = [(first, second) for first in letters for second in letters][: VOCAB_SIZE - len(alphabet) - len(special)]
-    entries = [*alphabet, *special, *(first + second for first, second in merges)]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(entries)}, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
-    return ModelText(
-        tokenizer=Tokenizer(backend),
-        chat_template=ChatTemplate(CHATML),
-        bos_id=None,
-        eos_ids=(EOS_ID,),
-    )
-
-
-def _byte_alphabet() -> list[str]:
-    """The character that byte-level BPE writes for each byte (GPT-2): itself if printable, else one from 256 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = itertools.count(256)
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _token_text(settings: Reader, name: str) -> str | None:

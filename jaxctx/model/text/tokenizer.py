@@ -39,18 +39,17 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path.name}: not a tokenizer: {error}") from error
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of any text; raises InvalidArgument only for lone surrogates, which no bytes can express.
 
         `add_special_tokens` adds what the model's own post-processor adds (for many models a begin-of-sequence token):
-        wanted for plain prompts, not after a chat template nor when continuing a context. With `parse_special`, as in
-        vLLM's completions, the text of a special token stands for that token; without it, for its characters.
+        wanted for plain prompts, not after a chat template nor when continuing a context. As in vLLM's completions, the
+        text of a special token stands for that token.
         """
         check_unicode(text, "text")
-        backend = self._backend if parse_special else self._literal
         if len(text) > LONG:
-            return list(backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for ids that no model can have.
@@ -89,13 +88,6 @@ class Tokenizer:
             return None
         # A letter of an entry is a byte of the text; added tokens are found in the text as they are written.
         return max(*map(len, vocabulary), *(len(token.content.encode()) for token in added))
-
-    @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        """A copy that takes special tokens for text. The switch is state of the backend, which threads share."""
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        copy.encode_special_tokens = True
-        return copy
 
 
 def check_unicode(text: str, field: str) -> None:

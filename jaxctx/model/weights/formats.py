@@ -7,6 +7,7 @@ as Hugging Face lays them out, parameters as one flat tree of arrays by tensor n
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
@@ -123,16 +124,9 @@ class OrbaxSource:
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, HostArray]]:
         """As of `SafetensorsSource`."""
-        group: list[str] = []
-        size = 0
-        for name in names:
-            if group and size + self.tensors[name].size_bytes > _READ_AT_ONCE_BYTES:
-                yield from self._restore(group).items()
-                group, size = [], 0
-            group.append(name)
-            size += self.tensors[name].size_bytes
-        if group:
-            yield from self._restore(group).items()
+        ends = accumulate(self.tensors[name].size_bytes for name in names)
+        for _, group in groupby(zip(names, ends, strict=True), lambda each: each[1] // _READ_AT_ONCE_BYTES):
+            yield from self._restore([name for name, _ in group]).items()
 
     def _restore(self, names: Sequence[str]) -> dict[str, HostArray]:
         wanted = ocp.args.PyTreeRestore(

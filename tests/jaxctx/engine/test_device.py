@@ -14,9 +14,9 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh
 from scripts.checkpoints import init_random
+from tests.echo import EchoModel
 from tests.engines import shard
 
 TINY = ModelConfig(

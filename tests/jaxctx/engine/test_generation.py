@@ -9,8 +9,7 @@ from jaxctx.answers import FinishReason, GeneratePiece
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
-from jaxctx.model.echo import EOS_ID
-from tests.echo import echo_next
+from tests.echo import EOS_ID, echo_next
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)

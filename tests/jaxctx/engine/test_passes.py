@@ -19,11 +19,10 @@ from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
 from jaxctx.engine.passes import PassRow, Sampler
 from jaxctx.engine.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.echo import EchoModel
 from jaxctx.model.sharding import make_mesh
 from jaxctx_kernels import Segment, plan_attention
 from scripts.checkpoints import init_random
-from tests.echo import echo_next
+from tests.echo import EchoModel, echo_next
 from tests.engines import shard
 
 TINY = ModelConfig(

@@ -9,7 +9,7 @@ import pytest
 from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
 from jaxctx.store import objects as store_objects
 from jaxctx.store import transfer
-from jaxctx.store.objects import failed, open_objects
+from jaxctx.store.objects import open_objects, typed_errors
 
 from .interrupted import SCENARIOS, Interrupted, check_no_garbage, prepare, state
 from .saving import Clock, MemoryObjects, check, lineage, open_store, page, save
@@ -150,10 +150,10 @@ def test_expiry_is_tried_again():
     ],
 )
 def test_errors_have_types_and_tell_no_paths(error, expected, reason):
-    typed = failed(error)
-    assert isinstance(typed, expected)
-    assert typed.reason == reason
-    assert "secret" not in typed.message
+    with pytest.raises(expected) as raised, typed_errors():
+        raise error
+    assert raised.value.reason == reason
+    assert "secret" not in raised.value.message
 
 
 class _Failing:

@@ -53,8 +53,20 @@ BUGS = [
     Bug("the highest number is forgotten", catalogue, "_record", "entry.last_version", "durable[-1].version"),
     Bug("what is in memory is written down", catalogue, "_record", "if version.durable", ""),
     Bug("an empty record stays", catalogue, "_record", "if durable else None", ""),
-    Bug("sliding is not written down", catalogue, "encode_name", "version.lifetime.sliding", "False"),
-    Bug("ends are not written down", catalogue, "encode_name", "expires_at=version.lifetime.at", "expires_at=None"),
+    Bug(
+        "sliding is not written down",
+        catalogue,
+        "encode_name",
+        "(version.lifetime,",
+        "(Lifetime(version.lifetime.at, version.lifetime.seconds),",
+    ),
+    Bug(
+        "ends are not written down",
+        catalogue,
+        "encode_name",
+        "(version.lifetime,",
+        "(Lifetime(None, version.lifetime.seconds, version.lifetime.sliding),",
+    ),
     Bug("stored pages are not known again", Pages, "find", "self._read(self._catalogue.manifests())", "pass"),
     Bug("what others left stays for ever", Pages, "_old", "< self._clock()", "< 0"),
     # pages

@@ -8,7 +8,7 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.text import ChatTemplate
-from jaxctx.model.text.load import CHATML
+from tests.echo import CHATML
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

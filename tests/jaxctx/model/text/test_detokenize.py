@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from jaxctx.model.text import Detokenizer, Tokenizer, echo_text
+from jaxctx.model.text import Detokenizer, Tokenizer
+from tests.echo import echo_text
 
 ECHO = echo_text().tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.echo import EOS_ID
-from jaxctx.model.text import ModelText, echo_text, load_text
+from jaxctx.model.text import ModelText, load_text
+from tests.echo import EOS_ID, echo_text
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, EchoModel
-from tests.echo import echo_next
+from tests.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, EchoModel, echo_next
 
 
 class CausalKV:
