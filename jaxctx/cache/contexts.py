@@ -60,7 +60,7 @@ class ContextCache:
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
         self._new_id = new_id
-        self._publications: dict[PageNode, Context] = {}  # by their roots
+        self.publications: dict[PageNode, Context] = {}  # by their roots
 
     def moves(self) -> builtins.list[Move]:
         """What is to be moved since the last call, in order."""
@@ -168,7 +168,7 @@ class ContextCache:
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
         index.publish(root)
-        self._publications[root] = publication
+        self.publications[root] = publication
         return publication
 
     def get(self, tenant: str, context_id: str) -> Context:
@@ -192,7 +192,7 @@ class ContextCache:
         self.must_live(context)
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
-            del self._publications[context.root]
+            del self.publications[context.root]
         if not context.suspended:
             self.memory.let_go(context)
         self.memory.drop_stash(context)
@@ -224,7 +224,7 @@ class ContextCache:
         path = path[: on_device(path)]
         if path:
             self.memory.adopt(context, path)
-            if publication := self._publications.get(path[0].owner):
+            if publication := self.publications.get(path[0].owner):
                 self.touch(publication)
         return len(path) * self.page_size
 

@@ -169,10 +169,7 @@ class ContextOperations:
             self.lives.pin(context, request.pinned, request.pin_s)
         if request.priority is not None:
             context.priority = request.priority
-        if request.ttl is not None:
-            self.lives.set_ttl(context, request.ttl)
-        if request.labels is not None:
-            context.labels = dict(request.labels)
+        self.lives.change(context, request)
         writer = self.writers.get(context)
         if writer is not None:
             self.scheduler.reprioritise(writer)
@@ -203,7 +200,7 @@ class ContextOperations:
         ]
         return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 
-    def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+    def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
         return [self.describe(context) for context in self.cache.list(caller.tenant, after, limit)]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
