@@ -67,14 +67,14 @@ class Memory:
         pages = self.take(count, last)
         context.working += pages
         if context.table is not None:
-            context.table.append(pages)
+            context.table.extend(pages)
 
     def free_working(self, context: Context, keep: int) -> None:
         """Free all working pages but the first `keep`; the others' tokens are the caller's business."""
         self.pool.release(context.working[keep:])
         del context.working[keep:]
         if context.table is not None:
-            context.table.truncate(context.committed_pages + keep)
+            del context.table[context.committed_pages + keep :]
 
     def commit(self, context: Context, count: int) -> int:
         """Commit the first `count` working pages, all full; returns how many were merged with equal committed ones."""
@@ -87,7 +87,7 @@ class Memory:
             if context.tail.page != page:
                 duplicates.append(page)
                 if context.table is not None:
-                    context.table.replace(context.tail.depth - 1, context.tail.page)
+                    context.table[context.tail.depth - 1] = context.tail.page
         del context.working[:count]
         context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size

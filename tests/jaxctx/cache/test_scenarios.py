@@ -29,8 +29,8 @@ def test_page_ids_are_one_run_of_the_pool():
     context = filled(new_cache(), TOKENS)
     assert context.page_table().tolist() == list(range(1, 64))
     assert context.page_table().dtype == np.int32
-    with pytest.raises(ValueError, match="read-only"):
-        context.page_table()[0] = 9
+    context.page_table()[0] = 9  # of a copy
+    assert context.page_table()[0] == 1
 
 
 # --- 2: fork ---------------------------------------------------------------------------------------------------------
