@@ -4,7 +4,7 @@ Called by `contexts` and the engine's operations; `check`, which counts everythi
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -19,10 +19,10 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     """How many of `contexts` hold each page of the context's page table."""
     if context.suspended:
         return []
-    chain = set(_lineage(context.tail))
+    chain = set(context.chain())
     counts = [0] * (context.committed_pages + 1)
     for other in contexts:
-        shared = None if other.suspended else next((node for node in _lineage(other.tail) if node in chain), None)
+        shared = None if other.suspended else next((node for node in other.tail.lineage() if node in chain), None)
         if shared is not None:
             counts[shared.depth] += 1
     for depth in reversed(range(context.committed_pages)):
@@ -90,28 +90,22 @@ def _check_context(context: Context, index: PrefixIndex) -> None:
     first = context.tail.depth * context.page_size
     assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
-    lineage = [*_lineage(context.tail)]
+    chain, start = context.chain(), context.tail.ancestor(0)
     assert context.root is index.root(context.identity), "another root"
-    assert lineage[-1] is context.root or lineage[-1].depth == 0, "lineage ends at no root"
-    assert all(node.owner in (context.root, lineage[-1]) for node in lineage), "a page of somebody else"
-    assert context.suspended or all(map(index.holds, lineage[:-1])), "a page of a chain is not indexed"
+    assert start.parent is None, "lineage ends at no root"
+    assert all(node.owner in (context.root, start) for node in chain), "a page of somebody else"
+    assert context.suspended or all(map(index.holds, chain)), "a page of a chain is not indexed"
     table = context.page_table().tolist()
-    committed = [] if context.suspended else [node.page for node in reversed(lineage[:-1])]
+    committed = [] if context.suspended else [node.page for node in chain]
     assert table == committed + context.working, f"stale page table {table}"
-
-
-def _lineage(tail: PageNode | None) -> Iterator[PageNode]:
-    while tail is not None:
-        yield tail
-        tail = tail.parent
 
 
 def _nodes(contexts: Iterable[Context], known: AbstractSet[PageNode] = frozenset()) -> set[PageNode]:
     """The nodes of committed pages that these contexts hold, `known` ones (with all before them) left out."""
     nodes: set[PageNode] = set()
     for context in contexts:
-        node = context.tail
-        while node.parent is not None and node not in nodes and node not in known:
+        for node in context.tail.lineage():
+            if node in nodes or node in known:
+                break
             nodes.add(node)
-            node = node.parent
     return nodes

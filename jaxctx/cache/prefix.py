@@ -92,6 +92,14 @@ class PageNode:
         """Whether no tier has its data."""
         return self.page == self.host == self.disk == NOWHERE
 
+    def lineage(self, after: int = 0) -> Iterator[PageNode]:
+        """This node and those before it, the last first, down to page number `after`; the root is none of them."""
+        node = self
+        while node.depth > after:
+            yield node
+            assert node.parent is not None
+            node = node.parent
+
     def ancestor(self, depth: int) -> PageNode:
         """The node `depth` pages from the root on the way to this one."""
         node = self
