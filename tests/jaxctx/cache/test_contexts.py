@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import OutOfPages
+from jaxctx.cache.tiers import Way
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
 from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
@@ -227,7 +228,7 @@ def test_pages_on_disk_are_fetched_ahead_but_never_drive_off_half_of_the_host():
     assert cache.restore(context, 8, lambda slot: True) == 8, "the first ones left last, and are on the host"
     cache.moves()
     assert cache.restore(context, 3, lambda slot: False) == 0
-    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 3
+    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 3
     assert cache.restore(context, 99, lambda slot: False) == 0
-    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 1, "4 in all, of 8 slots"
+    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 1, "4 in all, of 8 slots"
     cache.check()
