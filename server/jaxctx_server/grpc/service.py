@@ -1,6 +1,6 @@
 """What every service does with a request: decode and validate, before the engine works; encode, after."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 from google.protobuf.message import Message
@@ -29,7 +29,7 @@ class Service:
     def begin(self, context: Context, request: Message, check: Callable[[Field], T]) -> tuple[Served, Caller, T]:
         """What is served, to whom, and what `check` of the validator makes of the request."""
         served = self._serving.served()
-        return served, self.caller(context), validate(check, served.limits, Decoded(request))
+        return served, self.caller(context), validate(check, served.limits, request)
 
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""
@@ -79,40 +79,3 @@ def page_of(found: Sequence[T], limit: int, token: Callable[[T], str], kind: typ
     if len(found) > limit:
         page.next_page_token = token(found[limit - 1])  # type: ignore[attr-defined]
     return page
-
-
-class Decoded(Mapping[str, object]):
-    """A message as the validator takes it: each field by its name, None where it was not sent. Nothing is copied."""
-
-    def __init__(self, message: Message) -> None:
-        self._message = message
-
-    def __getitem__(self, name: str) -> object:
-        """Raises AttributeError for a name that no field has, so that `get` does too."""
-        value = getattr(self._message, name)
-        field = self._message.DESCRIPTOR.fields_by_name[name]
-        if field.is_repeated:
-            is_list_of_messages = field.message_type is not None and not field.message_type.GetOptions().map_entry
-            return _List(value) if is_list_of_messages else value
-        if field.has_presence and not self._message.HasField(name):
-            return None
-        return value if field.message_type is None else Decoded(value)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._message.DESCRIPTOR.fields_by_name)
-
-    def __len__(self) -> int:
-        return len(self._message.DESCRIPTOR.fields)
-
-
-class _List(Sequence[object]):
-    """Messages, each decoded when it is looked at: how many there are is checked first."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __getitem__(self, place: Any) -> Any:
-        return Decoded(self._messages[place])
