@@ -1,18 +1,15 @@
 """Audit: what only a walk over lineages or all contexts can tell. Reads, never changes.
 
-Called by `contexts` and the engine's operations; `check`, which counts everything from scratch, by tests.
+Called by `contexts` and the engine's operations.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from jaxctx.cache.context import Context
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
-from jaxctx.cache.registry import Registry
+from jaxctx.cache.prefix import PageNode
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
@@ -63,41 +60,6 @@ def _common_tokens(a: Context, b: Context) -> int:
     start, stop = equal * size, min(a.length, b.length)
     different = np.flatnonzero(a.tokens(start, stop) != b.tokens(start, stop))
     return start + int(different[0]) if len(different) else stop
-
-
-def check(memory: Memory, registry: Registry) -> None:
-    """Raises AssertionError where pages, holders, hashes or tables do not add up."""
-    registry.check()
-    memory.pool.check()
-    memory.index.check(Counter(context.tail for context in registry if not context.suspended))
-    taken = [node.page for node in memory.index.nodes() if node.page != NOWHERE]
-    parked = [item for context in registry for item in context.stash.values()]
-    memory.tiers.check({*memory.index.nodes(), *parked})
-    for context in registry:
-        _check_context(context, memory.index)
-        taken += context.working
-    assert len(set(taken)) == len(taken), f"pages with two owners: {sorted(taken)}"
-    assert len(taken) + memory.pool.free == memory.pool.total, f"{len(taken)} owned, {memory.pool.free} free: some lost"
-    assert not any(map(memory.pool.is_free, taken)), "a page in use is in the pool"
-
-
-def _check_context(context: Context, index: PrefixIndex) -> None:
-    assert len(context.recent) % TOKEN_BYTES == 0
-    assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
-    assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
-    kept = context.manual_commit or context.held_back
-    assert kept or context.working_tokens < context.page_size, "a full page was not committed"
-    first = context.tail.depth * context.page_size
-    assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
-    assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
-    chain, start = context.chain(), context.tail.ancestor(0)
-    assert context.root is index.root(context.identity), "another root"
-    assert start.parent is None, "lineage ends at no root"
-    assert all(node.owner in (context.root, start) for node in chain), "a page of somebody else"
-    assert context.suspended or all(map(index.holds, chain)), "a page of a chain is not indexed"
-    table = context.page_table().tolist()
-    committed = [] if context.suspended else [node.page for node in chain]
-    assert table == committed + context.working, f"stale page table {table}"
 
 
 def _nodes(contexts: Iterable[Context], known: AbstractSet[PageNode] = frozenset()) -> set[PageNode]:

@@ -345,10 +345,6 @@ class ContextCache:
         self.memory.tiers.clear()
         return count
 
-    def check(self) -> None:
-        """Recount everything from scratch; raises AssertionError where something does not add up."""
-        audit.check(self.memory, self._registry)
-
     def _full(self, context: Context) -> int:
         """Its working pages that commit without being told to."""
         full = context.working_tokens // self.page_size

@@ -187,14 +187,6 @@ class Tiers:
                 self._forget(other)
                 gone.add(other)
 
-    def check(self, items: set[Item]) -> None:
-        """Raises AssertionError unless `items`, all that may have copies, have one slot each and no others are used."""
-        for slots, tier in ((self.host, "host"), (self.disk, "disk")):
-            taken = [slot for item in items if 0 <= (slot := getattr(item, tier)) < slots.total]
-            assert len(set(taken)) == len(taken), f"two copies in one {tier} slot"
-            assert sorted(taken + slots.free) == list(range(slots.total)), f"{tier} slots lost"
-            assert set(slots.order) == {item for item in items if 0 <= getattr(item, tier) < slots.total}, tier
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

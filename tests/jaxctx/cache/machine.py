@@ -14,6 +14,8 @@ from jaxctx.cache.contexts import ContextCache
 from jaxctx.cache.tiers import Move, PageCopy, SlotMove, Way
 from jaxctx.errors import DataLoss
 
+from .recount import is_free
+
 Data: TypeAlias = list[object]
 
 
@@ -72,7 +74,7 @@ class Machine:
     def spoil(self, cache: ContextCache) -> None:
         """Nothing can be read where nobody needs it."""
         for page in self.pages:
-            if cache.memory.pool.is_free(page):
+            if is_free(cache.memory.pool, page):
                 self.pages[page] = self.poison[:]
         for store, slots in ((self.host, cache.memory.tiers.host), (self.disk, cache.memory.tiers.disk)):
             for slot in slots.free if len(slots.free) < 99 else ():

@@ -8,6 +8,7 @@ from jaxctx.errors import NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 from .filling import IDENTITY, TOKENS, fill
+from .recount import check
 
 
 class Time:
@@ -46,7 +47,7 @@ def test_shown_until_its_end_and_never_after(cache: ContextCache, time: Time) ->
     assert reason(cache, context.id, tenant="u") == "CONTEXT_NOT_FOUND"
     assert cache.lifetimes.due(time.now) == [context]
     cache.close(context)
-    cache.check()
+    check(cache)
     assert reason(cache, context.id) == "CONTEXT_EXPIRED"
     assert reason(cache, context.id, tenant="u") == "CONTEXT_NOT_FOUND"
 
