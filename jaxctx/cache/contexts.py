@@ -10,7 +10,6 @@ nothing. One thread owns a cache and its contexts.
                   └──────────restore: another tier does────────────────────────┘
 """
 
-import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -57,12 +56,13 @@ class ContextCache:
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
         self.control = PageControl(self, self.memory)
         self._registry = Registry(clock)
+        self.get, self.list, self.count = self._registry.get, self._registry.list, self._registry.count
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
         self._new_id = new_id
         self.publications: dict[PageNode, Context] = {}  # by their roots
 
-    def moves(self) -> builtins.list[Move]:
+    def moves(self) -> list[Move]:
         """What is to be moved since the last call, in order."""
         moves, self.memory.tiers.moves = self.memory.tiers.moves, []
         return moves
@@ -70,10 +70,6 @@ class ContextCache:
     def __len__(self) -> int:
         """Contexts that are not closed."""
         return len(self._registry)
-
-    def count(self, tenant: str) -> int:
-        """Those of one tenant."""
-        return self._registry.count(tenant)
 
     def __iter__(self) -> Iterator[Context]:
         """All of them, of all tenants; do not create or close one meanwhile."""
@@ -171,14 +167,6 @@ class ContextCache:
         self.publications[root] = publication
         return publication
 
-    def get(self, tenant: str, context_id: str) -> Context:
-        """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if its time was over."""
-        return self._registry.get(tenant, context_id)
-
-    def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
-        """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`."""
-        return self._registry.list(tenant, after, limit)
-
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """It ends with this one instead."""
         self.must_live(context)
@@ -238,7 +226,7 @@ class ContextCache:
         self._must_be_resident(context)
         return self.memory.restore(context, context.length if tokens is None else tokens, pages, ready)
 
-    def park(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
+    def park(self, context: Context, computed: int, committed: int) -> list[tuple[int, int]]:
         """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
 
         What no tier holds is expected; returns its pages, (place in the sequence, host slot). `committed` of its pages
@@ -333,7 +321,7 @@ class ContextCache:
         """Pages that would become available if all victims were suspended. Walks all contexts."""
         return audit.suspendable([*self.victims()], self._registry.by_use())
 
-    def refcounts(self, context: Context) -> builtins.list[int]:
+    def refcounts(self, context: Context) -> list[int]:
         """How many contexts of its namespace hold each page of the page table. Walks all contexts."""
         mine = (each for each in self if each.identity.namespace == context.identity.namespace)
         return audit.refcounts(context, mine)
