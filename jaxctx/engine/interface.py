@@ -191,9 +191,11 @@ class Engine(Protocol):
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
-    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
+        """FailedPrecondition if one of them is partial, OutOfRange past the last."""
 
-    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
+        """From the tail, with the tokens in them."""
 
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo: ...
 

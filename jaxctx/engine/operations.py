@@ -122,21 +122,11 @@ class ContextOperations:
         self.cache.touch(context)
         return context
 
-    def _control(self, caller: Caller, context_id: str, change: Callable[[Context, int], None], n: int) -> ContextInfo:
+    def control(self, change: Callable[[Context, int], None], caller: Caller, context_id: str, n: int) -> ContextInfo:
+        """Truncate, commit or release: what `change` of the cache's page control does to so many tokens or pages."""
         context = self.writable(caller, context_id)
         change(context, n)
         return self._changed(context)
-
-    def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
-        return self._control(caller, context_id, self.cache.control.truncate, tokens)
-
-    def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """FailedPrecondition if one of them is partial, OutOfRange past the last."""
-        return self._control(caller, context_id, self.cache.control.commit, pages)
-
-    def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """From the tail, with the tokens in them."""
-        return self._control(caller, context_id, self.cache.control.release, pages)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """A page that is cut in the middle is copied."""
