@@ -75,16 +75,6 @@ class Context:
     table: array[int] | None = None  # of int32 page ids; None: built again when asked for
 
     @property
-    def parent_id(self) -> str | None:
-        """Of whom it is a fork."""
-        return self.ancestors[0][0] if self.ancestors else None
-
-    @property
-    def forked_at(self) -> int:
-        """Tokens of the parent at that moment."""
-        return self.ancestors[0][1] if self.ancestors else 0
-
-    @property
     def committed_pages(self) -> int:
         """Full immutable pages this context holds."""
         return 0 if self.suspended else self.tail.depth

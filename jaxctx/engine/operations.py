@@ -239,10 +239,13 @@ class ContextOperations:
         """A context's counters as plain data."""
         state = ContextState.SUSPENDED if context.suspended else ContextState.IDLE
         until = context.pinned_until
+        parent_id, forked_at = context.ancestors[0] if context.ancestors else (None, 0)
         return told(
             ContextInfo,
             context,
             context_id=context.id,
+            parent_id=parent_id,
+            forked_at=forked_at,
             model_id=self.model_id,
             state=ContextState.BUSY if context in self.writers else state,
             salt=context.identity.salt,

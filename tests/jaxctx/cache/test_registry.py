@@ -101,7 +101,7 @@ def test_a_fork_lives_as_long_from_its_birth_and_starts_its_own_count(cache: Con
     parent.version, parent.pinned_until = 7, 99.0
     time.now = 4
     child = cache.fork(parent)
-    assert (child.lifetime, child.version, child.forked_at) == (Lifetime(14, 10, True), 0, 43)
+    assert (child.lifetime, child.version, child.ancestors[0][1]) == (Lifetime(14, 10, True), 0, 43)
     assert (child.pinned, child.pinned_until) == (False, None)
     assert cache.fork(parent, tenant="elsewhere").lifetime is FOREVER
     time.now = 14

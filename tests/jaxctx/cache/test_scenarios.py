@@ -49,7 +49,7 @@ def test_fork_shares_pages_and_copies_the_partial_one():
     assert cache.refcounts(parent) == cache.refcounts(child) == [2] * 62 + [1]
     assert layout(child) == layout(parent)
     assert child.tokens().tolist() == parent.tokens().tolist()
-    assert (child.parent_id, child.labels, child.priority, child.tenant) == (parent.id, {"a": "b"}, 3, "t")
+    assert (child.ancestors[0][0], child.labels, child.priority, child.tenant) == (parent.id, {"a": "b"}, 3, "t")
     assert not child.pinned
     check(cache)
 
