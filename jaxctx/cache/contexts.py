@@ -145,7 +145,7 @@ class ContextCache:
         if not child.suspended:
             self.memory.index.acquire(child.tail)
         self._registry.enter(child)
-        self.memory.move(*map(PageCopy, sources, child.working))
+        self.memory.tiers.moves += map(PageCopy, sources, child.working)
         return child
 
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
@@ -159,7 +159,7 @@ class ContextCache:
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
-        self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))
+        self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)

@@ -11,7 +11,7 @@ from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.marks import decode_page, encode_page
 from jaxctx.cache.pages import OutOfPages, PagePool
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
-from jaxctx.cache.tiers import Item, Move, Tiers
+from jaxctx.cache.tiers import Item, Tiers
 from jaxctx.errors import DataLoss
 
 Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
@@ -122,10 +122,6 @@ class Memory:
                 self.tiers.drop(context.stash.pop(number))
         if context.by_hand is not None and length < context.by_hand * self.page_size:
             context.by_hand = None
-
-    def move(self, *moves: Move) -> None:
-        """To be carried out, after what was to be before."""
-        self.tiers.moves += moves
 
     def suspend(self, context: Context) -> int:
         """Give up all pages, keep the tokens; returns how many pages became free or cached.

@@ -106,7 +106,7 @@ BUGS = [
         "missed copy of a partial page",
         ContextCache,
         "fork",
-        "self.memory.move(*map(PageCopy, sources, child.working))",
+        "self.memory.tiers.moves += map(PageCopy, sources, child.working)",
         "pass",
     ),
     Bug(

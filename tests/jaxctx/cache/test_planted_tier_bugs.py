@@ -187,7 +187,7 @@ BUGS = [
         "what is published is not copied",
         ContextCache,
         "publish",
-        "self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))",
+        "self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)",
         "pass",
         often=PUBLISHING,
     ),
