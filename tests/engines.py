@@ -27,6 +27,7 @@ from jaxctx.model.bind import DecoderModel, FlatParams
 from jaxctx.model.sharding import RULES, check_divisible
 from jaxctx.store import SnapshotStore
 from tests.echo import echo_model
+from tests.jaxctx.cache.recount import check
 
 ME = Caller()
 
@@ -135,12 +136,12 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         if engine.loop.failure.done():
             assert expected_failures, engine.loop.failure.result()
             continue
-        core.cache.check()
+        check(core.cache)
         assert core.scheduler.budget.reserved == 0
         assert core.idle
         for context in list(core.cache):
             core.cache.close(context)
-        core.cache.check()
+        check(core.cache)
         assert core.cache.available() == core.config.pages
 
 

@@ -12,5 +12,5 @@ page to copy) is returned as data; the engine carries it out before the next ste
     control.py   PageControl: truncate, rewind, reserve, commit, release
     tiers.py     Tiers: copies in host memory and on disk, and the moves that make them
     marks.py     how a token was computed, where that was not the usual way
-    audit.py     what only walks can tell: where two contexts part, who holds what, whether all accounts agree
+    audit.py     what only walks can tell: where two contexts part, and who holds what
 """

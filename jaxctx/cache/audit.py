@@ -1,28 +1,25 @@
 """Audit: what only a walk over lineages or all contexts can tell. Reads, never changes.
 
-Called by `contexts` and the engine's operations; `check`, which counts everything from scratch, by tests.
+Called by `contexts` and the engine's operations.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from jaxctx.cache.context import Context
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
-from jaxctx.cache.registry import Registry
+from jaxctx.cache.prefix import PageNode
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     """How many of `contexts` hold each page of the context's page table."""
     if context.suspended:
         return []
-    chain = set(_lineage(context.tail))
+    chain = set(context.chain())
     counts = [0] * (context.committed_pages + 1)
     for other in contexts:
-        shared = None if other.suspended else next((node for node in _lineage(other.tail) if node in chain), None)
+        shared = None if other.suspended else next((node for node in other.tail.lineage() if node in chain), None)
         if shared is not None:
             counts[shared.depth] += 1
     for depth in reversed(range(context.committed_pages)):
@@ -43,75 +40,22 @@ def suspendable(victims: Collection[Context], contexts: Iterable[Context]) -> in
 
 
 def compare(a: Context, b: Context) -> tuple[int, int]:
-    """Where two contexts part, O(pages): equal tokens at the front, buffered ones included; pages that both hold now.
+    """Where two contexts part, O(tokens): equal tokens at the front, buffered ones included; pages that both hold now.
 
     A suspended context holds none.
     """
     shared = len(np.intersect1d(a.page_table(), b.page_table(), assume_unique=True))
-    return _common_tokens(a, b), shared
-
-
-def _common_tokens(a: Context, b: Context) -> int:
-    size, pages = a.page_size, min(a.tail.depth, b.tail.depth)
-    left, right, equal = a.tail.ancestor(pages), b.tail.ancestor(pages), pages
-    while left is not right:  # before a node that both have, all is equal
-        if left.tokens != right.tokens:
-            equal = left.depth - 1
-        if left.parent is None or right.parent is None:  # two roots: of different salts
-            break
-        left, right = left.parent, right.parent
-    start, stop = equal * size, min(a.length, b.length)
-    different = np.flatnonzero(a.tokens(start, stop) != b.tokens(start, stop))
-    return start + int(different[0]) if len(different) else stop
-
-
-def check(memory: Memory, registry: Registry) -> None:
-    """Raises AssertionError where pages, holders, hashes or tables do not add up."""
-    registry.check()
-    memory.pool.check()
-    memory.index.check(Counter(context.tail for context in registry if not context.suspended))
-    taken = [node.page for node in memory.index.nodes() if node.page != NOWHERE]
-    parked = [item for context in registry for item in context.stash.values()]
-    memory.tiers.check({*memory.index.nodes(), *parked})
-    for context in registry:
-        _check_context(context, memory.index)
-        taken += context.working
-    assert len(set(taken)) == len(taken), f"pages with two owners: {sorted(taken)}"
-    assert len(taken) + memory.pool.free == memory.pool.total, f"{len(taken)} owned, {memory.pool.free} free: some lost"
-    assert not any(map(memory.pool.is_free, taken)), "a page in use is in the pool"
-
-
-def _check_context(context: Context, index: PrefixIndex) -> None:
-    assert len(context.recent) % TOKEN_BYTES == 0
-    assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
-    assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
-    kept = context.manual_commit or context.held_back
-    assert kept or context.working_tokens < context.page_size, "a full page was not committed"
-    first = context.tail.depth * context.page_size
-    assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
-    assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
-    lineage = [*_lineage(context.tail)]
-    assert context.root is index.root(context.identity), "another root"
-    assert lineage[-1] is context.root or lineage[-1].depth == 0, "lineage ends at no root"
-    assert all(node.owner in (context.root, lineage[-1]) for node in lineage), "a page of somebody else"
-    assert context.suspended or all(map(index.holds, lineage[:-1])), "a page of a chain is not indexed"
-    table = context.page_table().tolist()
-    committed = [] if context.suspended else [node.page for node in reversed(lineage[:-1])]
-    assert table == committed + context.working, f"stale page table {table}"
-
-
-def _lineage(tail: PageNode | None) -> Iterator[PageNode]:
-    while tail is not None:
-        yield tail
-        tail = tail.parent
+    length = min(a.length, b.length)
+    different = np.flatnonzero(a.tokens(0, length) != b.tokens(0, length))
+    return int(different[0]) if len(different) else length, shared
 
 
 def _nodes(contexts: Iterable[Context], known: AbstractSet[PageNode] = frozenset()) -> set[PageNode]:
     """The nodes of committed pages that these contexts hold, `known` ones (with all before them) left out."""
     nodes: set[PageNode] = set()
     for context in contexts:
-        node = context.tail
-        while node.parent is not None and node not in nodes and node not in known:
+        for node in context.tail.lineage():
+            if node in nodes or node in known:
+                break
             nodes.add(node)
-            node = node.parent
     return nodes

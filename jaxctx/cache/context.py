@@ -12,7 +12,8 @@ lineage, and all its tokens count as buffered. What was in its working pages may
 instead of computed (`stash`).
 """
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,38 +22,6 @@ from jaxtyping import Int32
 from jaxctx.cache.marks import decode_page
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
 from jaxctx.lifetime import FOREVER, Lifetime
-
-
-class PageTable:
-    """A growing int32 array of page ids."""
-
-    __slots__ = ("_pages", "count")
-
-    def __init__(self, pages: Iterable[int]) -> None:
-        self._pages: Int32[np.ndarray, " capacity"] = np.fromiter(pages, np.int32)
-        self.count = len(self._pages)
-
-    def append(self, pages: list[int]) -> None:
-        """Amortised O(len(pages))."""
-        count = self.count + len(pages)
-        if count > len(self._pages):
-            self._pages = np.concatenate([self._pages[: self.count], np.zeros(2 * count - self.count, np.int32)])
-        self._pages[self.count : count] = pages
-        self.count = count
-
-    def replace(self, position: int, page: int) -> None:
-        """Another page at this position."""
-        self._pages[position] = page
-
-    def truncate(self, count: int) -> None:
-        """Only the first `count` pages."""
-        self.count = count
-
-    def view(self) -> Int32[np.ndarray, " pages"]:
-        """Read-only, and valid until the next change."""
-        view = self._pages[: self.count]
-        view.flags.writeable = False
-        return view
 
 
 @dataclass(slots=True, eq=False)
@@ -103,17 +72,7 @@ class Context:
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
-    table: PageTable | None = None  # None: built again when asked for
-
-    @property
-    def parent_id(self) -> str | None:
-        """Of whom it is a fork."""
-        return self.ancestors[0][0] if self.ancestors else None
-
-    @property
-    def forked_at(self) -> int:
-        """Tokens of the parent at that moment."""
-        return self.ancestors[0][1] if self.ancestors else 0
+    table: array[int] | None = None  # of int32 page ids; None: built again when asked for
 
     @property
     def committed_pages(self) -> int:
@@ -155,21 +114,12 @@ class Context:
 
     def token_bytes(self, first_page: int = 0) -> bytes:
         """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""
-        parts = [self.recent]
-        node: PageNode | None = self.tail
-        while node is not None and node.depth > first_page:
-            parts.append(node.tokens)
-            node = node.parent
-        return b"".join(reversed(parts))
+        pages = [node.tokens for node in self.tail.lineage(first_page)]
+        return b"".join([*reversed(pages), self.recent])
 
     def chain(self) -> list[PageNode]:
         """The nodes of its committed pages (or of its lineage) in order."""
-        nodes = []
-        node = self.tail
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
+        return [*self.tail.lineage()][::-1]
 
     @property
     def marked(self) -> bool:
@@ -179,22 +129,20 @@ class Context:
     def all_marks(self, first_page: int = 0) -> dict[int, bytes]:
         """The marks of the tokens from lineage page number `first_page` on, by index."""
         marks = dict(self.marks)
-        node: PageNode | None = self.tail if self.tail.marked else None
-        while node is not None and node.depth > first_page:
+        for node in self.tail.lineage(first_page) if self.tail.marked else ():
             marks |= decode_page(node.marks, (node.depth - 1) * self.page_size)
-            node = node.parent
         return marks
 
     def page_table(self) -> Int32[np.ndarray, " pages"]:
-        """Physical page ids, committed ones first. Read-only, valid until the context changes; empty if suspended.
+        """Physical page ids as they are now, committed ones first; empty if suspended.
 
         Kept up to date while pages are added; after a fork, match or rewind it is built again, in O(pages).
         """
         if self.table is None:
             pages: list[int] = []
             node: PageNode | None = None if self.suspended else self.tail
-            while node is not None and node.parent is not None:
+            while node is not None and node.parent is not None:  # `chain` would take half as long again
                 pages.append(node.page)
                 node = node.parent
-            self.table = PageTable([*reversed(pages), *self.working])
-        return self.table.view()
+            self.table = array("i", [*reversed(pages), *self.working])
+        return np.array(self.table)

@@ -10,7 +10,6 @@ nothing. One thread owns a cache and its contexts.
                   └──────────restore: another tier does────────────────────────┘
 """
 
-import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -57,12 +56,13 @@ class ContextCache:
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
         self.control = PageControl(self, self.memory)
         self._registry = Registry(clock)
+        self.get, self.list, self.count = self._registry.get, self._registry.list, self._registry.count
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
         self._new_id = new_id
-        self._publications: dict[PageNode, Context] = {}  # by their roots
+        self.publications: dict[PageNode, Context] = {}  # by their roots
 
-    def moves(self) -> builtins.list[Move]:
+    def moves(self) -> list[Move]:
         """What is to be moved since the last call, in order."""
         moves, self.memory.tiers.moves = self.memory.tiers.moves, []
         return moves
@@ -70,10 +70,6 @@ class ContextCache:
     def __len__(self) -> int:
         """Contexts that are not closed."""
         return len(self._registry)
-
-    def count(self, tenant: str) -> int:
-        """Those of one tenant."""
-        return self._registry.count(tenant)
 
     def __iter__(self) -> Iterator[Context]:
         """All of them, of all tenants; do not create or close one meanwhile."""
@@ -149,7 +145,7 @@ class ContextCache:
         if not child.suspended:
             self.memory.index.acquire(child.tail)
         self._registry.enter(child)
-        self.memory.move(*map(PageCopy, sources, child.working))
+        self.memory.tiers.moves += map(PageCopy, sources, child.working)
         return child
 
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
@@ -163,21 +159,13 @@ class ContextCache:
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
-        self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))
+        self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
         index.publish(root)
-        self._publications[root] = publication
+        self.publications[root] = publication
         return publication
-
-    def get(self, tenant: str, context_id: str) -> Context:
-        """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if its time was over."""
-        return self._registry.get(tenant, context_id)
-
-    def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
-        """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`."""
-        return self._registry.list(tenant, after, limit)
 
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """It ends with this one instead."""
@@ -192,7 +180,7 @@ class ContextCache:
         self.must_live(context)
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
-            del self._publications[context.root]
+            del self.publications[context.root]
         if not context.suspended:
             self.memory.let_go(context)
         self.memory.drop_stash(context)
@@ -224,7 +212,7 @@ class ContextCache:
         path = path[: on_device(path)]
         if path:
             self.memory.adopt(context, path)
-            if publication := self._publications.get(path[0].owner):
+            if publication := self.publications.get(path[0].owner):
                 self.touch(publication)
         return len(path) * self.page_size
 
@@ -238,7 +226,7 @@ class ContextCache:
         self._must_be_resident(context)
         return self.memory.restore(context, context.length if tokens is None else tokens, pages, ready)
 
-    def park(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
+    def park(self, context: Context, computed: int, committed: int) -> list[tuple[int, int]]:
         """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
 
         What no tier holds is expected; returns its pages, (place in the sequence, host slot). `committed` of its pages
@@ -333,7 +321,7 @@ class ContextCache:
         """Pages that would become available if all victims were suspended. Walks all contexts."""
         return audit.suspendable([*self.victims()], self._registry.by_use())
 
-    def refcounts(self, context: Context) -> builtins.list[int]:
+    def refcounts(self, context: Context) -> list[int]:
         """How many contexts of its namespace hold each page of the page table. Walks all contexts."""
         mine = (each for each in self if each.identity.namespace == context.identity.namespace)
         return audit.refcounts(context, mine)
@@ -344,10 +332,6 @@ class ContextCache:
         self.memory.evict(count)
         self.memory.tiers.clear()
         return count
-
-    def check(self) -> None:
-        """Recount everything from scratch; raises AssertionError where something does not add up."""
-        audit.check(self.memory, self._registry)
 
     def _full(self, context: Context) -> int:
         """Its working pages that commit without being told to."""

@@ -61,7 +61,7 @@ class PageControl:
             self._memory.add_working(context, 1)
         context.working_tokens = partial
         if (target := context.working[0]) != source:
-            self._memory.move(PageCopy(source, target))
+            self._memory.tiers.moves.append(PageCopy(source, target))
 
     def reserve(self, context: Context, pages: int) -> None:
         """Add empty working pages; a suspended context comes back first, as by `match`.

@@ -11,7 +11,7 @@ from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.marks import decode_page, encode_page
 from jaxctx.cache.pages import OutOfPages, PagePool
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
-from jaxctx.cache.tiers import Item, Move, Tiers
+from jaxctx.cache.tiers import Item, Tiers
 from jaxctx.errors import DataLoss
 
 Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
@@ -67,14 +67,14 @@ class Memory:
         pages = self.take(count, last)
         context.working += pages
         if context.table is not None:
-            context.table.append(pages)
+            context.table.extend(pages)
 
     def free_working(self, context: Context, keep: int) -> None:
         """Free all working pages but the first `keep`; the others' tokens are the caller's business."""
         self.pool.release(context.working[keep:])
         del context.working[keep:]
         if context.table is not None:
-            context.table.truncate(context.committed_pages + keep)
+            del context.table[context.committed_pages + keep :]
 
     def commit(self, context: Context, count: int) -> int:
         """Commit the first `count` working pages, all full; returns how many were merged with equal committed ones."""
@@ -87,7 +87,7 @@ class Memory:
             if context.tail.page != page:
                 duplicates.append(page)
                 if context.table is not None:
-                    context.table.replace(context.tail.depth - 1, context.tail.page)
+                    context.table[context.tail.depth - 1] = context.tail.page
         del context.working[:count]
         context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size
@@ -122,10 +122,6 @@ class Memory:
                 self.tiers.drop(context.stash.pop(number))
         if context.by_hand is not None and length < context.by_hand * self.page_size:
             context.by_hand = None
-
-    def move(self, *moves: Move) -> None:
-        """To be carried out, after what was to be before."""
-        self.tiers.moves += moves
 
     def suspend(self, context: Context) -> int:
         """Give up all pages, keep the tokens; returns how many pages became free or cached.

@@ -62,25 +62,6 @@ class PagePool:
         for start, end in _runs(pages):
             self._join(start, end)
 
-    def is_free(self, page: int) -> bool:
-        """Whether nobody has this page."""
-        return bool(self._is_free[page - self.first_page])
-
-    def runs(self) -> list[tuple[int, int]]:
-        """The free runs as (first page, length), in page order."""
-        return sorted((start, length) for length, start in self._by_length)
-
-    def check(self) -> None:
-        """Raises AssertionError unless the runs are maximal and are the free pages."""
-        free = [page for start, length in self.runs() for page in range(start, start + length)]
-        assert free == [self.first_page + slot for slot in range(self.total) if self._is_free[slot]]
-        assert len(free) == self.free
-        runs = [(start, start + length) for start, length in self.runs()]
-        assert dict(runs) == self._ends, "runs by first page"
-        assert {end: start for start, end in runs} == self._starts, "runs by last page"
-        assert not self._starts.keys() & self._ends.keys(), "two runs touch"
-        assert self._by_length == sorted(self._by_length)
-
     def _cut(self, start: int, count: int) -> range:
         """Take up to `count` pages from the front of the free run at `start`."""
         end = self._ends.pop(start)

@@ -23,7 +23,7 @@ share nothing behind it.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -91,6 +91,14 @@ class PageNode:
     def lost(self) -> bool:
         """Whether no tier has its data."""
         return self.page == self.host == self.disk == NOWHERE
+
+    def lineage(self, after: int = 0) -> Iterator[PageNode]:
+        """This node and those before it, the last first, down to page number `after`; the root is none of them."""
+        node = self
+        while node.depth > after:
+            yield node
+            assert node.parent is not None
+            node = node.parent
 
     def ancestor(self, depth: int) -> PageNode:
         """The node `depth` pages from the root on the way to this one."""
@@ -265,41 +273,6 @@ class PrefixIndex:
         node, _ = self._cached.popitem(last=False)
         page, node.page = node.page, NOWHERE
         return node, page
-
-    def nodes(self) -> Iterator[PageNode]:
-        """Every indexed node."""
-        for node in self._by_digest.values():
-            collided: PageNode | None = node
-            while collided is not None:
-                yield collided
-                collided = collided.same_digest
-
-    def holds(self, node: PageNode) -> bool:
-        """Whether this very node is indexed."""
-        parent = node.parent
-        return parent is not None and self.child(parent, node.owner, node.tokens, node.marks) is node
-
-    def check(self, tails: Mapping[PageNode, int]) -> None:
-        """Raises AssertionError unless all accounts agree; `tails` says of how many contexts a node is the last one."""
-        nodes = list(self.nodes())
-        holders = Counter(tails)
-        holders.update(node.parent for node in nodes if node.holders and node.parent is not None)
-        for node in {*nodes, *tails}:
-            assert node.holders == holders[node], f"{holders[node]} holders, not {node.holders}"
-        for node in nodes:
-            assert self.holds(node), "a node that cannot be found"
-            assert node.parent is not None
-            assert node.parent.depth == node.depth - 1
-            assert node.parent.parent is None or self.holds(node.parent), "a node whose parent is not indexed"
-            assert not node.lost, "an indexed node without data"
-            assert len(node.tokens) == self.page_bytes
-            assert node.page == NOWHERE or node.parent.parent is None or node.parent.page != NOWHERE, "a gap on the way"
-        children = Counter(node.parent for node in nodes)
-        assert all(node.indexed and node.children == children[node] for node in nodes), "children miscounted"
-        assert set(self._cached) == {node for node in nodes if not node.holders and node.page != NOWHERE}
-        place = {node: position for position, node in enumerate(self._cached)}
-        for node in self._cached:
-            assert node.parent not in place or place[node] < place[node.parent], "a parent would go before its child"
 
     def forget(self, node: PageNode) -> None:
         """Off the index: no tier has its data any more."""

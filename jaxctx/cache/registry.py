@@ -110,11 +110,3 @@ class Registry:
         """It ends with this one."""
         context.lifetime = lifetime
         self.lifetimes.set(context, lifetime.at)
-
-    def check(self) -> None:
-        """Raises AssertionError where the accounts differ."""
-        contexts = [*self]
-        assert self._contexts == {(context.tenant, context.id): context for context in contexts}
-        assert not any(context.closed for context in contexts)
-        assert set(self._by_use) == {context for context in contexts if not context.suspended}
-        assert sorted(self._contexts) == [(tenant, item) for tenant in sorted(self._ids) for item in self._ids[tenant]]

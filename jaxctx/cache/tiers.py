@@ -12,6 +12,7 @@ A child of the page tree leaves every tier before its parent does, as it leaves 
 pages disturb that order, the children of a page that is lost are forgotten with it.
 """
 
+import enum
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,46 +32,26 @@ class PageCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageSave:
-    """Bring the data of `page` to host slot `slot`; the page may be written again at once."""
+class Way(enum.Enum):
+    """What a `SlotMove` does, from one end of it to the other."""
 
-    page: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class PageLoad:
-    """Bring the data of host slot `slot` to `page`."""
-
-    slot: int
-    page: int
+    SAVE = "page to host slot"  # the page may be written again at once
+    LOAD = "host slot to page"
+    SPILL = "host slot to disk slot"  # the host slot may be used again at once
+    FETCH = "disk slot to host slot"  # which is not ready before the data has arrived
+    DROP = "host slot to nowhere"
 
 
 @dataclass(frozen=True, slots=True)
-class PageSpill:
-    """Bring the data of host slot `slot` to disk slot `disk`; the host slot may be used again at once."""
+class SlotMove:
+    """Bring the data of one page to or from host slot `slot`; `other` is the page or disk slot at the other end."""
 
+    way: Way
     slot: int
-    disk: int
+    other: int = NOWHERE
 
 
-@dataclass(frozen=True, slots=True)
-class PageFetch:
-    """Bring the data of disk slot `disk` to host slot `slot`, which is not ready before it has arrived."""
-
-    disk: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlotDrop:
-    """The data of host slot `slot` is not needed any more."""
-
-    slot: int
-
-
-Move: TypeAlias = PageCopy | PageSave | PageLoad | PageSpill | PageFetch | SlotDrop
+Move: TypeAlias = PageCopy | SlotMove
 
 
 class Slots:
@@ -108,7 +89,7 @@ class Tiers:
                 self._gone(item)
                 return
             item.host = slot
-            self.moves.append(PageSave(page, slot))
+            self.moves.append(SlotMove(Way.SAVE, slot, page))
         self.host.order[item] = None
         self.host.order.move_to_end(item)
 
@@ -118,7 +99,7 @@ class Tiers:
 
     def load(self, item: Item, page: int) -> None:
         """Bring it to `page`. Its copies are the first to go from now on."""
-        self.moves.append(PageLoad(item.host, page))
+        self.moves.append(SlotMove(Way.LOAD, item.host, page))
         if item.host < self.host.total:
             self.host.order[item] = None
             self.host.order.move_to_end(item, last=False)
@@ -131,7 +112,7 @@ class Tiers:
         if slot is not None:
             item.host = slot
             self.host.order[item] = None
-            self.moves.append(PageFetch(item.disk, slot))
+            self.moves.append(SlotMove(Way.FETCH, slot, item.disk))
 
     def stage(self, item: Parked) -> None:
         """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
@@ -140,7 +121,7 @@ class Tiers:
     def drop(self, item: Item) -> None:
         """Its copies are not needed any more."""
         if item.host != NOWHERE:
-            self.moves.append(SlotDrop(item.host))
+            self.moves.append(SlotMove(Way.DROP, item.host))
             if item.host < self.host.total:
                 self.host.order.pop(item, None)
                 self.host.free.append(item.host)
@@ -187,7 +168,7 @@ class Tiers:
             else:
                 victim, _ = self.disk.order.popitem(last=False)
                 item.disk, victim.disk = victim.disk, NOWHERE
-            self.moves.append(PageSpill(slot, item.disk))
+            self.moves.append(SlotMove(Way.SPILL, slot, item.disk))
             self.disk.order[item] = None
             if victim is not None:
                 self._gone(victim)  # perhaps the parent of `item`
@@ -205,14 +186,6 @@ class Tiers:
                 self.drop(other)
                 self._forget(other)
                 gone.add(other)
-
-    def check(self, items: set[Item]) -> None:
-        """Raises AssertionError unless `items`, all that may have copies, have one slot each and no others are used."""
-        for slots, tier in ((self.host, "host"), (self.disk, "disk")):
-            taken = [slot for item in items if 0 <= (slot := getattr(item, tier)) < slots.total]
-            assert len(set(taken)) == len(taken), f"two copies in one {tier} slot"
-            assert sorted(taken + slots.free) == list(range(slots.total)), f"{tier} slots lost"
-            assert set(slots.order) == {item for item in items if 0 <= getattr(item, tier) < slots.total}, tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Frozen contexts, of which nobody but this room knows, stand for what was saved; 
 Every method is called on the step thread and returns at once; `snapshots` does what takes time.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxctx.answers import Publication
 from jaxctx.cache.contexts import Context
 from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
+from jaxctx.engine.interface import Caller, Changes, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.engine.lives import told
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.errors import FailedPrecondition, NotFound
@@ -30,7 +30,6 @@ class Archive:
     device: Device
     clock: Callable[[], float]
     new_id: Callable[[], str]
-    _publications: list[Context] = field(default_factory=list)  # some may have ended by now
 
     def freeze(self, caller: Caller, context_id: str) -> Context:
         """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
@@ -126,9 +125,7 @@ class Archive:
             self.contexts.cache.memory.drop_stash(context)
         return context, slots if usable else []
 
-    def publish(
-        self, caller: Caller, context_id: str, ttl: Ttl | None, labels: Mapping[str, str] | None
-    ) -> Publication:
+    def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
         """Of a context that is not suspended."""
         context = self.contexts.cache.get(caller.tenant, context_id)
         pages, lives = context.committed_pages, self.contexts.lives
@@ -137,20 +134,13 @@ class Archive:
         lives.quotas.check_pin(caller.tenant, None, pages)
         self.contexts.claim(pages)
         published = self.contexts.cache.publish(context, f"pub_{self.new_id()}", tenant=HIDDEN + caller.tenant)
-        published.labels = dict(labels or {})
         lives.quotas.charge(caller.tenant, published, pages)
-        lives.set_ttl(published, ttl or Ttl(None))
-        self._publications.append(published)
+        lives.change(published, settings)
         return _publication(published)
 
-    def update_publication(
-        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
+    def update_publication(self, caller: Caller, publication_id: str, changes: Changes) -> Publication:
         published = self._publication(caller, publication_id)
-        if ttl is not None:
-            self.contexts.lives.set_ttl(published, ttl)
-        if labels is not None:
-            published.labels = dict(labels)
+        self.contexts.lives.change(published, changes)
         return _publication(published)
 
     def unpublish(self, caller: Caller, publication_id: str) -> None:
@@ -168,13 +158,11 @@ class Archive:
     @property
     def published(self) -> int:
         """How many publications there are, of all tenants."""
-        return sum(not each.closed for each in self._publications)
+        return len(self.contexts.cache.publications)
 
     def _published(self, caller: Caller) -> list[Context]:
-        now = self.clock()
-        self._publications = [each for each in self._publications if not each.closed]
-        mine = (each for each in self._publications if each.tenant == HIDDEN + caller.tenant)
-        return [each for each in mine if not each.lifetime.over(now)]
+        now, everybodys = self.clock(), self.contexts.cache.publications.values()
+        return [each for each in everybodys if each.tenant == HIDDEN + caller.tenant and not each.lifetime.over(now)]
 
 
 def _publication(published: Context) -> Publication:

@@ -33,28 +33,40 @@ class Ttl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateRequest:
-    """A new, empty context. `context_id` chosen by the client makes a retry safe (same id: ALREADY_EXISTS)."""
+class NewContext:
+    """How a context begins. `context_id` chosen by the client makes a retry safe (same id: ALREADY_EXISTS)."""
 
     context_id: str | None = None
-    salt: str = ""  # contexts with different salts never share pages
     priority: int = 0  # higher runs first; -100..100
-    manual_commit: bool = False  # full pages commit only by `commit_pages`
     pinned: bool = False  # never a victim under memory pressure; counts against the tenant's pin budget
     pin_s: float | None = None  # pinned for so long; None: until it is taken back
     ttl: Ttl = Ttl(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRequest(NewContext):
+    """A new, empty context."""
+
+    salt: str = ""  # contexts with different salts never share pages
+    manual_commit: bool = False  # full pages commit only by `commit_pages`
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRequest:
-    """New settings of a context; None leaves one as it is. A pin beyond the tenant's budget is refused (PIN_BUDGET)."""
+class Changes:
+    """New settings of a snapshot or a publication; None leaves one as it is."""
+
+    ttl: Ttl | None = None
+    labels: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRequest(Changes):
+    """Those of a context. A pin beyond the tenant's budget is refused (PIN_BUDGET)."""
 
     priority: int | None = None
     pinned: bool | None = None
     pin_s: float | None = None
-    ttl: Ttl | None = None
-    labels: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,18 +147,13 @@ class SaveRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
-    """A new context from a snapshot. It inherits salt and manual_commit; the rest is as for a new context."""
+class OpenRequest(NewContext):
+    """A new context from a snapshot, of which it inherits salt and manual_commit."""
 
     name: str
     version: int | None = None  # None: the latest
     take: bool = False  # delete the name in the same moment; of two racing takes one wins, the other is NotFound
     recompute: bool = False  # accept a snapshot of other weights, and compute its tokens anew
-    context_id: str | None = None
-    priority: int = 0
-    pinned: bool = False
-    pin_s: float | None = None
-    ttl: Ttl = Ttl(None)
 
 
 class Engine(Protocol):
@@ -184,9 +191,11 @@ class Engine(Protocol):
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
 
-    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
+        """FailedPrecondition if one of them is partial, OutOfRange past the last."""
 
-    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo: ...
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
+        """From the tail, with the tokens in them."""
 
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo: ...
 
@@ -197,7 +206,7 @@ class Engine(Protocol):
 
     async def pages(self, caller: Caller, context_id: str) -> answers.ContextLayout: ...
 
-    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[answers.ContextInfo]:
+    async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[answers.ContextInfo]:
         """Contexts of the tenant in id order, starting after the id `after`."""
 
     async def plan(
@@ -222,37 +231,25 @@ class Engine(Protocol):
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> answers.Snapshot:
         """One version; None: the latest."""
 
-    async def snapshots(
-        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[answers.Snapshot]:
+    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[answers.Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
 
     async def history(self, caller: Caller, name: str) -> Sequence[answers.Snapshot]:
         """All versions of a name that are kept, latest first."""
 
     async def update_snapshot(
-        self,
-        caller: Caller,
-        name: str,
-        version: int | None = None,
-        *,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
+        self, caller: Caller, name: str, version: int | None, changes: Changes
     ) -> answers.Snapshot:
-        """Change a version, by default the latest."""
+        """Change a version; None: the latest."""
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         """Delete one version, or with None the name; returns how many versions. Open children are not touched."""
 
-    async def publish(
-        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> answers.Publication:
+    async def publish(self, caller: Caller, context_id: str, settings: Changes) -> answers.Publication:
         """Let all tenants share the full pages of a context, which are copied once. Counts as pinned."""
 
-    async def update_publication(
-        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> answers.Publication:
-        """Change what is given. NotFound (PUBLICATION_NOT_FOUND)."""
+    async def update_publication(self, caller: Caller, publication_id: str, changes: Changes) -> answers.Publication:
+        """Change its settings. NotFound (PUBLICATION_NOT_FOUND)."""
 
     async def unpublish(self, caller: Caller, publication_id: str) -> None:
         """Nobody finds it any more; contexts that share its pages keep them."""

@@ -17,7 +17,7 @@ from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import CreateRequest, OpenRequest, Ttl
+from jaxctx.engine.interface import Changes, NewContext
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
@@ -64,7 +64,7 @@ class Lives:
             self.quotas.charge(context.tenant, context, self._pages(context))
         self.watchers.note(context, change)
 
-    def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
+    def begin(self, context: Context, request: NewContext, change: Change) -> None:
         """A new context lives and is pinned as was asked for. Raises PIN_BUDGET, and then it is gone."""
         try:
             if request.pinned:
@@ -72,12 +72,15 @@ class Lives:
         except JaxctxError:
             self.cache.close(context)
             raise
-        self.set_ttl(context, request.ttl)
+        self.change(context, Changes(ttl=request.ttl))
         self.changed(context, change)
 
-    def set_ttl(self, context: Context, ttl: Ttl) -> None:
-        """It ends so long from now."""
-        self.cache.set_lifetime(context, Lifetime.begin(ttl.seconds, ttl.sliding, self.clock()))
+    def change(self, context: Context, settings: Changes) -> None:
+        """It gets labels, and ends so long from now, where that is given."""
+        if settings.ttl is not None:
+            self.cache.set_lifetime(context, Lifetime.begin(settings.ttl.seconds, settings.ttl.sliding, self.clock()))
+        if settings.labels is not None:
+            context.labels = dict(settings.labels)
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
         """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""

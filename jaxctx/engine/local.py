@@ -58,10 +58,10 @@ class LocalEngine(Snapshots, Engine):
         self.store.close()
         self.loop.stop()
 
-    truncate = command(lambda core: core.contexts.truncate)
+    truncate = command(lambda core: partial(core.contexts.control, core.cache.control.truncate))
     rewind = command(lambda core: core.contexts.rewind)
-    commit_pages = command(lambda core: core.contexts.commit_pages)
-    release_pages = command(lambda core: core.contexts.release_pages)
+    commit_pages = command(lambda core: partial(core.contexts.control, core.cache.control.commit))
+    release_pages = command(lambda core: partial(core.contexts.control, core.cache.control.release))
     update = command(lambda core: core.contexts.update)
     close = command(lambda core: core.contexts.close)
     get = command(lambda core: core.contexts.get)

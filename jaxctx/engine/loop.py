@@ -31,6 +31,7 @@ from jaxctx.errors import Unavailable
 log = logging.getLogger("jaxctx.engine")
 P = ParamSpec("P")
 T = TypeVar("T")
+HALFWAY = "a command failed halfway"
 
 
 class StepLoop:
@@ -74,12 +75,9 @@ class StepLoop:
     def _run(self) -> None:
         with self.core.device.count_compilations():
             while not self._stopping:
-                try:
-                    self._turn()
-                except Exception:
-                    self._break("the step thread met an error")
+                self._try("the step thread met an error", self._turn)
             while not self._inbox.empty():  # what came behind the stop is refused, not forgotten
-                self._take(self._inbox.get())
+                self._try(HALFWAY, self._inbox.get())
             self.outbox.flush()
 
     def _turn(self) -> None:
@@ -92,41 +90,36 @@ class StepLoop:
             self.core.carry_out()
         self.outbox.flush()
         with suppress(queue.Empty):
-            self._take(self._inbox.get(block=not more, timeout=timeout))
+            self._try(HALFWAY, self._inbox.get(block=not more, timeout=timeout))
             while True:
-                self._take(self._inbox.get_nowait())
+                self._try(HALFWAY, self._inbox.get_nowait())
 
     def _dispatch(self) -> bool:
-        try:
-            flight = self.core.dispatch()
-        except Exception:
-            self._break("a step could not be sent")
-            return False
+        flight = self._try("a step could not be sent", self.core.dispatch)
         if flight is not None:
             self._flying += 1
             self._flown.put(flight)
         return flight is not None
 
-    def _take(self, command: Callable[[], object]) -> None:
+    def _try(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `work` returns. If it raises, that is what happened to the engine, which is at its end."""
         try:
-            command()
-        except Exception:
-            self._break("a command failed halfway")
+            return work(*args, **kwargs)
+        except Exception as error:
+            self._break(what, error)
+            return None
 
     def _landed(self, batch: Batch, output: StepArrays | Exception) -> None:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         self._flying -= 1
         if isinstance(output, Exception):
             self._break("a step failed on the device", output)
-            return
-        try:
-            self.core.settle(batch, output)
-        except Exception:
-            self._break("a step's results could not be booked")
+        else:
+            self._try("a step's results could not be booked", self.core.settle, batch, output)
 
-    def _break(self, what: str, error: Exception | None = None) -> None:
+    def _break(self, what: str, error: Exception) -> None:
         """The device's arrays or the books are in doubt: end everything, take nothing more."""
-        log.critical("engine stopped: %s", what, exc_info=error or True)
+        log.critical("engine stopped: %s", what, exc_info=error)
         if not self.failure.done():
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))

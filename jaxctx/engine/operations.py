@@ -122,21 +122,11 @@ class ContextOperations:
         self.cache.touch(context)
         return context
 
-    def _control(self, caller: Caller, context_id: str, change: Callable[[Context, int], None], n: int) -> ContextInfo:
+    def control(self, change: Callable[[Context, int], None], caller: Caller, context_id: str, n: int) -> ContextInfo:
+        """Truncate, commit or release: what `change` of the cache's page control does to so many tokens or pages."""
         context = self.writable(caller, context_id)
         change(context, n)
         return self._changed(context)
-
-    def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
-        return self._control(caller, context_id, self.cache.control.truncate, tokens)
-
-    def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """FailedPrecondition if one of them is partial, OutOfRange past the last."""
-        return self._control(caller, context_id, self.cache.control.commit, pages)
-
-    def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """From the tail, with the tokens in them."""
-        return self._control(caller, context_id, self.cache.control.release, pages)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """A page that is cut in the middle is copied."""
@@ -169,10 +159,7 @@ class ContextOperations:
             self.lives.pin(context, request.pinned, request.pin_s)
         if request.priority is not None:
             context.priority = request.priority
-        if request.ttl is not None:
-            self.lives.set_ttl(context, request.ttl)
-        if request.labels is not None:
-            context.labels = dict(request.labels)
+        self.lives.change(context, request)
         writer = self.writers.get(context)
         if writer is not None:
             self.scheduler.reprioritise(writer)
@@ -203,7 +190,7 @@ class ContextOperations:
         ]
         return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 
-    def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+    def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
         return [self.describe(context) for context in self.cache.list(caller.tenant, after, limit)]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
@@ -252,10 +239,13 @@ class ContextOperations:
         """A context's counters as plain data."""
         state = ContextState.SUSPENDED if context.suspended else ContextState.IDLE
         until = context.pinned_until
+        parent_id, forked_at = context.ancestors[0] if context.ancestors else (None, 0)
         return told(
             ContextInfo,
             context,
             context_id=context.id,
+            parent_id=parent_id,
+            forked_at=forked_at,
             model_id=self.model_id,
             state=ContextState.BUSY if context in self.writers else state,
             salt=context.identity.salt,

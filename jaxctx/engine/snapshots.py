@@ -8,7 +8,7 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxctx.answers import FillResult, Publication, Snapshot
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, OpenRequest, SaveRequest, Ttl
+from jaxctx.engine.interface import Caller, Changes, OpenRequest, SaveRequest
 from jaxctx.engine.lives import told
 from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss
@@ -132,38 +132,26 @@ class Snapshots:
         result: FillResult = await self.loop.work(partial(self.loop.core.resume, caller, context))
         return result
 
-    async def publish(
-        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
+    async def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
         context = await self.loop.call(self.loop.core.cache.get, caller.tenant, context_id)
         if context.suspended:
             await self._resume(caller, context)
-        return await self.loop.call(self._archive.publish, caller, context_id, ttl, labels)
+        return await self.loop.call(self._archive.publish, caller, context_id, settings)
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         found = self.store.get(caller.tenant, name, version)
         return told(Snapshot, found, latest=self.store.get(caller.tenant, name).version == found.version)
 
-    async def snapshots(
-        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[Snapshot]:
+    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[Snapshot]:
         return [told(Snapshot, each, latest=True) for each in self.store.list(caller.tenant, prefix, after, limit)]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         versions = self.store.history(caller.tenant, name)
         return [told(Snapshot, version, latest=version is versions[0]) for version in versions]
 
-    async def update_snapshot(
-        self,
-        caller: Caller,
-        name: str,
-        version: int | None = None,
-        *,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Snapshot:
-        lifetime = None if ttl is None else self._archive.lifetime(ttl)
-        found = await asyncio.to_thread(self.store.update, caller.tenant, name, version, lifetime, labels)
+    async def update_snapshot(self, caller: Caller, name: str, version: int | None, changes: Changes) -> Snapshot:
+        lifetime = None if changes.ttl is None else self._archive.lifetime(changes.ttl)
+        found = await asyncio.to_thread(self.store.update, caller.tenant, name, version, lifetime, changes.labels)
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:

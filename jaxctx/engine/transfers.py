@@ -29,7 +29,8 @@ import jax
 import numpy as np
 import xxhash
 
-from jaxctx.cache.tiers import Move, PageCopy, PageFetch, PageLoad, PageSave, PageSpill, SlotDrop
+from jaxctx.cache.prefix import NOWHERE
+from jaxctx.cache.tiers import Move, PageCopy, SlotMove, Way
 from jaxctx.engine.device import Device
 from jaxctx.errors import DataLoss
 
@@ -171,33 +172,27 @@ class Transfers:
 
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Do them all, ahead of every later step."""
-        for batch in _batches(moves):
-            match batch[0]:
-                case PageCopy():
-                    self._device.copy_pages([move for move in batch if isinstance(move, PageCopy)])
-                case PageSave():
-                    saves = [move for move in batch if isinstance(move, PageSave)]
-                    for move, data in zip(saves, self._device.save_pages([s.page for s in saves]), strict=True):
-                        self.host[move.slot] = data
-                case PageLoad():
-                    loads = [move for move in batch if isinstance(move, PageLoad)]
-                    loaded = [self.host.page(each.slot) for each in loads]
-                    self._device.load_pages([each.page for each in loads], loaded)
-                    self._drop(batch)
-                case PageSpill(slot, disk):
-                    assert self._disk is not None
-                    self._disk.spill(slot, disk)
-                case PageFetch(disk, slot):
-                    assert self._disk is not None
-                    self._disk.fetch(disk, slot).add_done_callback(lambda _: self.on_arrival())
-                case SlotDrop():
-                    self._drop(batch)
-
-    def _drop(self, moves: Iterable[Move]) -> None:
-        for move in moves:
-            if isinstance(move, SlotDrop):
-                self.host.pop(move.slot, None)
-                self._on_drop.pop(move.slot, lambda: None)()
+        for way, batch in _batches(moves):
+            if way is None:
+                self._device.copy_pages(batch)
+            elif way is Way.SAVE:
+                for move, data in zip(batch, self._device.save_pages([each.other for each in batch]), strict=True):
+                    self.host[move.slot] = data
+            elif way is Way.LOAD:
+                loads = [move for move in batch if move.way is Way.LOAD]
+                loaded = [self.host.page(each.slot) for each in loads]
+                self._device.load_pages([each.other for each in loads], loaded)
+            elif way is not Way.DROP:
+                assert self._disk is not None
+                for move in batch:
+                    if way is Way.SPILL:
+                        self._disk.spill(move.slot, move.other)
+                    else:
+                        self._disk.fetch(move.other, move.slot).add_done_callback(lambda _: self.on_arrival())
+            for move in batch if way in (Way.LOAD, Way.DROP) else ():
+                if move.way is Way.DROP:
+                    self.host.pop(move.slot, None)
+                    self._on_drop.pop(move.slot, lambda: None)()
 
     def close(self) -> None:
         """Stop the threads, remove the file."""
@@ -205,25 +200,26 @@ class Transfers:
             self._disk.close()
 
 
-def _batches(moves: Iterable[Move]) -> Iterator[list[Move]]:
+def _batches(moves: Iterable[Move]) -> Iterator[tuple[Way | None, list[Any]]]:
     """Neighbours that one call of the device may do in any order: of one kind, and none touches another's target.
 
-    What is loaded is dropped next, more often than not; so drops may stand among loads, and are done after them.
+    With each what its first move does; None: they are copies. What is loaded is dropped next, more often than not; so
+    drops may stand among loads, and are done after them.
     """
     batch: list[Move] = []
-    touched: set[int] = set()
+    begun: Way | None = None
+    written: set[int] = set()
     for move in moves:
-        if batch and isinstance(move, SlotDrop) and isinstance(batch[0], PageLoad | SlotDrop):
-            batch.append(move)
-            continue
-        many = isinstance(move, PageCopy | PageSave | PageLoad)
-        target = move.target if isinstance(move, PageCopy) else move.page if isinstance(move, PageLoad) else None
-        reads = {move.source} if isinstance(move, PageCopy) else set()
-        if batch and not (many and type(move) is type(batch[0]) and target not in touched and not reads & touched):
-            yield batch
-            batch, touched = [], set()
+        way = move.way if isinstance(move, SlotMove) else None
+        target = move.target if isinstance(move, PageCopy) else move.other if way is Way.LOAD else NOWHERE
+        apart = target not in written and not (isinstance(move, PageCopy) and move.source in written)
+        if batch and not (way is begun and apart) and not (way is Way.DROP and begun is Way.LOAD):
+            yield begun, batch
+            batch, written = [], set()
+        if not batch:
+            begun = way
         batch.append(move)
-        if target is not None:
-            touched.add(target)
+        if target != NOWHERE:
+            written.add(target)
     if batch:
-        yield batch
+        yield begun, batch

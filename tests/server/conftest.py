@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,12 +36,12 @@ from jaxctx.answers import (
 )
 from jaxctx.engine.interface import (
     Caller,
+    Changes,
     CreateRequest,
     ForwardRequest,
     GenerateRequest,
     OpenRequest,
     SaveRequest,
-    Ttl,
     UpdateRequest,
 )
 from jaxctx.errors import AlreadyExists, NotFound
@@ -306,7 +306,7 @@ class FakeEngine:
         ways = [("parent", 3), ("its parent", 0)]
         return ContextLayout(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier), ancestors=ways)
 
-    async def list(self, caller: Caller, *, after: str = "", limit: int = 100) -> list[ContextInfo]:
+    async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
         self._enter("list", caller, (after, limit))
         found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > after)
         return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
@@ -369,9 +369,7 @@ class FakeEngine:
         self._enter("snapshot", caller, (name, version))
         return replace(SNAPSHOT, expiry=None, labels={})
 
-    async def snapshots(
-        self, caller: Caller, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> Sequence[Snapshot]:
+    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[Snapshot]:
         self._enter("snapshots", caller, (prefix, after, limit))
         return [replace(SNAPSHOT, name=name) for name in ("n", "na", "nb", "o") if name > after][:limit]
 
@@ -379,32 +377,20 @@ class FakeEngine:
         self._enter("history", caller, name)
         return [replace(SNAPSHOT, version=version, latest=version == 12) for version in (12, 11, 3, 1)]
 
-    async def update_snapshot(
-        self,
-        caller: Caller,
-        name: str,
-        version: int | None = None,
-        *,
-        ttl: Ttl | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Snapshot:
-        self._enter("update_snapshot", caller, (name, version, ttl, labels))
+    async def update_snapshot(self, caller: Caller, name: str, version: int | None, changes: Changes) -> Snapshot:
+        self._enter("update_snapshot", caller, (name, version, changes.ttl, changes.labels))
         return SNAPSHOT
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         self._enter("delete_snapshot", caller, (name, version))
         return 2
 
-    async def publish(
-        self, caller: Caller, context_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
-        self._enter("publish", caller, (context_id, ttl, labels))
+    async def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
+        self._enter("publish", caller, (context_id, settings.ttl, settings.labels))
         return PUBLICATION
 
-    async def update_publication(
-        self, caller: Caller, publication_id: str, *, ttl: Ttl | None = None, labels: Mapping[str, str] | None = None
-    ) -> Publication:
-        self._enter("update_publication", caller, (publication_id, ttl, labels))
+    async def update_publication(self, caller: Caller, publication_id: str, changes: Changes) -> Publication:
+        self._enter("update_publication", caller, (publication_id, changes.ttl, changes.labels))
         return PUBLICATION
 
     async def unpublish(self, caller: Caller, publication_id: str) -> None:

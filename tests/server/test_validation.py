@@ -12,7 +12,6 @@ import pytest
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, snapshot_service_pb2
-from jaxctx_server.grpc.service import Decoded
 from jaxctx_server.validate import contexts, generation, snapshots, validate
 
 ANY = object()  # every value of its type is in range
@@ -308,11 +307,12 @@ def test_the_table_has_every_field_of_every_request() -> None:
 
 
 def test_a_name_that_no_field_has_is_a_defect_and_not_a_field_that_was_not_sent(limits: Any) -> None:
-    decoded = Decoded(context_service_pb2.FillRequest(context_id="a", messages={"messages": [{}]}))
-    assert decoded.keys() == {field.name for field in context_service_pb2.FillRequest.DESCRIPTOR.fields}
-    assert (decoded["context_id"], decoded["text"], decoded["add_special_tokens"]) == ("a", None, None)
-    with pytest.raises(AttributeError, match="content"):
-        validate(lambda request: request["content"], limits, decoded)
+    message = context_service_pb2.FillRequest(context_id="a", messages={"messages": [{}]})
+    names = ("context_id", "text", "add_special_tokens", "defer")
+    values = validate(lambda request: [request[name].value for name in names], limits, message)
+    assert values == ["a", None, None, False]
+    with pytest.raises(KeyError, match="content"):
+        validate(lambda request: request["content"], limits, message)
 
 
 async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:

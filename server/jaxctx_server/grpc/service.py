@@ -1,16 +1,20 @@
-"""What every service does with a request, before the engine does: decode and validate."""
+"""What every service does with a request: decode and validate, before the engine works; encode, after."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.engine.interface import Caller
+from jaxctx.codec import encode
+from jaxctx.engine.interface import Caller, Engine
 from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Field, validate
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Arguments = TypeVarTuple("Arguments")
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
 
 
@@ -25,7 +29,7 @@ class Service:
     def begin(self, context: Context, request: Message, check: Callable[[Field], T]) -> tuple[Served, Caller, T]:
         """What is served, to whom, and what `check` of the validator makes of the request."""
         served = self._serving.served()
-        return served, self.caller(context), validate(check, served.limits, Decoded(request))
+        return served, self.caller(context), validate(check, served.limits, request)
 
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""
@@ -35,44 +39,43 @@ class Service:
         )
 
 
-def first_page(found: Sequence[T], limit: int, token: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """The first `limit` of what was found, and the page token of the last one; "" if there are no more."""
-    listed = found[:limit]
-    return listed, token(listed[-1]) if len(found) > limit else ""
+def one(check: Callable[[Field], T]) -> Callable[[Field], tuple[T]]:
+    """For `unary`, a check that makes one argument."""
+    return lambda request: (check(request),)
 
 
-class Decoded(Mapping[str, object]):
-    """A message as the validator takes it: each field by its name, None where it was not sent. Nothing is copied."""
+def unary(
+    check: Callable[[Field], tuple[*Arguments]],
+    method: Callable[[Engine, Caller, *Arguments], Awaitable[object]],
+    kind: type[M],
+    field: str = "",
+) -> Callable[..., Awaitable[M]]:
+    """A method that hands its request to the engine's `method`, as the arguments that `check` makes of it.
 
-    def __init__(self, message: Message) -> None:
-        self._message = message
+    The answer goes back as a message of class `kind`, or as this `field` of one.
+    """
 
-    def __getitem__(self, name: str) -> object:
-        """Raises AttributeError for a name that no field has, so that `get` does too."""
-        value = getattr(self._message, name)
-        field = self._message.DESCRIPTOR.fields_by_name[name]
-        if field.is_repeated:
-            is_list_of_messages = field.message_type is not None and not field.message_type.GetOptions().map_entry
-            return _List(value) if is_list_of_messages else value
-        if field.has_presence and not self._message.HasField(name):
-            return None
-        return value if field.message_type is None else Decoded(value)
+    async def call(self: Service, request: Message, context: Context) -> M:
+        served, caller, arguments = self.begin(context, request, check)
+        return told(await getattr(served.engine, method.__name__)(caller, *arguments), kind, field)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._message.DESCRIPTOR.fields_by_name)
-
-    def __len__(self) -> int:
-        return len(self._message.DESCRIPTOR.fields)
+    return call
 
 
-class _List(Sequence[object]):
-    """Messages, each decoded when it is looked at: how many there are is checked first."""
+def told(answer: Any, kind: type[M], field: str = "") -> M:
+    """An answer as a message; with `field` it, or each of several, becomes that field of the message. None: empty."""
+    if not field:
+        return kind() if answer is None else encode(answer, kind)
+    there: Any = kind.DESCRIPTOR.fields_by_name[field]
+    if there.message_type is None:
+        return kind(**{field: answer})
+    each = GetMessageClass(there.message_type)
+    return kind(**{field: [encode(item, each) for item in answer] if there.is_repeated else encode(answer, each)})
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __getitem__(self, place: Any) -> Any:
-        return Decoded(self._messages[place])
+def page_of(found: Sequence[T], limit: int, token: Callable[[T], str], kind: type[M], field: str) -> M:
+    """The first `limit` of what was found, and if there are more the page token of the last one."""
+    page = told(found[:limit], kind, field)
+    if len(found) > limit:
+        page.next_page_token = token(found[limit - 1])  # type: ignore[attr-defined]
+    return page

@@ -1,6 +1,7 @@
 """Requests of ContextService, Generate and Forward apart; and settings that snapshots and publications share."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxctx.engine.interface import CreateRequest, Ttl, UpdateRequest
 from jaxctx_server.validate.content import Content, content, model_id
@@ -22,17 +23,24 @@ def count(name: str) -> Callable[[Field], tuple[str, int]]:
 
 def create(request: Field) -> tuple[str, CreateRequest]:
     """The model that was asked for, and the context to create."""
-    pinned = request["pinned"].flag(False)
     return model_id(request), CreateRequest(
-        context_id=request["context_id"].optional_id(),
         salt=request["salt"].text(0, request.limits.max_salt_bytes),
-        priority=priority(request["priority"], 0),
         manual_commit=request["manual_commit"].flag(False),
-        pinned=pinned,
-        pin_s=pin_s(request["pin_for"], pinned),
-        ttl=ttl(request["ttl"]) or FOREVER,
         labels=labels(request["labels"]),
+        **new_context(request),
     )
+
+
+def new_context(request: Field) -> dict[str, Any]:
+    """What any new context begins with."""
+    pinned = request["pinned"].flag(False)
+    return {
+        "context_id": request["context_id"].optional_id(),
+        "priority": priority(request["priority"], 0),
+        "pinned": pinned,
+        "pin_s": pin_s(request["pin_for"], pinned),
+        "ttl": ttl(request["ttl"]) or FOREVER,
+    }
 
 
 def fill(request: Field) -> tuple[str, Content, bool]:

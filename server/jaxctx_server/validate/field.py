@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from jaxctx.errors import FieldViolation, InvalidArgument
 from jaxctx_server.validate.limits import Limits
 
@@ -20,11 +22,11 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 
-def validate(check: "Callable[[Field], T]", limits: Limits, request: Mapping[str, object]) -> T:
+def validate(check: "Callable[[Field], T]", limits: Limits, request: Mapping[str, object] | Message) -> T:
     """What `check` makes of a request. Raises one InvalidArgument for everything that is wrong with it.
 
-    `request` maps the names of a message's fields to their values as a door decoded them, of any type and size. Nested
-    messages are mappings too. A field that is None or missing was not sent.
+    `request` is a protobuf message, or maps the names of a message's fields to their values as a door decoded them, of
+    any type and size. Nested messages are likewise. A field that is None or missing was not sent.
     """
     wrong: dict[str, str] = {}
     checked = check(Field("", request, limits, wrong))
@@ -44,8 +46,16 @@ class Field:
     wrong: dict[str, str]  # of the whole request: by path, what would be accepted
 
     def __getitem__(self, name: str) -> "Field":
-        """A field of this message; one that was not sent if this is no message."""
-        value = self.value.get(name) if isinstance(self.value, Mapping) else None
+        """A field of this message; one that was not sent if this is no message. Nothing is copied.
+
+        Raises KeyError for a name that no field of a protobuf message has.
+        """
+        value = None
+        if isinstance(self.value, Message):
+            if not self.value.DESCRIPTOR.fields_by_name[name].has_presence or self.value.HasField(name):
+                value = getattr(self.value, name)
+        elif isinstance(self.value, Mapping):
+            value = self.value.get(name)
         return Field(f"{self.path}.{name}" if self.path else name, value, self.limits, self.wrong)
 
     def at(self, step: str, value: object) -> "Field":
@@ -113,9 +123,10 @@ class Field:
 
     def message(self, description: str) -> bool:
         """Whether it is a message. Required; `description` says what it must be."""
-        if not isinstance(self.value, Mapping):
+        is_message = isinstance(self.value, Mapping | Message)
+        if not is_message:
             self.refuse(description)
-        return isinstance(self.value, Mapping)
+        return is_message
 
     def mapping(self, high: int) -> Mapping[object, object]:
         """A map of up to `high` entries, as it came."""

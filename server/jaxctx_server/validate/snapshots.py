@@ -1,10 +1,9 @@
 """Requests of SnapshotService."""
 
 import unicodedata
-from typing import Any
 
-from jaxctx.engine.interface import OpenRequest, SaveRequest, Ttl
-from jaxctx_server.validate.contexts import FOREVER, context, labels, new_labels, page, pin_s, priority, ttl
+from jaxctx.engine.interface import Changes, OpenRequest, SaveRequest
+from jaxctx_server.validate.contexts import FOREVER, context, labels, new_context, new_labels, page, ttl
 from jaxctx_server.validate.field import Field
 from jaxctx_server.validate.limits import INT32_MAX
 
@@ -23,17 +22,12 @@ def save(request: Field) -> SaveRequest:
 
 def open_(request: Field, *, take: bool = False) -> OpenRequest:
     """A context from a version of a snapshot; with `take` from the latest one, and then the snapshot is no more."""
-    pinned = request["pinned"].flag(False)
     return OpenRequest(
         name=name(request),
         version=None if take else request["version"].integer(1, INT32_MAX, None),
         take=take,
         recompute=request["recompute"].flag(False),
-        context_id=request["context_id"].optional_id(),
-        priority=priority(request["priority"], 0),
-        pinned=pinned,
-        pin_s=pin_s(request["pin_for"], pinned),
-        ttl=ttl(request["ttl"]) or FOREVER,
+        **new_context(request),
     )
 
 
@@ -56,17 +50,17 @@ def versions(request: Field) -> tuple[str, int, int]:
     return name(request), int(after) if is_version else INT32_MAX, limit
 
 
-def update(request: Field) -> tuple[str, int | None, dict[str, Any]]:
+def update(request: Field) -> tuple[str, int | None, Changes]:
     """A name, a version of it, and what is to change."""
     return *version(request), _changes(request)
 
 
-def publish(request: Field) -> tuple[str, Ttl, dict[str, str]]:
+def publish(request: Field) -> tuple[str, Changes]:
     """The context whose prefix is to be published, for how long, and with which labels."""
-    return context(request), ttl(request["ttl"]) or FOREVER, labels(request["labels"])
+    return context(request), Changes(ttl=ttl(request["ttl"]), labels=labels(request["labels"]))
 
 
-def update_publication(request: Field) -> tuple[str, dict[str, Any]]:
+def update_publication(request: Field) -> tuple[str, Changes]:
     """The publication's id, and what is to change."""
     return unpublish(request), _changes(request)
 
@@ -76,9 +70,8 @@ def unpublish(request: Field) -> str:
     return request["publication_id"].id()
 
 
-def _changes(request: Field) -> dict[str, Any]:
-    """Time to live and labels; None leaves them as they are."""
-    return {"ttl": ttl(request["ttl"]), "labels": new_labels(request["labels"])}
+def _changes(request: Field) -> Changes:
+    return Changes(ttl=ttl(request["ttl"]), labels=new_labels(request["labels"]))
 
 
 def name(request: Field) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxctx.cache.contexts import ContextCache, Identity
 
+from .recount import check
+
 IDENTITY = Identity("tenant", "model", kv_dtype="bfloat16")
 TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
 
@@ -31,7 +33,7 @@ def fill(cache, context, tokens):
     computed = context.buffered_tokens
     cache.grow(context, computed)
     cache.settle(context, computed)
-    cache.check()
+    check(cache)
     return found, computed
 
 

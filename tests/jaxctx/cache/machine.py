@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.tiers import Move, PageCopy, PageFetch, PageLoad, PageSave, PageSpill, SlotDrop
+from jaxctx.cache.tiers import Move, PageCopy, SlotMove, Way
 from jaxctx.errors import DataLoss
+
+from .recount import is_free
 
 Data: TypeAlias = list[object]
 
@@ -41,19 +43,19 @@ class Machine:
             match move:
                 case PageCopy(source, target):
                     self.pages[target] = self.pages[source][:]
-                case PageSave(page, slot):
+                case SlotMove(Way.SAVE, slot, page):
                     self.host[slot] = Slot(self.pages[page][:])
-                case PageLoad(slot, page):
+                case SlotMove(Way.LOAD, slot, page):
                     held = self.host[slot]
                     assert held.data is not None, "data that never came is used"
                     assert held.at <= self.now, "data is used before it came"
                     self.pages[page] = held.data[:]
-                case PageSpill(slot, disk):
+                case SlotMove(Way.SPILL, slot, disk):
                     self.disk[disk] = self.host.pop(slot)
-                case PageFetch(disk, slot):
+                case SlotMove(Way.FETCH, slot, disk):
                     held = self.disk[disk]
                     self.host[slot] = Slot(held.data, max(held.at, self.now) + self.delay)
-                case SlotDrop(slot):
+                case SlotMove(Way.DROP, slot):
                     del self.host[slot]
 
     def ready(self, slot: int) -> bool:
@@ -72,7 +74,7 @@ class Machine:
     def spoil(self, cache: ContextCache) -> None:
         """Nothing can be read where nobody needs it."""
         for page in self.pages:
-            if cache.memory.pool.is_free(page):
+            if is_free(cache.memory.pool, page):
                 self.pages[page] = self.poison[:]
         for store, slots in ((self.host, cache.memory.tiers.host), (self.disk, cache.memory.tiers.disk)):
             for slot in slots.free if len(slots.free) < 99 else ():

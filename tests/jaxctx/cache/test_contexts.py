@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import OutOfPages
+from jaxctx.cache.tiers import Way
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 
 from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
+from .recount import check
 
 # --- suspension ------------------------------------------------------------------------------------------------------
 
@@ -28,10 +30,10 @@ def test_suspension_keeps_the_tokens_and_nothing_else():
     assert cache.refcounts(context) == []
     assert cache.available() == 200
     assert cache.suspend(context) == 0
-    cache.check()
+    check(cache)
     assert cache.match(context) == 992
     assert (layout(context), context.buffered_tokens) == ((62, 0, 0), 10)
-    cache.check()
+    check(cache)
 
 
 def test_a_suspended_context_survives_the_eviction_of_its_pages():
@@ -44,7 +46,7 @@ def test_a_suspended_context_survives_the_eviction_of_its_pages():
     cache.grow(context, context.buffered_tokens)
     cache.settle(context, context.buffered_tokens)
     assert layout(context) == (62, 1, 8)
-    cache.check()
+    check(cache)
 
 
 def test_suspension_spares_shared_pages():
@@ -75,7 +77,7 @@ def test_what_a_suspended_context_can_do_without_pages():
         with pytest.raises(OutOfRange):
             operation(context, 1)
     assert would_find(cache, context, [2]) == 992
-    cache.check()
+    check(cache)
 
 
 def test_victims_are_idle_unpinned_and_least_recently_used_first():
@@ -120,7 +122,7 @@ def test_contexts_are_found_and_listed_by_tenant():
             cache.get("u", context_id)
         messages.add(error.value.message.replace(context_id, "?"))
     assert len(messages) == 1, "another tenant's context is told by nothing"
-    cache.check()
+    check(cache)
 
 
 def test_a_closed_context_is_gone():
@@ -148,7 +150,7 @@ def test_a_closed_context_is_gone():
         with pytest.raises(NotFound):
             operation()
     assert used(cache) == 0
-    cache.check()
+    check(cache)
     cache.create(IDENTITY, tenant="t", context_id="x")
 
 
@@ -166,7 +168,7 @@ def test_what_the_engine_must_not_settle():
     with pytest.raises(InvalidArgument):
         cache.append(context, [1, "x"])
     assert context.buffered_tokens == 20
-    cache.check()
+    check(cache)
 
 
 def test_growing_takes_all_pages_or_none():
@@ -180,7 +182,7 @@ def test_growing_takes_all_pages_or_none():
     assert layout(context) == (1, 3, 0)
     cache.grow(context, 10)
     assert layout(context) == (1, 3, 0)
-    cache.check()
+    check(cache)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 1001), (1001, 1001)])
@@ -227,7 +229,7 @@ def test_pages_on_disk_are_fetched_ahead_but_never_drive_off_half_of_the_host():
     assert cache.restore(context, 8, lambda slot: True) == 8, "the first ones left last, and are on the host"
     cache.moves()
     assert cache.restore(context, 3, lambda slot: False) == 0
-    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 3
+    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 3
     assert cache.restore(context, 99, lambda slot: False) == 0
-    assert [type(move).__name__ for move in cache.moves()].count("PageFetch") == 1, "4 in all, of 8 slots"
-    cache.check()
+    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 1, "4 in all, of 8 slots"
+    check(cache)

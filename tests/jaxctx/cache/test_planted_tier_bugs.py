@@ -37,7 +37,7 @@ BUGS = [
     Bug("a slot is dropped twice", Tiers, "drop", "item.host = NOWHERE", "pass"),
     Bug("a dropped slot is not free", Tiers, "drop", "self.host.free.append(item.host)", "pass"),
     Bug("a disk slot is not free", Tiers, "drop", "self.disk.free.append(item.disk)", "pass"),
-    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(SlotDrop(item.host))", "pass"),
+    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(SlotMove(Way.DROP, item.host))", "pass"),
     Bug(
         "a staged slot leaks", Tiers, "drop", "self.moves.append(", "item.host < self.host.total and self.moves.append("
     ),
@@ -48,7 +48,13 @@ BUGS = [
         "item.disk, victim.disk = victim.disk, NOWHERE",
         "item.disk = victim.disk",
     ),
-    Bug("nothing is written to disk", Tiers, "_keep_on_disk", "self.moves.append(PageSpill(slot, item.disk))", "pass"),
+    Bug(
+        "nothing is written to disk",
+        Tiers,
+        "_keep_on_disk",
+        "self.moves.append(SlotMove(Way.SPILL, slot, item.disk))",
+        "pass",
+    ),
     Bug(
         "the page that is saved gives way to itself",
         Tiers,
@@ -181,7 +187,7 @@ BUGS = [
         "what is published is not copied",
         ContextCache,
         "publish",
-        "self.memory.move(*map(PageCopy, context.page_table().tolist(), pages))",
+        "self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)",
         "pass",
         often=PUBLISHING,
     ),

@@ -8,6 +8,7 @@ from jaxctx.errors import NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 from .filling import IDENTITY, TOKENS, fill
+from .recount import check
 
 
 class Time:
@@ -46,7 +47,7 @@ def test_shown_until_its_end_and_never_after(cache: ContextCache, time: Time) ->
     assert reason(cache, context.id, tenant="u") == "CONTEXT_NOT_FOUND"
     assert cache.lifetimes.due(time.now) == [context]
     cache.close(context)
-    cache.check()
+    check(cache)
     assert reason(cache, context.id) == "CONTEXT_EXPIRED"
     assert reason(cache, context.id, tenant="u") == "CONTEXT_NOT_FOUND"
 
@@ -100,7 +101,7 @@ def test_a_fork_lives_as_long_from_its_birth_and_starts_its_own_count(cache: Con
     parent.version, parent.pinned_until = 7, 99.0
     time.now = 4
     child = cache.fork(parent)
-    assert (child.lifetime, child.version, child.forked_at) == (Lifetime(14, 10, True), 0, 43)
+    assert (child.lifetime, child.version, child.ancestors[0][1]) == (Lifetime(14, 10, True), 0, 43)
     assert (child.pinned, child.pinned_until) == (False, None)
     assert cache.fork(parent, tenant="elsewhere").lifetime is FOREVER
     time.now = 14

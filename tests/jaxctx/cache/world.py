@@ -23,6 +23,7 @@ from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from .keys import Key
 from .machine import Data, Machine, Slot
 from .oracle import Expected, Oracle
+from .recount import check, nodes
 
 TENANTS = tuple(Identity(namespace, "m") for namespace in "tuv")
 IDENTITIES = (*TENANTS, Identity("t", "m", salt="x"), Identity("t", "m", adapter="x"))
@@ -125,7 +126,7 @@ class World:
         self.settle_moves()
         assert self.cache.memory.pool.free == self.oracle.pages
         assert not self.machine.host, "host slots are left"
-        assert not [*self.cache.memory.index.nodes()]
+        assert not [*nodes(self.cache.memory.index)]
 
     def settle_moves(self) -> None:
         self.machine.carry_out(self.cache.moves())
@@ -425,7 +426,7 @@ class World:
 
     def compare(self) -> None:
         cache, oracle = self.cache, self.oracle
-        cache.check()
+        check(cache)
         self.compare_counts()
         holders = defaultdict[str, list[set[Key]]](list)  # by namespace: nobody learns what others hold
         for e in oracle.contexts:
@@ -446,7 +447,7 @@ class World:
         for tenant in ("t0", "t1", "p", "\0t0"):
             ids = sorted(e.context.id for e in oracle.contexts if e.context.tenant == tenant)
             assert [context.id for context in cache.list(tenant, "", 99)] == ids
-        for node in cache.memory.index.nodes():
+        for node in nodes(cache.memory.index):
             self.compare_node(node)
 
     def compare_counts(self) -> None:

@@ -1,0 +1,127 @@
+"""Recount: all accounts of a cache from scratch, by walks over everything. Raises AssertionError where they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from jaxctx.cache.context import Context
+from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.pages import PagePool
+from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.registry import Registry
+from jaxctx.cache.tiers import Item, Tiers
+
+
+def check(cache: ContextCache) -> None:
+    """Pages, holders, hashes, slots and tables add up."""
+    memory, registry = cache.memory, cache._registry
+    check_registry(registry)
+    check_pool(memory.pool)
+    check_index(memory.index, Counter(context.tail for context in registry if not context.suspended))
+    taken = [node.page for node in nodes(memory.index) if node.page != NOWHERE]
+    parked = [item for context in registry for item in context.stash.values()]
+    check_tiers(memory.tiers, {*nodes(memory.index), *parked})
+    for context in registry:
+        check_context(context, memory.index)
+        taken += context.working
+    assert len(set(taken)) == len(taken), f"pages with two owners: {sorted(taken)}"
+    assert len(taken) + memory.pool.free == memory.pool.total, f"{len(taken)} owned, {memory.pool.free} free: some lost"
+    assert not any(is_free(memory.pool, page) for page in taken), "a page in use is in the pool"
+
+
+def check_context(context: Context, index: PrefixIndex) -> None:
+    assert len(context.recent) % TOKEN_BYTES == 0
+    assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
+    assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
+    kept = context.manual_commit or context.held_back
+    assert kept or context.working_tokens < context.page_size, "a full page was not committed"
+    first = context.tail.depth * context.page_size
+    assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
+    assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
+    chain, start = context.chain(), context.tail.ancestor(0)
+    assert context.root is index.root(context.identity), "another root"
+    assert start.parent is None, "lineage ends at no root"
+    assert all(node.owner in (context.root, start) for node in chain), "a page of somebody else"
+    assert context.suspended or all(holds(index, node) for node in chain), "a page of a chain is not indexed"
+    table = context.page_table().tolist()
+    committed = [] if context.suspended else [node.page for node in chain]
+    assert table == committed + context.working, f"stale page table {table}"
+
+
+def check_registry(registry: Registry) -> None:
+    contexts = [*registry]
+    assert registry._contexts == {(context.tenant, context.id): context for context in contexts}
+    assert not any(context.closed for context in contexts)
+    assert set(registry._by_use) == {context for context in contexts if not context.suspended}
+    ids = registry._ids
+    assert sorted(registry._contexts) == [(tenant, item) for tenant in sorted(ids) for item in ids[tenant]]
+
+
+def is_free(pool: PagePool, page: int) -> bool:
+    """Whether nobody has this page."""
+    return bool(pool._is_free[page - pool.first_page])
+
+
+def runs(pool: PagePool) -> list[tuple[int, int]]:
+    """The free runs as (first page, length), in page order."""
+    return sorted((start, length) for length, start in pool._by_length)
+
+
+def check_pool(pool: PagePool) -> None:
+    """The runs are maximal and are the free pages."""
+    free = [page for start, length in runs(pool) for page in range(start, start + length)]
+    assert free == [pool.first_page + slot for slot in range(pool.total) if pool._is_free[slot]]
+    assert len(free) == pool.free
+    ends = {start: start + length for start, length in runs(pool)}
+    assert ends == pool._ends, "runs by first page"
+    assert {end: start for start, end in ends.items()} == pool._starts, "runs by last page"
+    assert not pool._starts.keys() & pool._ends.keys(), "two runs touch"
+    assert pool._by_length == sorted(pool._by_length)
+
+
+def nodes(index: PrefixIndex) -> Iterator[PageNode]:
+    """Every indexed node."""
+    for node in index._by_digest.values():
+        collided: PageNode | None = node
+        while collided is not None:
+            yield collided
+            collided = collided.same_digest
+
+
+def holds(index: PrefixIndex, node: PageNode) -> bool:
+    """Whether this very node is indexed."""
+    parent = node.parent
+    return parent is not None and index.child(parent, node.owner, node.tokens, node.marks) is node
+
+
+def check_index(index: PrefixIndex, tails: Mapping[PageNode, int]) -> None:
+    """`tails` says of how many contexts a node is the last one."""
+    known = list(nodes(index))
+    holders = Counter(tails)
+    holders.update(node.parent for node in known if node.holders and node.parent is not None)
+    for node in {*known, *tails}:
+        assert node.holders == holders[node], f"{holders[node]} holders, not {node.holders}"
+    for node in known:
+        assert holds(index, node), "a node that cannot be found"
+        assert node.parent is not None
+        assert node.parent.depth == node.depth - 1
+        assert node.parent.parent is None or holds(index, node.parent), "a node whose parent is not indexed"
+        assert not node.lost, "an indexed node without data"
+        assert len(node.tokens) == index.page_bytes
+        assert node.page == NOWHERE or node.parent.parent is None or node.parent.page != NOWHERE, "a gap on the way"
+    children = Counter(node.parent for node in known)
+    assert all(node.indexed and node.children == children[node] for node in known), "children miscounted"
+    assert set(index._cached) == {node for node in known if not node.holders and node.page != NOWHERE}
+    place = {node: position for position, node in enumerate(index._cached)}
+    for node in index._cached:
+        assert node.parent not in place or place[node] < place[node.parent], "a parent would go before its child"
+
+
+def check_tiers(tiers: Tiers, items: set[Item]) -> None:
+    """`items`, all that may have copies, have one slot each and no others are used."""
+    for slots, tier in ((tiers.host, "host"), (tiers.disk, "disk")):
+        taken = [slot for item in items if 0 <= (slot := getattr(item, tier)) < slots.total]
+        assert len(set(taken)) == len(taken), f"two copies in one {tier} slot"
+        assert sorted(taken + slots.free) == list(range(slots.total)), f"{tier} slots lost"
+        assert set(slots.order) == {item for item in items if 0 <= getattr(item, tier) < slots.total}, tier
