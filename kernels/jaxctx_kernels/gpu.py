@@ -13,14 +13,13 @@ are few: unit u writes one for each tile t that it meets, at slot u + t, which n
 A unit is a producer warpgroup, which brings a page (at most 64 tokens of one) a copy into rings of buffers, and two
 consumers. In steps of many rows each consumer has half of a tile; in others both have the same rows and take turns at
 the steps. A second kernel merges partial results by log-sum-exp. All is float32 but what is multiplied.
-
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pools split over heads, the plan on all.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from math import e, log2
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.experimental.pallas as pl
@@ -106,8 +105,7 @@ def attend(
         k_pool, v_pool = (lax.bitcast_convert_type(pool, jnp.bfloat16) for pool in (k_pool, v_pool))
     known = dim in (64, 128, 256) and group <= SIDE and shape.page_size in (16, 32, 64, 128)
     if k_pool.dtype != jnp.bfloat16 or not known:
-        name = f"{k_pool.dtype}, heads of {dim}, {group} of them to a KV head, and pages of {shape.page_size}"
-        raise ValueError(f"no kernel for {name}")
+        raise ValueError(f"no kernel for {k_pool.dtype}, heads of {dim}, groups of {group}, pages of {shape.page_size}")
     parts, size = CONSUMERS if rows >= WIDE else 1, SIDE // group
     cut = Cut(group, size, parts, CONSUMERS // parts, -(-rows // (size * parts)), max(1, PROCESSORS // kv_heads))
     row = jnp.arange(cut.tiles * parts)[:, None] * size + jnp.arange(SIDE) // group
@@ -135,12 +133,10 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     end = ends.at[cell].get(mode="fill", fill_value=2**30)
     begin = end - cells.at[cell].get(mode="fill", fill_value=0)
     fields = begin, end, row[item] - tile * tile_rows, count[item], entry[item], tokens[item], start[item]
-
     tile_end = ends.reshape(cut.tiles, items)[:, -1]
     tile_begin, total = jnp.pad(tile_end[:-1], (1, 0)), tile_end[-1]
     each = jnp.maximum(LEAST, -(-total // cut.units))
-    low = jnp.minimum(jnp.arange(cut.units) * each, total)
-    high = jnp.minimum(low + each, total)
+    low, high = (jnp.minimum((jnp.arange(cut.units) + n) * each, total) for n in (0, 1))
     of_low = ((edges <= low[:, None]).sum(1) for edges in (end, tile_end))
     of_high = ((edges < high[:, None]).sum(1) for edges in (begin, tile_begin))
     (low_pair, low_tile), (high_pair, high_tile) = of_low, of_high
@@ -151,13 +147,11 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     return Work(*(x.astype(jnp.int32) for x in (jnp.stack(fields, 1), firsts, units, slots, length)))
 
 
-def attend_units(
-    query: jax.Array, k_pool: Pool, v_pool: Pool, pages: jax.Array, work: Work, cut: Cut
-) -> tuple[Float32[Array, "kv_heads partials 64 head_dim"], Float32[Array, "kv_heads partials 2 64"]]:
-    """For each slot and each of its consumers: outputs times their sums; rows' maxima (of log2) and sums."""
-    kv_heads, _, _, dim = query.shape
+def attend_units(q: jax.Array, k: Pool, v: Pool, pages: jax.Array, work: Work, cut: Cut) -> tuple[jax.Array, jax.Array]:
+    """Of each slot's consumers: outputs `[kv_heads, partials, 64, head_dim]` not divided by sums; maxima and sums."""
+    kv_heads, _, _, dim = q.shape
     stages = 4 if dim <= 128 else 2  # a multiple of the ways, so that each buffer is always one consumer's
-    copies, partials = max(1, SIDE // k_pool.shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
+    copies, partials = max(1, SIDE // k.shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
 
     def kernel(q: Ref, k: Ref, v: Ref, pages: Ref, *refs: Ref) -> None:
         listed, out, stats, shared = Work(*refs[:5]), refs[5], refs[6], Shared(*refs[7:])
@@ -173,20 +167,20 @@ def attend_units(
         full, free = (plgpu.Barrier(num_arrivals=n, num_barriers=stages) for n in (copies, cut.parts))
         return tiled(stages, SIDE, dim), full, free
 
-    q, q_full = tiled(CONSUMERS, SIDE, dim), plgpu.Barrier(num_barriers=CONSUMERS)
-    p, cleared = tiled(CONSUMERS, SIDE, SIDE), plgpu.Barrier(num_arrivals=cut.parts)
+    per_consumer = tiled(CONSUMERS, SIDE, dim), plgpu.Barrier(num_barriers=CONSUMERS)
+    rest = ring(), ring(), tiled(CONSUMERS, SIDE, SIDE), plgpu.Barrier(num_arrivals=cut.parts)
     shapes = (kv_heads, partials, SIDE, dim), (kv_heads, partials, 2, SIDE)
-    results: tuple[jax.Array, jax.Array] = plgpu.kernel(
+    outputs, stats = plgpu.kernel(
         kernel,
         out_type=tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
         grid=(kv_heads, cut.units),
         grid_names=("head", "unit"),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
-        scratch_types=Shared(q, q_full, ring(), ring(), p, cleared),
+        scratch_types=Shared(*per_consumer, *rest),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(query, k_pool, v_pool, pages, *work)
-    return results
+    )(q, k, v, pages, *work)
+    return outputs, stats
 
 
 def produce(unit: Unit, k: Ref, v: Ref, pages: Ref, work: Work, shared: Shared) -> None:
@@ -221,9 +215,7 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
     chunks = [pl.ds(at, chunk) for at in range(0, dim, chunk)]
     numbers = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_ROW)
 
-    def clear(known: jax.Array, slot: jax.Array) -> None:
-        """Clear values past the item's last token: weights of 0 do not keep NaN out of a product."""
-
+    def clear(known: jax.Array, slot: jax.Array) -> None:  # weights of 0 do not keep NaN out of a product
         @pl.when((wg == 0) | (cut.parts == 1))
         def once() -> None:
             number = plgpu.broadcasted_iota(jnp.int32, (SIDE, chunk), 0, layout=GRID)
@@ -238,9 +230,8 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
 
     @pl.loop(*unit.tiles)
     def tile(t: jax.Array) -> None:
-        product_of = t * cut.parts + part
-        plgpu.copy_gmem_to_smem(q.at[unit.head, product_of], shared.q.at[wg], shared.q_full.at[wg])
-        length = plgpu.load(work.length.at[product_of], layout=BY_ROW, optimized=False)
+        plgpu.copy_gmem_to_smem(q.at[unit.head, t * cut.parts + part], shared.q.at[wg], shared.q_full.at[wg])
+        length = plgpu.load(work.length.at[t * cut.parts + part], layout=BY_ROW, optimized=False)
         plgpu.barrier_wait(shared.q_full.at[wg])
 
         def pair(i: jax.Array, carry: Carry) -> Carry:
@@ -263,9 +254,8 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
                 shrink = jnp.exp2(peak - new_peak)
                 shared.p[wg] = weight.astype(jnp.bfloat16)
                 plgpu.commit_smem()
-                known = tokens - s * SIDE
                 plgpu.barrier_wait(v_full.at[slot])
-                pl.when(known < SIDE)(partial(clear, known, slot))
+                pl.when((s + 1) * SIDE > tokens)(partial(clear, tokens - s * SIDE, slot))
                 new_outs = []
                 for columns, old in zip(chunks, outs, strict=True):
                     new = product(shared.p.at[wg], values.at[slot, :, columns], chunk)
@@ -276,8 +266,7 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
 
             first += lax.rem(begin + first + turn, cut.ways)  # to the next of this consumer's turns
             turns = lax.div(jnp.maximum(last - first, 0) + cut.ways - 1, cut.ways)
-            carry = lax.fori_loop(0, turns, lambda n, carry: step(first + n * cut.ways, carry), carry)
-            return carry
+            return cast(Carry, lax.fori_loop(0, turns, lambda n, carry: step(first + n * cut.ways, carry), carry))
 
         low, high = jnp.maximum(unit.pairs[0], work.tiles[t]), jnp.minimum(unit.pairs[1], work.tiles[t + 1])
         nothing = tuple(full(0.0, chunk) for _ in chunks), full(FAR), full(0.0)
@@ -285,8 +274,7 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
         slot = (unit.number + t) * CONSUMERS + wg
         for columns, result in zip(chunks, outs, strict=True):
             out[unit.head, slot, :, columns] = result
-        stats[unit.head, slot, 0] = peak
-        stats[unit.head, slot, 1] = total
+        stats[unit.head, slot, 0], stats[unit.head, slot, 1] = peak, total
 
 
 def merge(out: jax.Array, stats: jax.Array, slots: jax.Array, cut: Cut) -> Float32[Array, "kv_heads products 64 dim"]:
@@ -312,20 +300,18 @@ def merge(out: jax.Array, stats: jax.Array, slots: jax.Array, cut: Cut) -> Float
         acc, total = lax.fori_loop(*bounds, add, (full(0.0, width), full(0.0)))
         merged[head, number, :, columns] = jnp.where(over(total, width) == 0.0, 0.0, acc / over(total, width))
 
-    result: jax.Array = plgpu.kernel(
+    merged: jax.Array = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((kv_heads, cut.tiles * cut.parts, SIDE, dim), jnp.float32),
         grid=(kv_heads, cut.tiles * cut.parts, dim // width),
         grid_names=("head", "product", "column"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(out, stats, slots)
-    return result
+    return merged
 
 
 def product(a: Ref, b: Ref, columns: int) -> Any:
-    """a @ b of shared memory, in float32."""
-
-    def multiply(acc: Ref) -> Any:
+    def multiply(acc: Ref) -> Any:  # a and b are in shared memory: interpreters do not take registers
         plgpu.wgmma(acc, a, b)
         return acc[...]
 
