@@ -17,8 +17,8 @@ import pytest
 
 from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, pool_array, unpack, write_rows
 
-if jax.__version_info__ < (0, 11):
-    pytest.skip("GPU kernels and their interpreter need JAX 0.11 or newer", allow_module_level=True)
+if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
+    pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
 
 from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state  # not exported
 from jax.experimental.pallas import mosaic_gpu as plgpu
