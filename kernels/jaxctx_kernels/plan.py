@@ -38,6 +38,8 @@ ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, positi
 SHARE_TOKENS = 256
 # Rows, tokens and lanes of a round, as measured on CPUs, see NOTES.md.
 CLASSES = ((1, 64, (16, 4)), (1, 256, (16, 4, 1)), (4, 256, (1,)), (16, 512, (1,)), (32, 1024, (1,)), (256, 512, (1,)))
+# Long: the GPU kernel cuts work itself, only masks need rounds there.
+GPU_CLASSES = ((1, 1024, (1,)), (16, 1024, (1,)), (128, 1024, (1,)))
 ROUND_COST = 8  # what a round costs besides its rows, in rows
 
 
@@ -131,9 +133,9 @@ def plan_shape(
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    wanted = CLASSES if rows > 1 else [c for c in CLASSES if c[0] == 1]
+    wanted = [c for c in (GPU_CLASSES if kernel == "gpu" else CLASSES) if rows > 1 or c[0] == 1]
     by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
-    classes = tuple(ItemClass(*size, lanes) for size, lanes in by_size.items())
+    classes = tuple(ItemClass(*size, by_size[size]) for size in sorted(by_size))
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     longest = {c.rows: c.pages for c in classes}
