@@ -46,7 +46,7 @@ class Case:
         return q, kv[0], kv[1]
 
     def stored(self, values: np.ndarray) -> jax.Array:
-        heads, pages, size, dim = values.shape
+        _, pages, size, dim = values.shape
         side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
         return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
 
@@ -196,5 +196,5 @@ def test_a_copy_not_waited_for_is_noticed(
     hasty = lambda *args: SimpleNamespace(start=patient(*args).start, wait=lambda: None)  # noqa: E731
     monkeypatch.setattr(tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
     case = Case(16, 16, 128, 2)
-    with pytest.raises(Exception, match="race|Not equal to tolerance|races_found"):
+    with pytest.raises(Exception, match=r"race|Not equal to tolerance|races_found"):
         case.check(rng, case.program(), grow("no_sharing", 16, 16, case.pool_pages).segments, visible, dense)
