@@ -36,10 +36,14 @@ Kernel: TypeAlias = Literal["reference", "gpu", "tpu"]
 
 ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
 SHARE_TOKENS = 256
-# Rows, tokens and lanes of a round, as measured on CPUs, see NOTES.md.
-CLASSES = ((1, 64, (16, 4)), (1, 256, (16, 4, 1)), (4, 256, (1,)), (16, 512, (1,)), (32, 1024, (1,)), (256, 512, (1,)))
-# Long: the GPU kernel cuts work itself, only masks need rounds there.
-GPU_CLASSES = ((1, 1024, (1,)), (16, 1024, (1,)), (128, 1024, (1,)))
+CLASSES = {  # rows, tokens and lanes of a round, by kernel; see NOTES.md
+    "reference": (
+        *((1, 64, (16, 4)), (1, 256, (16, 4, 1))),
+        *((rows, tokens, (1,)) for rows, tokens in ((4, 256), (16, 512), (32, 1024), (256, 512))),
+    ),
+    "gpu": tuple((rows, 1024, (1,)) for rows in (1, 16, 128)),  # the kernel cuts work itself, only masks need rounds
+    "tpu": tuple((*each, (1,)) for each in ((1, 128), (1, 512), (8, 512), (32, 512), (64, 512), (64, 1024))),
+}
 ROUND_COST = 8  # what a round costs besides its rows, in rows
 
 
@@ -133,7 +137,7 @@ def plan_shape(
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    wanted = [c for c in (GPU_CLASSES if kernel == "gpu" else CLASSES) if rows > 1 or c[0] == 1]
+    wanted = [c for c in CLASSES[kernel] if c[0] == 1 or rows > 1]
     by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
     classes = tuple(ItemClass(*size, by_size[size]) for size in sorted(by_size))
     context_pages = -(-max_context_tokens // page_size)

@@ -65,7 +65,7 @@ def attend(
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`."""
     rows, heads, dim = q.shape
-    kv_heads = k_pool.shape[0]
+    kv_heads = k_pool.shape[0] * (k_pool.shape[3] // dim)
     group = heads // kv_heads
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
     query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
@@ -75,7 +75,7 @@ def attend(
     def visit(carry: tuple[jax.Array, ...], at: Round) -> tuple[jax.Array, ...]:
         mine, peak, total, out = (take_rows(x, at) for x in (query, *carry))
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens[:, None]
-        k, v = read(k_pool, at), jnp.where(known[..., None], read(v_pool, at), 0)
+        k, v = read(k_pool, at, dim), jnp.where(known[..., None], read(v_pool, at, dim), 0)
         planned = jnp.arange(known.shape[1]) < jnp.repeat(at.seen, group, 1)[..., None]
         seen, odd = planned, None
         if allowed is not None:
@@ -147,7 +147,7 @@ def visible_sum(
     allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
     def visit(total: jax.Array, at: Round) -> jax.Array:
-        values = read(pool, at)[0, :, None, :, 0]
+        values = read(pool, at, 1)[0, :, None, :, 0]
         seen = jnp.arange(values.shape[-1]) < at.seen[..., None]
         if allowed is not None:
             seen &= allowed_in(allowed, at, shape)
@@ -204,10 +204,11 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice(allowed, (row, start), size))(at.row, at.start)
 
 
-def read(pool: Pool, at: Round) -> Float[Array, "kv_heads lanes slots head_dim"]:
-    """The pages of a round."""
+def read(pool: Pool, at: Round, dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
+    """The pages of a round, heads that lie side by side (`pool.heads_beside`) taken apart."""
     pages = numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
-    return pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3])
+    pages = pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3] // dim, dim)
+    return jnp.moveaxis(pages, 3, 1).reshape(-1, len(at.row), pages.shape[2], dim)
 
 
 def scores(

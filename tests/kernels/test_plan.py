@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from jaxctx_kernels import PlanOverflow, PlanShape, PlanStats, Segment, plan_att
 from jaxctx_kernels.plan import Kernel, split
 
 Generator = np.random.Generator
+for_every_kernel = pytest.mark.parametrize("kernel", get_args(Kernel))
 
 
 def planned(segments: list[Segment], shape: PlanShape) -> tuple[PlanStats, np.ndarray]:
@@ -154,9 +156,9 @@ def test_nothing_to_do() -> None:
 
 
 class TestCapacity:
-    """The promise of `plan_shape`: batches within the limits fit, whatever their tree."""
+    """The promise of `plan_shape`: batches within the limits fit, whatever their tree and the kernel's classes."""
 
-    @pytest.mark.parametrize("kernel", ["reference", "gpu"])
+    @for_every_kernel
     @pytest.mark.parametrize(
         ("rows", "page_size", "context", "pool"), [(1, 16, 32768, 2048), (16, 16, 32768, 4096), (64, 1, 512, 4096)]
     )
@@ -168,7 +170,7 @@ class TestCapacity:
         segments = [Segment(i, 1, each * page_size - 1, chain(range(i * each, (i + 1) * each))) for i in range(rows)]
         assert planned(segments, shape)[0].pages_read == rows * each
 
-    @pytest.mark.parametrize("kernel", ["reference", "gpu"])
+    @for_every_kernel
     @pytest.mark.parametrize("page_size", [1, 2, 16, 32, 512])
     def test_nodes_that_are_just_not_worth_sharing(self, page_size: int, kernel: Kernel) -> None:
         """A comb of pairs, each with the longest prefix that is not shared, on top of a pool full of their leaves."""
@@ -185,7 +187,7 @@ class TestCapacity:
         stats, _ = planned(segments, shape)
         assert stats.pages_read == rows * (unshared + own)
 
-    @pytest.mark.parametrize("kernel", ["reference", "gpu"])
+    @for_every_kernel
     def test_caterpillar(self, kernel: Kernel) -> None:
         """512 decode rows, each forking one page after the last: as deep as a tree of that many leaves gets."""
         rows = 512
