@@ -31,11 +31,11 @@ def attend(
     mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index of the plan.
     """
     if shape.kernel == "gpu" and mask is None:
-        from jaxctx_kernels import gpu  # needs JAX 0.11
+        from jaxctx_kernels.gpu import attend as on_gpu  # needs JAX 0.11
 
-        return gpu.attend(q, k_pool, v_pool, plan, shape=shape)
+        return on_gpu(q, k_pool, v_pool, plan, shape=shape)
     if shape.kernel == "tpu" and mask is None:
-        from jaxctx_kernels import tpu
+        from jaxctx_kernels.tpu import attend as on_tpu
 
-        return tpu.attend(q, k_pool, v_pool, plan, shape=shape)
+        return on_tpu(q, k_pool, v_pool, plan, shape=shape)
     return reference.attend(q, k_pool, v_pool, plan, shape=shape, mask=mask)

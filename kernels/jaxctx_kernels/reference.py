@@ -10,7 +10,7 @@ chain of pages, whether the row sees it. Without one nothing is computed for it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxctx_kernels.pool import Pool, numbers
 
 Carry = TypeVar("Carry")
 Mask = Bool[Array, "rows indices"]
+Sums: TypeAlias = tuple[jax.Array, ...]  # of every row: greatest score, sum of weights, output
 FAR = -1e30  # below any score, and finite so that differences of two are defined
 
 
@@ -72,7 +73,7 @@ def attend(
     query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
     allowed = None if mask is None else in_plan_order(mask, plan, shape)
 
-    def visit(carry: tuple[jax.Array, ...], at: Round) -> tuple[jax.Array, ...]:
+    def visit(carry: Sums, at: Round) -> Sums:
         mine, peak, total, out = (take_rows(x, at) for x in (query, *carry))
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens[:, None]
         k, v = read(k_pool, at, dim), jnp.where(known[..., None], read(v_pool, at, dim), 0)
@@ -109,7 +110,8 @@ def attend(
         return tuple(put_rows(x, y, at) for x, y in zip(carry, new, strict=True))
 
     nothing = jnp.zeros_like(query[..., 0], jnp.float32)
-    _, total, out = walk(plan, shape, (nothing + FAR, nothing, jnp.zeros_like(query, jnp.float32)), visit)
+    start: Sums = (nothing + FAR, nothing, jnp.zeros_like(query, jnp.float32))
+    _, total, out = walk(plan, shape, start, visit)
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
