@@ -38,8 +38,8 @@ ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, positi
 SHARE_TOKENS = 256
 CLASSES = {  # rows, tokens and lanes of a round, by kernel; see NOTES.md
     "reference": (
-        *((1, 64, (16, 4)), (1, 256, (16, 4, 1))),
-        *((rows, tokens, (1,)) for rows, tokens in ((4, 256), (16, 512), (32, 1024), (256, 512))),
+        *((1, 64, (16,)), (1, 256, (16, 2))),
+        *((rows, tokens, (1,)) for rows, tokens in ((4, 256), (32, 512), (256, 512))),
     ),
     "gpu": tuple((rows, 1024, (1,)) for rows in (1, 16, 128)),  # the kernel cuts work itself, only masks need rounds
     "tpu": tuple((*each, (1,)) for each in ((1, 128), (1, 512), (8, 512), (32, 512), (64, 512), (64, 1024))),

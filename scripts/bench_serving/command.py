@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench_serving.load import SCENARIOS, Load, Measure, Scenario, Target, warm_up
 from bench_serving.report import OURS, PEER, as_json, plot, table
-from bench_serving.servers import StartError, free_port, our_command, peer_command, running
+from bench_serving.servers import Server, StartError, free_port, our_command, peer_command, running
 from bench_serving.targets import REQUEST_TIMEOUT_S, JaxctxServer, OpenAIServer, ServerError
 
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
@@ -89,9 +89,9 @@ def http_ready(url: str) -> bool:
 
 
 async def measure(
-    settings: argparse.Namespace, server: str, peer_url: str | None
+    settings: argparse.Namespace, server: str, peer_url: str | None, started: Mapping[str, Server]
 ) -> Mapping[str, Mapping[str, Sequence[Measure]]]:
-    """All rounds of all scenarios: scenario → server → one measure a round."""
+    """All rounds of all scenarios: scenario → server → one measure a round. Of `started` ones one runs at a time."""
     async with contextlib.AsyncExitStack() as stack:
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS))
         ours = JaxctxServer(channel)
@@ -111,18 +111,28 @@ async def measure(
             del chosen[name]
         for target in targets.values():
             await warm_up(Load(target, model.vocab_size, "warm up"))
-        return await all_rounds(chosen, targets, model.vocab_size, settings.rounds, settings.seed)
+        return await all_rounds(chosen, targets, model.vocab_size, settings.rounds, settings.seed, started)
 
 
 async def all_rounds(
-    chosen: Mapping[str, Scenario], targets: Mapping[str, Target], vocab_size: int, rounds: int, seed: int
+    chosen: Mapping[str, Scenario],
+    targets: Mapping[str, Target],
+    vocab_size: int,
+    rounds: int,
+    seed: int,
+    started: Mapping[str, Server],
 ) -> dict[str, dict[str, list[Measure]]]:
-    """Every scenario on every server, `rounds` times; the order of servers alternates."""
+    """Every scenario on every server, `rounds` times; the order of servers alternates, the others are paused."""
     measured: dict[str, dict[str, list[Measure]]] = {}
     for number in range(rounds):
         for name, scenario in chosen.items():
             order = list(targets.items())
             for server, target in order if number % 2 == 0 else reversed(order):
+                for name_of_other, other in started.items():
+                    if name_of_other != server:
+                        other.pause()
+                if server in started:
+                    started[server].resume()
                 results = await scenario.run(Load(target, vocab_size, f"{seed} {number} {name}"))
                 for result, value in results.items():
                     measured.setdefault(result, {each: [] for each in targets})[server].append(value)
@@ -138,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 when everything was measured."""
     settings = parse(arguments)
     server, peer_url = settings.server, settings.peer_url
+    started: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
         try:
             if not server:
@@ -145,13 +156,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 server = f"127.0.0.1:{port}"
                 command = our_command(settings.model, port, settings.serve_options)
                 address = server
-                stack.enter_context(running(OURS, command, lambda: grpc_ready(address), settings.start_timeout))
+                ready = running(OURS, command, lambda: grpc_ready(address), settings.start_timeout)
+                started[OURS] = stack.enter_context(ready)
             if settings.peer_command:
                 port = free_port()
                 peer_url = url = f"http://127.0.0.1:{port}"
                 command = peer_command(settings.peer_command, port)
-                stack.enter_context(running(PEER, command, lambda: http_ready(url), settings.start_timeout))
-            measured = asyncio.run(measure(settings, server, peer_url))
+                ready = running(PEER, command, lambda: http_ready(url), settings.start_timeout)
+                started[PEER] = stack.enter_context(ready)
+            measured = asyncio.run(measure(settings, server, peer_url, started))
         except (StartError, ServerError, ValueError, grpc.RpcError) as error:
             print(f"bench: {error}", file=sys.stderr)
             return 1

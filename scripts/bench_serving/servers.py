@@ -41,8 +41,27 @@ def peer_command(template: str, port: int) -> list[str]:
     return shlex.split(template.replace("{port}", str(port)))
 
 
+class Server:
+    """A server's process group. One that idles still polls, and takes cores and caches from the one being measured."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._group = process.pid
+
+    def pause(self) -> None:
+        """Stop it where it is."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._group, number)
+
+
 @contextlib.contextmanager
-def running(name: str, command: Sequence[str], ready: Callable[[], bool], timeout_s: float) -> Iterator[None]:
+def running(name: str, command: Sequence[str], ready: Callable[[], bool], timeout_s: float) -> Iterator[Server]:
     """Run a server in a process group of its own until the block ends. StartError if it does not become ready."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -62,8 +81,9 @@ def running(name: str, command: Sequence[str], ready: Callable[[], bool], timeou
                 if time.monotonic() > deadline:
                     raise end(f"was not ready within {timeout_s:.0f} s")
                 time.sleep(0.5)
-            yield
+            yield Server(process)
         finally:
+            Server(process).resume()
             _stop(process)
 
 

@@ -95,9 +95,9 @@ def test_shared_prefix_is_listed_once() -> None:
     prefix = range(1, 129)
     segments = [Segment(i, 1, 128 * 16 + 5, chain(prefix, [200 + i])) for i in range(16)]
     stats, packed = planned(segments, shape)
-    assert stats == PlanStats(items=2 + 16, pages_read=128 + 16, pages_seen=16 * 129)
+    assert stats == PlanStats(items=4 + 16, pages_read=128 + 16, pages_seen=16 * 129)
     _, _, _, _, items, _ = split(shape, packed)
-    assert Counter(items[1, : stats.items].tolist()) == {16: 2, 1: 16}
+    assert Counter(items[1, : stats.items].tolist()) == {16: 4, 1: 16}
 
 
 def test_three_levels_and_several_groups() -> None:
@@ -134,10 +134,10 @@ def test_prompt_chunk_skips_what_no_row_sees() -> None:
 
 def test_long_ranges_are_split_evenly() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    stats, packed = planned([Segment(0, 4, 101 * 16 - 4, chain(range(1, 102)))], shape)
+    stats, packed = planned([Segment(0, 4, 51 * 16 - 4, chain(range(1, 52)))], shape)
     assert stats.items == 2
     _, _, _, _, items, _ = split(shape, packed)
-    assert sorted(items[3, :2].tolist()) == [50 * 16, 51 * 16]
+    assert sorted(items[3, :2].tolist()) == [25 * 16, 26 * 16]
 
 
 def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:

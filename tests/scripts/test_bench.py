@@ -8,6 +8,7 @@ import asyncio
 import json
 import shlex
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ async def test_scenarios_ask_both_servers_the_same_and_differ_by_round() -> None
 
     chosen = {name: SCENARIOS[name] for name in ("batch8", "prefix2k", "multiturn")}
     ours, peer = Recorder(), Recorder()
-    measured = await all_rounds(chosen, {OURS: ours, PEER: peer}, 8192, rounds=2, seed=0)
+    measured = await all_rounds(chosen, {OURS: ours, PEER: peer}, 8192, rounds=2, seed=0, started={})
     assert ours.requests == peer.requests
     assert len(set(ours.requests)) == len(ours.requests) == 2 * (16 + 3 + 6)
     assert set(measured) == {"batch8", "prefix2k-cold", "prefix2k-hit", "multiturn"}
@@ -125,7 +126,7 @@ async def test_ours_is_driven_through_grpc_and_leaves_no_context(
     echo = Echo()
     server, address = await serve(echo)
     settings = parse(["--server", address, "--scenarios", "single,batch8,fanout16", "--rounds", "2"])
-    measured = await measure(settings, address, None)
+    measured = await measure(settings, address, None, {})
     await server.stop(None)
     assert echo.open == {}
     assert echo.made == 2 + 2 * (1 + 16)
@@ -143,7 +144,7 @@ async def test_too_few_tokens_end_the_run() -> None:
 
     server, address = await serve(Echo(shortfall=1))
     with pytest.raises(ServerError, match="7 tokens came where 8 were asked for"):
-        await measure(parse(["--server", address, "--scenarios", "single"]), address, None)
+        await measure(parse(["--server", address, "--scenarios", "single"]), address, None, {})
     await server.stop(None)
 
 
@@ -202,6 +203,51 @@ def test_a_server_that_ends_early_is_reported_with_its_last_words() -> None:
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     with pytest.raises(StartError, match=r"(?s)status 3.*no such model"), running("ours", command, lambda: False, 30):
         pass
+
+
+async def test_the_one_that_is_not_measured_is_paused() -> None:
+    from bench_serving.command import all_rounds
+    from bench_serving.load import Load, Scenario
+    from bench_serving.report import OURS, PEER
+
+    events: list[str] = []
+
+    class Started:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def pause(self) -> None:
+            events.append(f"{self.name} pauses")
+
+        def resume(self) -> None:
+            events.append(f"{self.name} goes on")
+
+    async def run(load: Load) -> dict[str, object]:
+        events.append("measured")
+        return {}
+
+    both = {OURS: Started(OURS), PEER: Started(PEER)}
+    scenario = {"nothing": Scenario("", 1, run)}
+    await all_rounds(scenario, {OURS: None, PEER: None}, 8192, rounds=1, seed=0, started=both)
+    first = [f"{PEER} pauses", f"{OURS} goes on", "measured"]
+    assert events == [*first, f"{OURS} pauses", f"{PEER} goes on", "measured"]
+
+
+def test_a_paused_server_does_nothing_and_still_can_be_ended(tmp_path: Path) -> None:
+    from bench_serving.servers import running
+
+    log = tmp_path / "log"
+    program = f"import time\nwhile True: open({str(log)!r}, 'a').write('x'); time.sleep(0.01)"
+    with running("ours", [sys.executable, "-c", program], log.exists, 30) as server:
+        server.pause()
+        time.sleep(0.1)
+        size = log.stat().st_size
+        time.sleep(0.3)
+        assert log.stat().st_size == size
+        server.resume()
+        while log.stat().st_size == size:
+            time.sleep(0.01)
+        server.pause()
 
 
 def test_a_started_server_is_stopped_with_its_children() -> None:
