@@ -9,9 +9,14 @@ import jax
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.plan import PlanShape
+from jaxctx_kernels.plan import Kernel, PlanShape
 from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import AttentionPlan, Mask
+
+
+def kernel_for(platform: str) -> Kernel:
+    """What computes attention on devices of `platform`, as JAX calls it."""
+    return "gpu" if platform == "gpu" else "tpu" if platform == "tpu" else "reference"
 
 
 @partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it

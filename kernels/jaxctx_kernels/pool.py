@@ -18,10 +18,10 @@ from jaxtyping import Array, Int32, Shaped
 Pool = Shaped[Array, "kv_heads pages page_size head_dim"]
 
 
-def stored_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype in which a pool of numerical type `dtype` is stored on the default platform."""
+def stored_dtype(dtype: DTypeLike, platform: str | None = None) -> jnp.dtype:
+    """The dtype in which a pool of numerical type `dtype` is stored on `platform`; None: the default one."""
     dtype = jnp.dtype(dtype)
-    bits = jax.default_backend() == "cpu" and dtype == jnp.bfloat16
+    bits = (platform or jax.default_backend()) == "cpu" and dtype == jnp.bfloat16
     return jnp.dtype(jnp.uint16) if bits else dtype
 
 
