@@ -4,29 +4,103 @@ Owns parameters, page arrays and slot state; knows shapes, not contexts. Everyth
 `compile`, before the engine is ready; afterwards it only calls executables, so no request can compile. All calls come
 from the step thread; the device executes them in the order given, which is what makes it safe to reuse a freed page at
 once: a later write can never overtake an earlier read.
+
+What it allocates and compiles is described by a `Program`, which holds no array: `targets` compiles the same for a chip
+that need not be there. So what depends on the kind of device is decided there, by the device that the program is for.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.program import Function, Program
-from jaxctx.engine.step import SlotHistory, StepInputs, StepShape
+from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import row_words
+from jaxctx.model.sampling import row_words, slot_state
+from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
+from jaxctx_kernels import kernel_for, plan_shape, stored_dtype
 
 Executable = Callable[..., Any]
+Function: TypeAlias = StepShape | str  # a step of this shape, or one of OTHERS
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
+
+OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
+PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
+
+
+class Program:
+    """The functions of one engine, for one device or split over a mesh."""
+
+    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+        self._model, self._config = model, config
+        mesh = place if isinstance(place, Mesh) else None
+        self.whole: Any = SingleDeviceSharding(place) if mesh is None else NamedSharding(mesh, PartitionSpec())
+        """Where lies what is not split."""
+        device: Any = next(iter(self.whole.device_set))
+        self.platform: str = device.platform
+        self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
+        self.pools = self._pools(mesh)
+        last_token, slots = self._ints(config.max_batch + 1), partial(slot_state, config.max_batch, model.vocab_size)
+        state = DeviceState(last_token, jax.eval_shape(slots))  # type: ignore[arg-type]
+        self.state: DeviceState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
+        self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
+        passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
+        self.pass_shapes = tuple(dict.fromkeys(passes))
+        self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first
+        self.chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
+        self.page = step.page_struct(self.pools)
+        self.kept = step.on_host(self.page.sharding)
+
+    def lower(self, what: Function) -> jax.stages.Lowered:
+        """Trace a function, with what it updates donated."""
+        pools, state, pages = self.pools, self.state, self._ints(self.chunk)
+        match what:
+            case StepShape():
+                jitted = jax.jit(step.make_step(self._model, what), donate_argnums=(1, 2))
+                return jitted.lower(self.params, pools, state, self._ints(what.size))
+            case "page copy":
+                return jax.jit(step.copy_in, donate_argnums=0).lower(pools, self._ints(2, self.chunk))
+            case "page save":
+                return jax.jit(step.save_from, out_shardings=self.kept).lower(pools, pages)
+            case "page load":
+                data = (self._struct(self.page.shape, self.page.dtype, self.kept),) * self.chunk
+                load = partial(step.load_into, on_device=self.page.sharding)
+                return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
+            case _:
+                return jax.jit(step.load_packed, donate_argnums=0).lower(state, self._ints(step.PACKED_WORDS))
+
+    def _pools(self, mesh: Mesh | None) -> step.Pools:
+        """One K and one V array a layer, page 0 of each being scratch."""
+        spec, sharding = self._model.kv, self.whole
+        if mesh is not None and spec.kv_heads % mesh.shape[TENSOR] == 0:
+            sharding = RULES.sharding(mesh, KV_POOL_AXES)
+        shape = (spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim)
+        array: Any = self._struct(shape, stored_dtype(spec.dtype, self.platform), sharding)
+        # A model that keeps one number a token (uint32) has no values.
+        values: Any = array if spec.dtype != "uint32" else self._struct((0,), jnp.float32)
+        return (LayerPool(array, values),) * spec.layers
+
+    def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
+        longest, pages = self._config.max_context_tokens, self._config.pages + 1
+        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel_for(self.platform))
+        return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
+
+    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._struct(shape, jnp.int32)
+
+    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.whole)
 
 
 class Device:
