@@ -36,7 +36,11 @@ Kernel: TypeAlias = Literal["reference", "gpu", "tpu"]
 
 ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
 SHARE_TOKENS = 256
-CLASSES = ((1, 64), (1, 512), (4, 256), (16, 256), (128, 256))  # rows and tokens of a round; measured, see NOTES.md
+CLASSES = {  # rows and tokens of a round, by kernel; see NOTES.md
+    "reference": ((1, 64), (1, 512), (4, 256), (16, 256), (128, 256)),  # measured
+    "gpu": ((1, 64), (1, 512), (4, 256), (16, 256), (128, 256)),
+    "tpu": ((1, 128), (1, 512), (8, 512), (32, 512), (128, 512)),
+}
 ROUND_COST = 8  # what a round costs besides its rows, in rows
 
 
@@ -125,7 +129,7 @@ def plan_shape(
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    wanted = CLASSES if rows > 1 else [c for c in CLASSES if c[0] == 1]
+    wanted = [c for c in CLASSES[kernel] if c[0] == 1 or rows > 1]
     classes = tuple(dict.fromkeys(ItemClass(min(width, rows), max(1, tokens // page_size)) for width, tokens in wanted))
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))

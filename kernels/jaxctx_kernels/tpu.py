@@ -1,0 +1,240 @@
+"""Attention over a work list on TPU (v5e, v6e): one Pallas kernel that walks the items and never leaves the chip.
+
+A chip has one core, and a grid runs in sequence. So nothing is merged across cores: the running maximum, sum and output
+of every sorted row stay in VMEM while the items of the plan pass by, in the order of the list, and as many as there are.
+The list itself is in SMEM. An item's pages come by DMA, keys and values of all heads of a page in one copy each, into a
+ring of buffers, so that the next items are on their way while one is computed. Each page is read once per item,
+however many rows look at it.
+
+    sorted rows × group ──▶ VMEM: queries, maximum, sum, output       HBM: pool [kv_heads, pages, page_size, head_dim]
+      ┌────────────┐                                                          │ one DMA per page, K and V
+      │  window    │  q · k ─▶ mask ─▶ online softmax ─▶ · v  ◀── ring of items: i, i + 1, i + 2, i + 3
+      └────────────┘
+
+The query heads of one KV head are rows of one matrix, `row * group + head`, and an item looks at aligned windows of
+them: what of a window is not the item's is masked, which costs nothing while the matrix unit is as high as a window.
+If not all of this fits into VMEM, the outer grid takes a few KV heads at a time and walks the list for each.
+
+Heads narrower than the 128 lanes lie side by side in a pool whose last axis is 128 (`pool.pool_array` makes it so): a
+query is zero but in the lanes of its head, and takes those lanes of the output.
+
+Under a mesh this runs per shard of the KV heads (`shard_map`): no head needs another, and the plan is the same for all.
+Learnt from, in idea: ragged paged attention in JAX and in vLLM's tpu-inference (arXiv 2604.15464); FlashAttention
+(arXiv 2205.14135).
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Float32
+
+from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape
+from jaxctx_kernels.pool import Pool
+from jaxctx_kernels.reference import FAR, AttentionPlan
+
+RING = 4  # items whose pages are on their way or being computed
+TILE = 16  # rows of a tile of bfloat16 in VMEM; windows start at multiples of it
+LANES = 128
+UNROLLED = 64  # windows up to so many rows are computed for all heads in one basic block
+VMEM_BYTES = 112 * 2**20  # of 128 MiB; what `vmem_bytes` does not count, intermediate results, takes the rest
+STATE_BYTES = 80 * 2**20
+SMEM_BYTES = 1000 * 2**10  # of 1 MiB
+
+
+class Item(NamedTuple):
+    """An entry of the work list, as scalars: see `plan`."""
+
+    row: jax.Array
+    rows: jax.Array
+    entry: jax.Array
+    tokens: jax.Array
+    start: jax.Array
+
+
+def attend(
+    q: Float[Array, "rows heads head_dim"], k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape
+) -> Float32[Array, "rows heads head_dim"]:
+    """See `attention.attend`.
+
+    Pages hold a multiple of 16 tokens (8 of float32). Where head_dim is not a multiple of 128 and heads do not lie side
+    by side in the pool, XLA copies the pool before every call. Raises ValueError if the plan is too large for SMEM.
+    """
+    if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
+        raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
+    rows, heads, dim = q.shape
+    stored, _, page_size, lanes = k_pool.shape
+    beside, group = lanes // dim, heads // stored  # KV heads side by side; query heads that read one row of lanes
+    query = q[plan.order].astype(k_pool.dtype).reshape(rows, stored, beside, group // beside, 1, dim)
+    mine = jnp.eye(beside, dtype=bool)[:, None, :, None]
+    query = jnp.where(mine, query, 0).reshape(rows, stored, group, lanes)
+
+    height = -(-rows * group // TILE) * TILE
+    room = ((0, 0), (0, height - rows * group), (0, 0))
+    query = jnp.pad(query.transpose(1, 0, 2, 3).reshape(stored, rows * group, lanes), room)
+    length = jnp.pad(jnp.repeat(plan.length, group), room[1])[:, None]
+    most = max(c.pages for c in shape.classes)
+    together = next(
+        n
+        for n in range(stored, 0, -1)
+        if stored % n == 0 and (n == 1 or vmem_bytes(n, height, lanes, most * page_size, k_pool.dtype) <= STATE_BYTES)
+    )
+    of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
+    ring = pltpu.VMEM((RING, together, most, page_size, lanes), k_pool.dtype)
+    out = pl.pallas_call(
+        partial(kernel, shape=shape, group=group, scale=dim**-0.5),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(stored // together,),
+            in_specs=[
+                of_heads,
+                pl.BlockSpec((height, 1), lambda *_: (0, 0)),
+                pl.BlockSpec(memory_space=pl.ANY),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=of_heads,
+            scratch_shapes=[
+                pltpu.VMEM((together, height, LANES), jnp.float32),
+                pltpu.VMEM((together, height, LANES), jnp.float32),
+                ring,
+                ring,
+                pltpu.SemaphoreType.DMA((RING,)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(query.shape, jnp.float32),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        name="attend",
+    )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, k_pool, v_pool)
+    parts = out[:, : rows * group].reshape(stored, rows, beside, group // beside, beside, dim)
+    result = jnp.stack([parts[:, :, n, :, n] for n in range(beside)], 2)  # of each head its own lanes
+    return result.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)[plan.inverse]
+
+
+def vmem_bytes(heads: int, height: int, lanes: int, tokens: int, dtype: Any) -> int:
+    """What the kernel keeps in VMEM: blocks twice, as the grid's pipeline does, the state, and the ring."""
+    wide, size = max(lanes, LANES), jnp.dtype(dtype).itemsize
+    per_row = 2 * wide * (size + 4) + 2 * LANES * 4
+    return heads * height * per_row + 2 * height * LANES * 4 + 2 * RING * heads * tokens * wide * size
+
+
+def kernel(
+    ends: Any,
+    items: Any,
+    pages: Any,
+    query: Any,
+    length: Any,
+    k_pool: Any,
+    v_pool: Any,
+    out: Any,
+    peak: Any,
+    total: Any,
+    k_ring: Any,
+    v_ring: Any,
+    arrived: Any,
+    *,
+    shape: PlanShape,
+    group: int,
+    scale: float,
+) -> None:
+    """The heads of one grid step, over all items.
+
+    SMEM: ends, items, pages. VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
+    `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. HBM: the pools.
+    """
+    heads, height, lanes = query.shape
+    page_size = k_ring.shape[3]
+    rings = (k_pool, k_ring), (v_pool, v_ring)
+    count = ends[len(shape.classes) - 1]
+    first_head = pl.program_id(0) * heads
+
+    def item(index: jax.Array) -> Item:
+        return Item(*(items[field * shape.items + index] for field in range(ITEM_FIELDS)))
+
+    def fetch(index: jax.Array) -> None:
+        """Order the pages of an item. K and V of a slot signal one semaphore."""
+        at, slot = item(index), jax.lax.rem(index, RING)
+
+        @pl.loop(0, pl.cdiv(at.tokens, page_size))
+        def _(n: jax.Array) -> None:
+            page = pages[at.entry + n]
+            for pool, ring in rings:
+                source = pool.at[pl.ds(first_head, heads), page]
+                pltpu.make_async_copy(source, ring.at[slot, :, n], arrived.at[slot]).start()
+
+    def receive(tokens: jax.Array, slot: jax.Array) -> None:
+        @pl.loop(0, pl.cdiv(tokens, page_size))
+        def _(n: jax.Array) -> None:
+            for _, ring in rings:
+                pltpu.make_async_copy(ring.at[slot, :, n], ring.at[slot, :, n], arrived.at[slot]).wait()
+
+    def clear(tokens: jax.Array, slot: jax.Array, held: int) -> None:
+        """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
+
+        @pl.loop(tokens // page_size, held)
+        def _(n: jax.Array) -> None:
+            values = v_ring[slot, :, n]
+            token = n * page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+            v_ring[slot, :, n] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
+
+    def visit(kind: ItemClass, index: jax.Array) -> None:
+        at, slot = item(index), jax.lax.rem(index, RING)
+        receive(at.tokens, slot)
+        clear(at.tokens, slot, kind.pages)
+        wide, tokens = -(-kind.rows * group // TILE) * TILE, kind.pages * page_size
+        first, last = at.row * group, (at.row + at.rows) * group
+        base = first // TILE * TILE
+
+        @pl.loop(0, pl.cdiv(last - base, wide))
+        def _(n: jax.Array) -> None:
+            begin = base + n * wide
+            low = pl.multiple_of(jnp.minimum(begin, height - wide), TILE)  # the last window may reach back
+            here = pl.ds(low, wide)
+            row = low + jax.lax.broadcasted_iota(jnp.int32, (wide, 1), 0)
+            inside = (row >= jnp.maximum(first, begin)) & (row < last)
+            seen = jnp.where(inside, jnp.clip(length[here] - at.start, 0, at.tokens), 0)
+            visible = jax.lax.broadcasted_iota(jnp.int32, (wide, tokens), 1) < seen
+
+            def head(h: int | jax.Array) -> None:
+                k, v = (ring[slot, h, : kind.pages].reshape(tokens, lanes) for ring in (k_ring, v_ring))
+                score = jnp.where(visible, matmul(query[h, here], k, 1) * scale, FAR)
+                old = peak[h, here]
+                new = jnp.maximum(old, score.max(-1, keepdims=True))
+                weight = jnp.exp(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
+                shrink = jnp.exp(old - new)
+                more = out[h, here] * shrink[:, :1] + matmul(weight.astype(v.dtype), v, 0)
+                peak[h, here] = new
+                total[h, here] = total[h, here] * shrink + weight.sum(-1, keepdims=True)
+                out[h, here] = jnp.where(inside, more, out[h, here])  # values may be NaN, of another sequence
+
+            if wide <= UNROLLED:
+                for h in range(heads):
+                    head(h)
+            else:
+                pl.loop(0, heads)(head)
+
+    peak[...] = jnp.full(peak.shape, FAR / 2)
+    total[...] = jnp.zeros(total.shape)
+    out[...] = jnp.zeros(out.shape)
+    pl.loop(0, jnp.minimum(RING - 1, count))(fetch)
+    start = 0
+    for c, kind in enumerate(shape.classes):
+
+        @pl.loop(start, ends[c])
+        def _(index: jax.Array, kind: ItemClass = kind) -> None:
+            pl.when(index + RING - 1 < count)(lambda: fetch(index + RING - 1))  # into the slot that is free since
+            visit(kind, index)
+
+        start = ends[c]
+    sums = total[:, :, :1]
+    out[...] = jnp.where(sums == 0, 0, out[...] / sums)
+
+
+def matmul(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
+    """Products of float32 exactly, of bfloat16 as they are; sums in float32. Contracts b's axis `contracted`."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    axes = (((1,), (contracted,)), ((), ()))
+    product: jax.Array = jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
+    return product
