@@ -28,7 +28,7 @@ from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, 
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
-from jaxctx_kernels import kernel_for, plan_shape, stored_dtype
+from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
 Executable = Callable[..., Any]
 Function: TypeAlias = StepShape | str  # a step of this shape, or one of OTHERS
@@ -85,8 +85,9 @@ class Program:
         spec, sharding = self._model.kv, self.whole
         if mesh is not None and spec.kv_heads % mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(mesh, KV_POOL_AXES)
-        shape = (spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim)
-        array: Any = self._struct(shape, stored_dtype(spec.dtype, self.platform), sharding)
+        sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
+        stored = pool_struct(*sizes, spec.dtype, self.platform)
+        array: Any = self._struct(stored.shape, stored.dtype, sharding)
         # A model that keeps one number a token (uint32) has no values.
         values: Any = array if spec.dtype != "uint32" else self._struct((0,), jnp.float32)
         return (LayerPool(array, values),) * spec.layers

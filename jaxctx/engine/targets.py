@@ -64,13 +64,10 @@ def compiling_for(name: str) -> Iterator[jax.Device]:
         device: Any = topologies.get_topology_desc(platform=target.platform, **target.topology).devices[0]
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
-    if target.platform == "tpu":
-        yield device
-        return
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in the oldest JAX
 
-    kind = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="gpu")
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # kernels for GPUs ask it
+    kind = AbstractDevice(device.device_kind, getattr(device, "num_cores", None), device.platform)
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
         yield device
 
 

@@ -14,7 +14,7 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 
 from jaxctx_kernels.attention import attend, kernel_for
 from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
-from jaxctx_kernels.pool import copy_pages, pool_array, read_pages, stored_dtype, write_pages, write_rows
+from jaxctx_kernels.pool import copy_pages, pool_array, pool_struct, read_pages, write_pages, write_rows
 from jaxctx_kernels.reference import AttentionPlan, unpack, visible_sum
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "plan_attention",
     "plan_shape",
     "pool_array",
+    "pool_struct",
     "read_pages",
-    "stored_dtype",
     "unpack",
     "visible_sum",
     "write_pages",

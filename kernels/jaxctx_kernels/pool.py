@@ -18,16 +18,17 @@ from jaxtyping import Array, Int32, Shaped
 Pool = Shaped[Array, "kv_heads pages page_size head_dim"]
 
 
-def stored_dtype(dtype: DTypeLike, platform: str | None = None) -> jnp.dtype:
-    """The dtype in which a pool of numerical type `dtype` is stored on `platform`; None: the default one."""
-    dtype = jnp.dtype(dtype)
-    bits = (platform or jax.default_backend()) == "cpu" and dtype == jnp.bfloat16
-    return jnp.dtype(jnp.uint16) if bits else dtype
+def pool_struct(
+    kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike, platform: str
+) -> jax.ShapeDtypeStruct:
+    """How a pool of `dtype` ("bfloat16", "float32", "uint32") is stored on `platform`."""
+    bits = platform == "cpu" and dtype == jnp.bfloat16
+    return jax.ShapeDtypeStruct((kv_heads, pages, page_size, head_dim), jnp.uint16 if bits else dtype)
 
 
 def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike) -> Pool:
-    """A pool of `dtype` ("bfloat16", "float32", "uint32"); its contents are undefined, page 0 is scratch."""
-    return jnp.zeros((kv_heads, pages, page_size, head_dim), stored_dtype(dtype))
+    """A pool on the default platform; its contents are undefined, page 0 is scratch."""
+    return jnp.zeros_like(pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend()))
 
 
 def numbers(stored: jax.Array) -> jax.Array:
