@@ -31,6 +31,16 @@ def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: 
     return jnp.zeros_like(pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend()))
 
 
+def heads_beside(kv_heads: int, head_dim: int) -> int:
+    """How many KV heads a TPU wants side by side in the 128 lanes of a pool's last axis; elsewhere 1.
+
+    Such a pool is `pool_array(kv_heads // n, pages, page_size, n * head_dim, dtype)`; writing and attention see it by
+    its shape. With narrower rows XLA would copy the pool at every write and every call of the kernel.
+    """
+    beside = max(1, 128 // head_dim)
+    return beside if jax.default_backend() == "tpu" and 128 % head_dim == 0 and kv_heads % beside == 0 else 1
+
+
 def numbers(stored: jax.Array) -> jax.Array:
     """What is stored, as the numbers it stands for: those kept as bits become float32, which is exact.
 
@@ -50,8 +60,9 @@ def bits(values: jax.Array, pool: Pool) -> jax.Array:
 
 def write_rows(pool: Pool, values: Shaped[Array, "rows kv_heads head_dim"], slots: Int32[Array, " rows"]) -> Pool:
     """Store each row's values at its slot (`page * page_size + offset`). Padded rows go to page 0."""
-    page_size = pool.shape[2]
-    return pool.at[:, slots // page_size, slots % page_size].set(bits(values, pool).transpose(1, 0, 2))
+    stored, _, page_size, lanes = pool.shape
+    values = bits(values, pool).reshape(values.shape[0], stored, lanes).transpose(1, 0, 2)
+    return pool.at[:, slots // page_size, slots % page_size].set(values)
 
 
 def copy_pages(pool: Pool, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Pool:

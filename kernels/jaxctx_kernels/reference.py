@@ -62,7 +62,7 @@ def attend(
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`."""
     rows, heads, dim = q.shape
-    kv_heads = k_pool.shape[0]
+    kv_heads = k_pool.shape[0] * (k_pool.shape[3] // dim)
     group = heads // kv_heads
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
     query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
@@ -73,8 +73,8 @@ def attend(
         taken = (jax.lax.dynamic_slice_in_dim(x, at.row, at.kind.rows, 1) for x in (query, *carry))
         mine, peak, total, out = (x.reshape(kv_heads, -1, *x.shape[3:]) for x in taken)
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens
-        k = read(k_pool, at).reshape(kv_heads, -1, dim)
-        v = jnp.where(known[:, None], read(v_pool, at).reshape(kv_heads, -1, dim), 0)
+        k = apart(read(k_pool, at), dim)
+        v = jnp.where(known[:, None], apart(read(v_pool, at), dim), 0)
         planned = jnp.arange(known.shape[0]) < jnp.repeat(at.seen, group, total_repeat_length=mine.shape[1])[:, None]
         seen, odd = planned, None
         if allowed is not None:
@@ -167,6 +167,12 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
 def read(pool: Pool, at: Round) -> Float[Array, "kv_heads pages page_size head_dim"]:
     """The pages of a round."""
     return numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
+
+
+def apart(pages: jax.Array, dim: int) -> Float[Array, "kv_heads slots head_dim"]:
+    """What `read` returns, with heads that lie side by side (`pool.heads_beside`) apart."""
+    stored, _, _, lanes = pages.shape
+    return pages.reshape(stored, -1, lanes // dim, dim).swapaxes(1, 2).reshape(stored * lanes // dim, -1, dim)
 
 
 def scores(

@@ -23,6 +23,7 @@ Learnt from, in idea: ragged paged attention in JAX and in vLLM's tpu-inference 
 (arXiv 2205.14135).
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,11 +38,12 @@ from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import FAR, AttentionPlan
 
 RING = 4  # items whose pages are on their way or being computed
+ORDERS = 4  # pages ordered in one basic block
 TILE = 16  # rows of a tile of bfloat16 in VMEM; windows start at multiples of it
 LANES = 128
-UNROLLED = 64  # windows up to so many rows are computed for all heads in one basic block
-VMEM_BYTES = 112 * 2**20  # of 128 MiB; what `vmem_bytes` does not count, intermediate results, takes the rest
-STATE_BYTES = 80 * 2**20
+BLOCK_ROWS = 128  # of narrower windows, several heads are computed in one basic block
+VMEM_BYTES = 112 * 2**20  # of 128 MiB
+STATE_BYTES = 80 * 2**20  # of these, what `vmem_bytes` counts; the rest is for intermediate results
 SMEM_BYTES = 1000 * 2**10  # of 1 MiB
 
 
@@ -85,7 +87,7 @@ def attend(
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
     ring = pltpu.VMEM((RING, together, most, page_size, lanes), k_pool.dtype)
     out = pl.pallas_call(
-        partial(kernel, shape=shape, group=group, scale=dim**-0.5),
+        partial(kernel, shape=shape, group=group, scale=dim**-0.5 / math.log(2)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(stored // together,),
@@ -105,7 +107,7 @@ def attend(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(query.shape, jnp.float32),
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
     )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, k_pool, v_pool)
     parts = out[:, : rows * group].reshape(stored, rows, beside, group // beside, beside, dim)
@@ -156,19 +158,25 @@ def kernel(
     def fetch(index: jax.Array) -> None:
         """Order the pages of an item. K and V of a slot signal one semaphore."""
         at, slot = item(index), jax.lax.rem(index, RING)
+        count = pl.cdiv(at.tokens, page_size)
 
-        @pl.loop(0, pl.cdiv(at.tokens, page_size))
-        def _(n: jax.Array) -> None:
+        def order(n: jax.Array) -> None:
             page = pages[at.entry + n]
             for pool, ring in rings:
                 source = pool.at[pl.ds(first_head, heads), page]
                 pltpu.make_async_copy(source, ring.at[slot, :, n], arrived.at[slot]).start()
 
-    def receive(tokens: jax.Array, slot: jax.Array) -> None:
-        @pl.loop(0, pl.cdiv(tokens, page_size))
+        @pl.loop(0, count // ORDERS)
         def _(n: jax.Array) -> None:
-            for _, ring in rings:
-                pltpu.make_async_copy(ring.at[slot, :, n], ring.at[slot, :, n], arrived.at[slot]).wait()
+            for k in range(ORDERS):
+                order(n * ORDERS + k)
+
+        pl.loop(count // ORDERS * ORDERS, count)(order)
+
+    def receive(tokens: jax.Array, slot: jax.Array) -> None:
+        for _, ring in rings:
+            here = ring.at[slot, :, pl.ds(0, pl.cdiv(tokens, page_size))]
+            pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
 
     def clear(tokens: jax.Array, slot: jax.Array, held: int) -> None:
         """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
@@ -197,23 +205,24 @@ def kernel(
             seen = jnp.where(inside, jnp.clip(length[here] - at.start, 0, at.tokens), 0)
             visible = jax.lax.broadcasted_iota(jnp.int32, (wide, tokens), 1) < seen
 
-            def head(h: int | jax.Array) -> None:
+            def head(h: jax.Array) -> None:
                 k, v = (ring[slot, h, : kind.pages].reshape(tokens, lanes) for ring in (k_ring, v_ring))
                 score = jnp.where(visible, matmul(query[h, here], k, 1) * scale, FAR)
                 old = peak[h, here]
                 new = jnp.maximum(old, score.max(-1, keepdims=True))
-                weight = jnp.exp(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
-                shrink = jnp.exp(old - new)
+                weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
+                shrink = jnp.exp2(old - new)
                 more = out[h, here] * shrink[:, :1] + matmul(weight.astype(v.dtype), v, 0)
                 peak[h, here] = new
                 total[h, here] = total[h, here] * shrink + weight.sum(-1, keepdims=True)
                 out[h, here] = jnp.where(inside, more, out[h, here])  # values may be NaN, of another sequence
 
-            if wide <= UNROLLED:
-                for h in range(heads):
-                    head(h)
-            else:
-                pl.loop(0, heads)(head)
+            block = next(n for n in (8, 4, 2, 1) if heads % n == 0 and (n == 1 or n * wide <= BLOCK_ROWS))
+
+            @pl.loop(0, heads, step=block)
+            def _(h: jax.Array) -> None:
+                for k in range(block):
+                    head(h + k)
 
     peak[...] = jnp.full(peak.shape, FAR / 2)
     total[...] = jnp.zeros(total.shape)
