@@ -94,7 +94,7 @@ class Program:
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1
-        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel_for(self.platform))
+        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel_for(self.platform, self.pools[0].k))
         return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:

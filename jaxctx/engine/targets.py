@@ -7,7 +7,7 @@ engine never calls it. The extras `tpu` and `cuda13` bring the compilers.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def plan_memory(name: str, model: Model, params: Params, config: EngineConfig, p
     """Compile what needs most for a target, or HERE, and read what it takes. `params` are ShapeDtypeStructs.
 
     The pages of `config` are not what is planned: a few are enough, because what else a step takes does not depend on
-    them. Raises FailedPrecondition as `compiling_for` does.
+    them. Raises FailedPrecondition as `compiling_for` does, and where a kernel cannot work on as many pages as fit.
     """
     with compiling_for(name) as device:
         program = Program(model, params, config, device)
@@ -106,16 +106,22 @@ def plan_memory(name: str, model: Model, params: Params, config: EngineConfig, p
         for function in functions:
             measured.append(memory_of(program.lower(function)))
             progress(str(function), len(measured), len(functions))
-    copy, step = measured[0], measured[-1]
-    weights = step.argument_size_in_bytes - step.alias_size_in_bytes
-    sampling = step.alias_size_in_bytes - copy.alias_size_in_bytes
-    temporaries = max(each.temp_size_in_bytes for each in measured)
-    counts = len(OTHERS), len(program.pass_shapes), len(program.shapes)
-    code = sum(n * each.generated_code_size_in_bytes for n, each in zip(counts, measured, strict=True))
-    memory = TARGETS[name].memory if name in TARGETS else memory_here()
-    left = memory - weights - sampling - temporaries - code
-    page, size = copy.alias_size_in_bytes // (config.pages + 1), config.page_size
-    tokens = max(0, left // page - 1) * size
+        copy, step = measured[0], measured[-1]
+        weights = step.argument_size_in_bytes - step.alias_size_in_bytes
+        sampling = step.alias_size_in_bytes - copy.alias_size_in_bytes
+        temporaries = max(each.temp_size_in_bytes for each in measured)
+        counts = len(OTHERS), len(program.pass_shapes), len(program.shapes)
+        code = sum(n * each.generated_code_size_in_bytes for n, each in zip(counts, measured, strict=True))
+        memory = TARGETS[name].memory if name in TARGETS else memory_here()
+        left = memory - weights - sampling - temporaries - code
+        page, size = copy.alias_size_in_bytes // (config.pages + 1), config.page_size
+        pages = max(0, left // page - 1)
+        try:
+            full = Program(model, params, replace(config, pages=max(1, pages)), device)
+            full.lower(full.shapes[-1])
+        except ValueError as error:
+            raise FailedPrecondition(f"{name}: {pages:,} pages would fit, but {error}") from error
+    tokens = pages * size
     return MemoryPlan(
         memory, weights, sampling, temporaries, code, left, page, page // size, tokens, contexts_of_4096=tokens // 4096
     )

@@ -170,7 +170,7 @@ def read(pool: Pool, at: Round) -> Float[Array, "kv_heads pages page_size head_d
 
 
 def apart(pages: jax.Array, dim: int) -> Float[Array, "kv_heads slots head_dim"]:
-    """What `read` returns, with heads that lie side by side (`pool.heads_beside`) apart."""
+    """What `read` returns, with heads that lie side by side (`pool.pool_struct`) apart."""
     stored, _, _, lanes = pages.shape
     return pages.reshape(stored, -1, lanes // dim, dim).swapaxes(1, 2).reshape(stored * lanes // dim, -1, dim)
 
