@@ -157,7 +157,7 @@ def main() -> int:
     options = parser.parse_args()
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
-    failed = 0
+    failed = missing = 0
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         running = {
             target: pool.submit(check, target, options.only, baseline.get(target, nothing), options.update)
@@ -166,14 +166,14 @@ def main() -> int:
         for target, result in running.items():
             try:
                 failures, baseline[target] = result.result()
+                failed += failures
             except FailedPrecondition as error:
                 print(error, file=sys.stderr)
-                return 3
-            failed += failures
+                missing += 1
     if options.update:
         BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")
     print(f"{failed} failed")
-    return 1 if failed else 0
+    return 1 if failed else 3 if missing else 0
 
 
 if __name__ == "__main__":

@@ -19,14 +19,18 @@ COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "16", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 
 
+def environment() -> dict[str, str]:
+    """That of a user, without what is set for tests of meshes."""
+    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+
+
 class Server:
     """A server process and where it listens."""
 
     def __init__(self, *arguments: str, cache: Path) -> None:
         command = [COMMAND, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
-        environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
         )
         assert self.process.stdout is not None
         self.banner = ""
@@ -71,7 +75,7 @@ def echo(compile_cache: Path) -> Iterator[Server]:
 def test_after_compiling_ahead_a_start_compiles_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "compiled"
     command = [COMMAND, "compile", "echo", *SMALL, "--compile-cache", str(cache), "--store", str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"compiled into {cache}\n"
     assert not (tmp_path / "store").exists()  # which is a server's
