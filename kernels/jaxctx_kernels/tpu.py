@@ -1,10 +1,10 @@
 """Attention over a work list on TPU (v5e, v6e): one Pallas kernel that walks the items and never leaves the chip.
 
 A chip has one core, and a grid runs in sequence. So nothing is merged across cores: the running maximum, sum and output
-of every sorted row stay in VMEM while the items of the plan pass by, in the order of the list, and as many as there are.
-The list itself is in SMEM. An item's pages come by DMA, keys and values of all heads of a page in one copy each, into a
-ring of buffers, so that the next items are on their way while one is computed. Each page is read once per item,
-however many rows look at it.
+of every sorted row stay in VMEM while the items of the plan pass by, in the order of the list and as many as there are.
+The list itself is in SMEM. An item's pages come by DMA, the keys, or the values, of all heads of a page in one copy,
+into a ring of buffers: the next items are on their way while one is computed. Each page is read once per item, however
+many rows look at it.
 
     sorted rows × group ──▶ VMEM: queries, maximum, sum, output       HBM: pool [kv_heads, pages, page_size, head_dim]
       ┌────────────┐                                                          │ one DMA per page, K and V
@@ -15,12 +15,11 @@ The query heads of one KV head are rows of one matrix, `row * group + head`, and
 them: what of a window is not the item's is masked, which costs nothing while the matrix unit is as high as a window.
 If not all of this fits into VMEM, the outer grid takes a few KV heads at a time and walks the list for each.
 
-Heads narrower than the 128 lanes lie side by side in a pool whose last axis is 128 (`pool.pool_array` makes it so): a
-query is zero but in the lanes of its head, and takes those lanes of the output.
+Heads narrower than the 128 lanes lie side by side in a pool (`pool.pool_struct`): a query is zero but in the lanes of
+its head, and takes those lanes of the output.
 
-Under a mesh this runs per shard of the KV heads (`shard_map`): no head needs another, and the plan is the same for all.
-Learnt from, in idea: ragged paged attention in JAX and in vLLM's tpu-inference (arXiv 2604.15464); FlashAttention
-(arXiv 2205.14135).
+Under a mesh this runs per shard of the KV heads, in `shard_map(…, check_vma=False)`: no head needs another, all have
+the same plan. Where the ideas came from: ragged paged attention (arXiv 2604.15464), FlashAttention (arXiv 2205.14135).
 """
 
 import math
@@ -43,7 +42,7 @@ TILE = 16  # rows of a tile of bfloat16 in VMEM; windows start at multiples of i
 LANES = 128
 BLOCK_ROWS = 128  # of narrower windows, several heads are computed in one basic block
 VMEM_BYTES = 112 * 2**20  # of 128 MiB
-STATE_BYTES = 80 * 2**20  # of these, what `vmem_bytes` counts; the rest is for intermediate results
+STATE_BYTES = 80 * 2**20  # of these, what `heads_at_once` counts; the rest is for intermediate results
 SMEM_BYTES = 1000 * 2**10  # of 1 MiB
 
 
@@ -62,8 +61,9 @@ def attend(
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`.
 
-    Pages hold a multiple of 16 tokens (8 of float32). Where head_dim is not a multiple of 128 and heads do not lie side
-    by side in the pool, XLA copies the pool before every call. Raises ValueError if the plan is too large for SMEM.
+    Pages hold a multiple of 16 tokens. Where neither head_dim is a multiple of 128 nor heads lie side by side in the
+    pool, XLA copies the pool before every call. Raises ValueError if the plan is too large for SMEM; the compiler fails
+    if the rows of a single KV head are too many for VMEM, see NOTES.md.
     """
     if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
@@ -79,11 +79,7 @@ def attend(
     query = jnp.pad(query.transpose(1, 0, 2, 3).reshape(stored, rows * group, lanes), room)
     length = jnp.pad(jnp.repeat(plan.length, group), room[1])[:, None]
     most = max(c.pages for c in shape.classes)
-    together = next(
-        n
-        for n in range(stored, 0, -1)
-        if stored % n == 0 and (n == 1 or vmem_bytes(n, height, lanes, most * page_size, k_pool.dtype) <= STATE_BYTES)
-    )
+    together = heads_at_once(stored, height, lanes, most * page_size, k_pool.dtype.itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
     ring = pltpu.VMEM((RING, together, most, page_size, lanes), k_pool.dtype)
     out = pl.pallas_call(
@@ -107,6 +103,7 @@ def attend(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(query.shape, jnp.float32),
+        # The host checked the page ids; on the chip a check takes longer than ordering the copy.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
     )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, k_pool, v_pool)
@@ -115,11 +112,12 @@ def attend(
     return result.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)[plan.inverse]
 
 
-def vmem_bytes(heads: int, height: int, lanes: int, tokens: int, dtype: Any) -> int:
-    """What the kernel keeps in VMEM: blocks twice, as the grid's pipeline does, the state, and the ring."""
-    wide, size = max(lanes, LANES), jnp.dtype(dtype).itemsize
-    per_row = 2 * wide * (size + 4) + 2 * LANES * 4
-    return heads * height * per_row + 2 * height * LANES * 4 + 2 * RING * heads * tokens * wide * size
+def heads_at_once(stored: int, height: int, lanes: int, tokens: int, size: int) -> int:
+    """How many of `stored` KV heads of numbers of `size` bytes fit into VMEM: the grid has two of each block."""
+    wide = max(lanes, LANES)
+    of_head = height * (2 * wide * (size + 4) + 2 * LANES * 4) + 2 * RING * tokens * wide * size
+    most = (STATE_BYTES - 2 * height * LANES * 4) // of_head
+    return next(n for n in range(stored, 0, -1) if n == 1 or (n <= most and stored % n == 0))
 
 
 def kernel(
@@ -143,8 +141,8 @@ def kernel(
 ) -> None:
     """The heads of one grid step, over all items.
 
-    SMEM: ends, items, pages. VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
-    `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. HBM: the pools.
+    In SMEM: ends, items, pages. In VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
+    `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. In HBM: pools.
     """
     heads, height, lanes = query.shape
     page_size = k_ring.shape[3]

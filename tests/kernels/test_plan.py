@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from jaxctx_kernels import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
-from jaxctx_kernels.plan import split
+from jaxctx_kernels.plan import Kernel, split
 
 Generator = np.random.Generator
+for_every_kernel = pytest.mark.parametrize("kernel", get_args(Kernel))
 
 
 def planned(segments: list[Segment], shape: PlanShape) -> tuple[PlanStats, np.ndarray]:
@@ -154,19 +156,23 @@ def test_nothing_to_do() -> None:
 
 
 class TestCapacity:
-    """The promise of `plan_shape`: batches within the limits fit, whatever their tree."""
+    """The promise of `plan_shape`: batches within the limits fit, whatever their tree and the kernel's classes."""
 
+    @for_every_kernel
     @pytest.mark.parametrize(
         ("rows", "page_size", "context", "pool"), [(1, 16, 32768, 2048), (16, 16, 32768, 4096), (64, 1, 512, 4096)]
     )
-    def test_pool_full_of_unshared_contexts(self, rows: int, page_size: int, context: int, pool: int) -> None:
-        shape = plan_shape(rows, page_size, context, pool)
+    def test_pool_full_of_unshared_contexts(
+        self, rows: int, page_size: int, context: int, pool: int, kernel: Kernel
+    ) -> None:
+        shape = plan_shape(rows, page_size, context, pool, kernel)
         each = min(pool // rows, context // page_size)
         segments = [Segment(i, 1, each * page_size - 1, chain(range(i * each, (i + 1) * each))) for i in range(rows)]
         assert planned(segments, shape)[0].pages_read == rows * each
 
+    @for_every_kernel
     @pytest.mark.parametrize("page_size", [1, 2, 16, 32, 512])
-    def test_nodes_that_are_just_not_worth_sharing(self, page_size: int) -> None:
+    def test_nodes_that_are_just_not_worth_sharing(self, page_size: int, kernel: Kernel) -> None:
         """A comb of pairs, each with the longest prefix that is not shared, on top of a pool full of their leaves."""
         rows, pool = 32, 5000
         unshared = max(1, 256 // page_size) - 1
@@ -177,16 +183,17 @@ class TestCapacity:
             leaf = 16 * unshared + i * own
             pages = chain(range(first, first + unshared), range(leaf, leaf + own))
             segments.append(Segment(i, 1, len(pages) * page_size - 1, pages))
-        shape = plan_shape(rows, page_size, pool * page_size, pool)
+        shape = plan_shape(rows, page_size, pool * page_size, pool, kernel)
         stats, _ = planned(segments, shape)
         assert stats.pages_read == rows * (unshared + own)
 
-    def test_caterpillar(self) -> None:
+    @for_every_kernel
+    def test_caterpillar(self, kernel: Kernel) -> None:
         """512 decode rows, each forking one page after the last: as deep as a tree of that many leaves gets."""
         rows = 512
         trunk = range(1, rows + 1)
         segments = [Segment(i, 1, 16 * (i + 1), chain(trunk[: i + 1], [1000 + i])) for i in range(rows)]
-        shape = plan_shape(rows, 16, 16 * (rows + 1), 1000 + rows)
+        shape = plan_shape(rows, 16, 16 * (rows + 1), 1000 + rows, kernel)
         stats, packed = planned(segments, shape)
         assert stats.pages_read <= shape.pages - max(c.pages for c in shape.classes)
         _, _, _, length, items, _ = split(shape, packed)
