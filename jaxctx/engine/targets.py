@@ -41,7 +41,7 @@ TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler re
     "v6e": Target("tpu", int(31.24 * 2**30), "libtpu", "tpu", {"topology_name": "v6e:1x1"}),
     "h200": Target("cuda", int(150_000_000_000 * _GPU_SHARE), "jax_cuda13_plugin", "cuda13", _H200),
 }
-# Without these libtpu asks the network which machine this is, and refuses to be in two processes, as owners of chips do.
+# Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
 _ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}
 _ALONE |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 

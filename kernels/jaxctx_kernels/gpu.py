@@ -13,21 +13,20 @@ are few: unit u writes one for each tile t that it meets, at slot u + t, which n
 A unit is a producer warpgroup, which brings a page (at most 64 tokens of one) a copy into rings of buffers, and two
 consumers. In steps of many rows each consumer has half of a tile; in others both have the same rows and take turns at
 the steps. A second kernel merges partial results by log-sum-exp. All is float32 but what is multiplied.
-
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pools split over heads, the plan on all.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from math import e, log2
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu
-from jaxtyping import Array, BFloat16, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx_kernels.plan import PlanShape
 from jaxctx_kernels.pool import Pool
@@ -35,9 +34,8 @@ from jaxctx_kernels.reference import FAR, AttentionPlan
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device
-Carry: TypeAlias = tuple[
-    tuple[jax.Array, ...], jax.Array, jax.Array
-]  # outputs by columns; rows' maxima (log2) and sums
+Bounds: TypeAlias = tuple[jax.Array, jax.Array]  # from .. to
+Carry: TypeAlias = tuple[tuple[jax.Array, ...], jax.Array, jax.Array]  # outputs, rows' maxima (of log2) and sums
 
 PROCESSORS = 132  # of an H100 or H200; a unit fills one
 CONSUMERS = 2
@@ -63,30 +61,22 @@ class Cut:
 class Work(NamedTuple):
     """What every unit does. A pair is an item within a tile; pairs without steps are left out, tiles are in order."""
 
-    pairs: Int32[
-        Array, "pairs fields"
-    ]  # its steps from .. to, and the item, whose first row is counted from the tile's
+    pairs: Int32[Array, "pairs fields"]  # steps from .. to; the item, its first row counted from the tile's
     tiles: Int32[Array, " tiles_and_one"]  # first pair of each
     units: Int32[Array, "units 6"]  # steps, pairs and tiles, from .. to
     slots: Int32[Array, "tiles 2"]  # of partial results, from .. to
     length: Int32[Array, "products 64"]  # tokens that each row sees
 
 
-class Ring(NamedTuple):
-    buffers: Ref  # [stages, 64, head_dim]
-    full: Ref
-    free: Ref
-
-
 class Shared(NamedTuple):
-    """The shared memory of a unit."""
+    """The shared memory of a unit. A ring is buffers `[stages, 64, head_dim]` and barriers: they are full, are free."""
 
     q: Ref  # [consumers, 64, head_dim]
     q_full: Ref
-    k: Ring
-    v: Ring
+    k: tuple[Ref, Ref, Ref]
+    v: tuple[Ref, Ref, Ref]
     p: Ref  # [consumers, 64, 64], weights for the product with values
-    tidied: Ref
+    cleared: Ref
 
 
 class Unit(NamedTuple):
@@ -95,9 +85,9 @@ class Unit(NamedTuple):
     head: jax.Array
     number: jax.Array
     wg: jax.Array
-    steps: tuple[jax.Array, jax.Array]
-    pairs: tuple[jax.Array, jax.Array]
-    tiles: tuple[jax.Array, jax.Array]
+    steps: Bounds
+    pairs: Bounds
+    tiles: Bounds
 
     def own(self, pair: Ref) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Number within the unit of a pair's first step, and which of the pair's steps, from .. to, the unit has."""
@@ -113,10 +103,9 @@ def attend(
     group = heads // kv_heads
     if k_pool.dtype == jnp.uint16:  # bfloat16 as CPUs keep it
         k_pool, v_pool = (lax.bitcast_convert_type(pool, jnp.bfloat16) for pool in (k_pool, v_pool))
-    if k_pool.dtype != jnp.bfloat16 or dim not in (64, 128, 256) or shape.page_size not in (16, 32, 64, 128):
-        raise ValueError(f"no kernel for {k_pool.dtype}, heads of {dim} and pages of {shape.page_size} tokens")
-    if group > SIDE:
-        raise ValueError(f"no kernel for {group} query heads of a KV head")
+    known = dim in (64, 128, 256) and group <= SIDE and shape.page_size in (16, 32, 64, 128)
+    if k_pool.dtype != jnp.bfloat16 or not known:
+        raise ValueError(f"no kernel for {k_pool.dtype}, heads of {dim}, groups of {group}, pages of {shape.page_size}")
     parts, size = CONSUMERS if rows >= WIDE else 1, SIDE // group
     cut = Cut(group, size, parts, CONSUMERS // parts, -(-rows // (size * parts)), max(1, PROCESSORS // kv_heads))
     row = jnp.arange(cut.tiles * parts)[:, None] * size + jnp.arange(SIDE) // group
@@ -144,12 +133,10 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     end = ends.at[cell].get(mode="fill", fill_value=2**30)
     begin = end - cells.at[cell].get(mode="fill", fill_value=0)
     fields = begin, end, row[item] - tile * tile_rows, count[item], entry[item], tokens[item], start[item]
-
     tile_end = ends.reshape(cut.tiles, items)[:, -1]
     tile_begin, total = jnp.pad(tile_end[:-1], (1, 0)), tile_end[-1]
     each = jnp.maximum(LEAST, -(-total // cut.units))
-    low = jnp.minimum(jnp.arange(cut.units) * each, total)
-    high = jnp.minimum(low + each, total)
+    low, high = (jnp.minimum((jnp.arange(cut.units) + n) * each, total) for n in (0, 1))
     of_low = ((edges <= low[:, None]).sum(1) for edges in (end, tile_end))
     of_high = ((edges < high[:, None]).sum(1) for edges in (begin, tile_begin))
     (low_pair, low_tile), (high_pair, high_tile) = of_low, of_high
@@ -160,13 +147,11 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     return Work(*(x.astype(jnp.int32) for x in (jnp.stack(fields, 1), firsts, units, slots, length)))
 
 
-def attend_units(
-    query: jax.Array, k_pool: Pool, v_pool: Pool, pages: jax.Array, work: Work, cut: Cut
-) -> tuple[Float32[Array, "kv_heads partials 64 head_dim"], Float32[Array, "kv_heads partials 2 64"]]:
-    """For each slot and each of its consumers: outputs times their sums; rows' maxima (of log2) and sums."""
-    kv_heads, _, _, dim = query.shape
+def attend_units(q: jax.Array, k: Pool, v: Pool, pages: jax.Array, work: Work, cut: Cut) -> tuple[jax.Array, jax.Array]:
+    """Of each slot's consumers: outputs `[kv_heads, partials, 64, head_dim]` not divided by sums; maxima and sums."""
+    kv_heads, _, _, dim = q.shape
     stages = 4 if dim <= 128 else 2  # a multiple of the ways, so that each buffer is always one consumer's
-    copies, partials = max(1, SIDE // k_pool.shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
+    copies, partials = max(1, SIDE // k.shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
 
     def kernel(q: Ref, k: Ref, v: Ref, pages: Ref, *refs: Ref) -> None:
         listed, out, stats, shared = Work(*refs[:5]), refs[5], refs[6], Shared(*refs[7:])
@@ -178,30 +163,30 @@ def attend_units(
     def tiled(*shape: int) -> Ref:
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
 
-    def ring() -> Ring:
+    def ring() -> tuple[Ref, Ref, Ref]:
         full, free = (plgpu.Barrier(num_arrivals=n, num_barriers=stages) for n in (copies, cut.parts))
-        return Ring(tiled(stages, SIDE, dim), full, free)
+        return tiled(stages, SIDE, dim), full, free
 
-    q, q_full = tiled(CONSUMERS, SIDE, dim), plgpu.Barrier(num_barriers=CONSUMERS)
-    p, tidied = tiled(CONSUMERS, SIDE, SIDE), plgpu.Barrier(num_arrivals=cut.parts)
+    per_consumer = tiled(CONSUMERS, SIDE, dim), plgpu.Barrier(num_barriers=CONSUMERS)
+    rest = ring(), ring(), tiled(CONSUMERS, SIDE, SIDE), plgpu.Barrier(num_arrivals=cut.parts)
     shapes = (kv_heads, partials, SIDE, dim), (kv_heads, partials, 2, SIDE)
-    results: tuple[jax.Array, jax.Array] = plgpu.kernel(
+    outputs, stats = plgpu.kernel(
         kernel,
         out_type=tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
         grid=(kv_heads, cut.units),
         grid_names=("head", "unit"),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
-        scratch_types=Shared(q, q_full, ring(), ring(), p, tidied),
+        scratch_types=Shared(*per_consumer, *rest),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(query, k_pool, v_pool, pages, *work)
-    return results
+    )(q, k, v, pages, *work)
+    return outputs, stats
 
 
 def produce(unit: Unit, k: Ref, v: Ref, pages: Ref, work: Work, shared: Shared) -> None:
-    """Bring the pages of the unit's steps into the rings, as buffers become free. Pages past an item's are left out."""
+    """Bring the pages of the unit's steps into the rings, as buffers become free. Past an item's last, that again."""
     plgpu.set_max_registers(40, action="decrease")
-    stages, page_size = shared.k.buffers.shape[0], k.shape[2]
+    page_size, stages = k.shape[2], shared.k[0].shape[0]
     span = min(page_size, SIDE)  # tokens of a copy
 
     @pl.loop(*unit.pairs)
@@ -212,47 +197,41 @@ def produce(unit: Unit, k: Ref, v: Ref, pages: Ref, work: Work, shared: Shared) 
         @pl.loop(first, last)
         def step(s: jax.Array) -> None:
             slot = lax.rem(begin + s, stages)
-            for pool, ring in ((k, shared.k), (v, shared.v)):
-                pl.when(begin + s >= stages)(partial(plgpu.barrier_wait, ring.free.at[slot]))
+            for pool, (buffers, full, free) in ((k, shared.k), (v, shared.v)):
+                pl.when(begin + s >= stages)(partial(plgpu.barrier_wait, free.at[slot]))
                 for offset in range(0, SIDE, span):
-
-                    def bring(pool: Ref, ring: Ring, token: jax.Array, offset: int) -> None:
-                        page = pages[entry + lax.div(token, page_size)]
-                        source = pool.at[unit.head, page, pl.ds(lax.rem(token, page_size), span)]
-                        plgpu.copy_gmem_to_smem(source, ring.buffers.at[slot, pl.ds(offset, span)], ring.full.at[slot])
-
                     token = s * SIDE + offset
-                    pl.when(token < tokens)(partial(bring, pool, ring, token, offset))
-                    pl.when(token >= tokens)(partial(plgpu.barrier_arrive, ring.full.at[slot]))
+                    page = pages[entry + lax.div(jnp.minimum(token, tokens - 1), page_size)]
+                    source = pool.at[unit.head, page, pl.ds(lax.rem(token, page_size), span)]
+                    plgpu.copy_gmem_to_smem(source, buffers.at[slot, pl.ds(offset, span)], full.at[slot])
 
 
 def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared, cut: Cut) -> None:
-    """Attend to the unit's steps, with this consumer's rows or at its turns, and write a partial result of each tile."""
+    """Attend to the unit's steps, with this consumer's rows or at its turns; write a partial result for each tile."""
     plgpu.set_max_registers(232, action="increase")
-    wg, k, v, (stages, _, dim) = unit.wg, shared.k, shared.v, shared.k.buffers.shape
-    part, turn = (wg, 0) if cut.parts > 1 else (0, wg)
+    wg, (keys, k_full, k_free), (values, v_full, v_free) = unit.wg, shared.k, shared.v
+    (stages, _, dim), (part, turn) = keys.shape, (wg, 0) if cut.parts > 1 else (0, wg)
     chunk = 128 if dim == 128 else 64  # columns of a product with values; registers do not take more for 256
     chunks = [pl.ds(at, chunk) for at in range(0, dim, chunk)]
     numbers = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_ROW)
 
-    def clear(known: jax.Array, slot: jax.Array) -> None:
-        """Clear values past the item's last token: weights of 0 do not keep NaN out of a product."""
-        number = plgpu.broadcasted_iota(jnp.int32, (SIDE, chunk), 0, layout=GRID)
-        for columns in chunks:
-            values = plgpu.load(v.buffers.at[slot, :, columns], layout=GRID, optimized=False)
-            v.buffers[slot, :, columns] = jnp.where(number < known, values, jnp.zeros_like(values))
-        plgpu.commit_smem()
+    def clear(known: jax.Array, slot: jax.Array) -> None:  # weights of 0 do not keep NaN out of a product
+        @pl.when((wg == 0) | (cut.parts == 1))
+        def once() -> None:
+            number = plgpu.broadcasted_iota(jnp.int32, (SIDE, chunk), 0, layout=GRID)
+            for columns in chunks:
+                value = plgpu.load(values.at[slot, :, columns], layout=GRID, optimized=False)
+                values[slot, :, columns] = jnp.where(number < known, value, jnp.zeros_like(value))
+            plgpu.commit_smem()
 
-    def clear_for_both(known: jax.Array, slot: jax.Array) -> None:
-        pl.when(wg == 0)(partial(clear, known, slot))
-        plgpu.barrier_arrive(shared.tidied)
-        plgpu.barrier_wait(shared.tidied)
+        if cut.parts > 1:
+            plgpu.barrier_arrive(shared.cleared)
+            plgpu.barrier_wait(shared.cleared)
 
     @pl.loop(*unit.tiles)
     def tile(t: jax.Array) -> None:
-        product_of = t * cut.parts + part
-        plgpu.copy_gmem_to_smem(q.at[unit.head, product_of], shared.q.at[wg], shared.q_full.at[wg])
-        length = plgpu.load(work.length.at[product_of], layout=BY_ROW, optimized=False)
+        plgpu.copy_gmem_to_smem(q.at[unit.head, t * cut.parts + part], shared.q.at[wg], shared.q_full.at[wg])
+        length = plgpu.load(work.length.at[t * cut.parts + part], layout=BY_ROW, optimized=False)
         plgpu.barrier_wait(shared.q_full.at[wg])
 
         def pair(i: jax.Array, carry: Carry) -> Carry:
@@ -264,9 +243,9 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
 
             def step(s: jax.Array, carry: Carry) -> Carry:
                 (outs, peak, total), slot = carry, lax.rem(begin + s, stages)
-                plgpu.barrier_wait(k.full.at[slot])
-                score = product(shared.q.at[wg], k.buffers.at[slot].transpose((1, 0)), SIDE)
-                plgpu.barrier_arrive(k.free.at[slot])
+                plgpu.barrier_wait(k_full.at[slot])
+                score = product(shared.q.at[wg], keys.at[slot].transpose((1, 0)), SIDE)
+                plgpu.barrier_arrive(k_free.at[slot])
                 number = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=GRID)
                 seen = number < over(limit - s * SIDE, SIDE)
                 score = jnp.where(seen, score * (dim**-0.5 * log2(e)), FAR)
@@ -275,30 +254,27 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
                 shrink = jnp.exp2(peak - new_peak)
                 shared.p[wg] = weight.astype(jnp.bfloat16)
                 plgpu.commit_smem()
-                known = tokens - s * SIDE
-                plgpu.barrier_wait(v.full.at[slot])
-                pl.when(known < SIDE)(partial(clear_for_both if cut.parts > 1 else clear, known, slot))
+                plgpu.barrier_wait(v_full.at[slot])
+                pl.when((s + 1) * SIDE > tokens)(partial(clear, tokens - s * SIDE, slot))
                 new_outs = []
                 for columns, old in zip(chunks, outs, strict=True):
-                    new = product(shared.p.at[wg], v.buffers.at[slot, :, columns], chunk)
+                    new = product(shared.p.at[wg], values.at[slot, :, columns], chunk)
                     new = jnp.where(over(inside, chunk), new, 0.0)  # NaN of another sequence's values
                     new_outs.append(old * over(shrink, chunk) + new)
-                plgpu.barrier_arrive(v.free.at[slot])
+                plgpu.barrier_arrive(v_free.at[slot])
                 return tuple(new_outs), new_peak, total * shrink + weight.sum(axis=1)
 
             first += lax.rem(begin + first + turn, cut.ways)  # to the next of this consumer's turns
             turns = lax.div(jnp.maximum(last - first, 0) + cut.ways - 1, cut.ways)
-            carry = lax.fori_loop(0, turns, lambda n, carry: step(first + n * cut.ways, carry), carry)
-            return carry
+            return cast(Carry, lax.fori_loop(0, turns, lambda n, carry: step(first + n * cut.ways, carry), carry))
 
         low, high = jnp.maximum(unit.pairs[0], work.tiles[t]), jnp.minimum(unit.pairs[1], work.tiles[t + 1])
         nothing = tuple(full(0.0, chunk) for _ in chunks), full(FAR), full(0.0)
         outs, peak, total = lax.fori_loop(low, high, pair, nothing)
         slot = (unit.number + t) * CONSUMERS + wg
-        for columns, values in zip(chunks, outs, strict=True):
-            out[unit.head, slot, :, columns] = values
-        stats[unit.head, slot, 0] = peak
-        stats[unit.head, slot, 1] = total
+        for columns, result in zip(chunks, outs, strict=True):
+            out[unit.head, slot, :, columns] = result
+        stats[unit.head, slot, 0], stats[unit.head, slot, 1] = peak, total
 
 
 def merge(out: jax.Array, stats: jax.Array, slots: jax.Array, cut: Cut) -> Float32[Array, "kv_heads products 64 dim"]:
@@ -324,20 +300,18 @@ def merge(out: jax.Array, stats: jax.Array, slots: jax.Array, cut: Cut) -> Float
         acc, total = lax.fori_loop(*bounds, add, (full(0.0, width), full(0.0)))
         merged[head, number, :, columns] = jnp.where(over(total, width) == 0.0, 0.0, acc / over(total, width))
 
-    result: jax.Array = plgpu.kernel(
+    merged: jax.Array = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((kv_heads, cut.tiles * cut.parts, SIDE, dim), jnp.float32),
         grid=(kv_heads, cut.tiles * cut.parts, dim // width),
         grid_names=("head", "product", "column"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(out, stats, slots)
-    return result
+    return merged
 
 
 def product(a: Ref, b: Ref, columns: int) -> Any:
-    """a @ b of shared memory, in float32."""
-
-    def multiply(acc: Ref) -> Any:
+    def multiply(acc: Ref) -> Any:  # a and b are in shared memory: interpreters do not take registers
         plgpu.wgmma(acc, a, b)
         return acc[...]
 

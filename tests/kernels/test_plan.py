@@ -56,9 +56,9 @@ def chain(*parts: range | list[int]) -> np.ndarray:
     return np.array([page for part in parts for page in part], np.int32)
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_every_visible_token_once(grow: Callable, kinds: list[str], page_size: int) -> None:
-    shape = plan_shape(64, page_size, 120 * page_size, 120)
+@pytest.mark.parametrize(("page_size", "kernel"), [(1, "reference"), (2, "reference"), (16, "reference"), (16, "gpu")])
+def test_every_visible_token_once(grow: Callable, kinds: list[str], page_size: int, kernel: Kernel) -> None:
+    shape = plan_shape(64, page_size, 120 * page_size, 120, kernel)
     for kind in kinds:
         for _ in range(3):
             segments = grow(kind, 64, page_size, 120).segments

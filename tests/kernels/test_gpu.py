@@ -1,0 +1,224 @@
+"""The Hopper kernel in JAX's GPU interpreter, which also looks for races, against dense float64 attention.
+
+What only hardware shows is not tested here: speed, and what the interpreter leaves out (registers, layouts in memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, pool_array, unpack, write_rows
+
+if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
+    pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
+
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state  # not exported
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxctx_kernels import gpu
+
+Generator = np.random.Generator
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
+    monkeypatch.setattr(gpu, "PROCESSORS", 4)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+
+
+def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
+    packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
+    plan_attention(segments, shape, packed)
+    return packed
+
+
+def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
+    return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
+
+
+def filled_pool(values: np.ndarray) -> jax.Array:
+    heads, pages, size, dim = values.shape
+    rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim))
+    return write_rows(pool_array(heads, pages, size, dim, jnp.bfloat16), rows, jnp.arange(pages * size))
+
+
+class Case:
+    """A batch with its keys, values and queries, all that no row sees poisoned; `run` is one compiled program."""
+
+    def __init__(
+        self, rows: int, page_size: int, dim: int, group: int, kv_heads: int = 1, pool_pages: int = 60
+    ) -> None:
+        self.shape = plan_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.dim, self.group, self.kv_heads, self.pool_pages = dim, group, kv_heads, pool_pages
+        self.run = jax.jit(lambda q, k, v, p: gpu.attend(q, k, v, unpack(self.shape, p), shape=self.shape))
+
+    def check(
+        self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
+    ) -> None:
+        """A token more or less among n changes a row's output by about n**-0.5 of it, bfloat16 weights by 0.002."""
+        rows, size = self.shape.rows, self.shape.page_size
+        scale = scale or rng.choice([1, 4])
+        k, v = numbers(rng, scale, 2, self.kv_heads, self.pool_pages, size, self.dim)
+        q = numbers(rng, 1, rows, self.kv_heads * self.group, self.dim)
+        seen = visible(segments, size, self.pool_pages)
+        k[:, ~seen] = v[:, ~seen] = np.nan
+        mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
+        q[np.setdiff1d(np.arange(rows), mine)] = np.nan
+        packed = packed_plan(segments, self.shape)
+        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), filled_pool(k), filled_pool(v), packed), np.float64)
+        want = dense(q, k, v, segments, size)
+        wrong = np.linalg.norm(got - want, axis=-1)
+        assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
+
+
+@pytest.mark.parametrize(
+    ("case", "batches"),
+    [
+        (
+            (50, 16, 64, 4),
+            ["no_sharing", "one_prefix", "many_prefixes", "three_levels", "chunks_and_decode", "nothing"],
+        ),
+        ((128, 32, 128, 8), ["chunks_and_decode", "three_levels"]),  # consumers split rows
+        ((50, 64, 256, 1), ["chunks_and_decode"]),
+        ((16, 128, 64, 3), ["many_prefixes"]),  # products with rows to spare, pages of two steps
+        ((24, 32, 128, 4, 2), ["no_sharing"]),  # two KV heads
+    ],
+)
+def test_equals_dense_attention(
+    rng: Generator, grow: Callable, visible: Callable, dense: Callable, case: tuple[int, ...], batches: list[str]
+) -> None:
+    of_case = Case(*case)
+    for kind in batches:
+        print(kind)
+        of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rows", [50, 130])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_many_trees(
+    rng: Generator,
+    grow: Callable,
+    kinds: list[str],
+    visible: Callable,
+    dense: Callable,
+    rows: int,
+    group: int,
+    dim: int,
+    page_size: int,
+) -> None:
+    case = Case(rows, page_size, dim, group)
+    for kind in kinds:
+        print(kind)
+        case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
+
+
+@pytest.mark.parametrize("rows", [8, 128])
+def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int) -> None:
+    """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
+    forest = grow("nothing", rows, 16, 60)
+    forest.next_row = 0
+    prefix = forest.pages(20)
+    for _ in range(4):
+        forest.add(prefix, 2, 1)
+    case, bad = Case(rows, 16, 64, 4), forest.segments[1]
+    k, v = numbers(rng, 1, 2, 1, 60, 16, 64)
+    q = numbers(rng, 1, rows, 4, 64)
+    packed = packed_plan(forest.segments, case.shape)
+    clean = np.array(case.run(q, filled_pool(k), filled_pool(v), packed))
+    q[bad.first_row] = k[:, bad.pages[20]] = np.nan
+    v[:, bad.pages[21]] = np.inf
+    spoilt = np.array(case.run(q, filled_pool(k), filled_pool(v), packed))
+    assert np.isnan(spoilt[bad.first_row]).any()
+    spoilt[bad.first_row] = clean[bad.first_row]
+    np.testing.assert_array_equal(spoilt, clean)
+
+
+def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
+    case = Case(24, 16, 64, 4)
+    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
+    for kind in ("nothing", "no_sharing"):
+        packed = packed_plan(grow(kind, 50, 16, 60).segments[:12], case.shape)
+        case.run(numbers(rng, 1, 24, 4, 64), k, k, packed)
+    assert case.run._cache_size() == 1
+
+
+def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = plan_shape(3, 16, 960, 60, "gpu")
+    called = []
+    monkeypatch.setattr(gpu, "attend", lambda q, *_, shape: called.append(shape) or q)
+    forest = grow("nothing", 3, 16, 60)
+    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
+    run = partial(attend, jnp.zeros((3, 4, 64)), k, k, unpack(shape, packed_plan(forest.segments, shape)), shape=shape)
+    run()
+    run(mask=jnp.ones((3, 960), bool))
+    assert called == [shape]
+
+
+@pytest.mark.parametrize(
+    ("dim", "page_size", "heads", "dtype"),
+    [(96, 16, 4, "bfloat16"), (64, 8, 4, "bfloat16"), (64, 16, 65, "bfloat16"), (64, 16, 4, "float32")],
+)
+def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
+    shape = plan_shape(1, page_size, 64, 4, "gpu")
+    pool = pool_array(1, 4, page_size, dim, dtype)
+    plan = unpack(shape, packed_plan([], shape))
+    with pytest.raises(ValueError, match="no kernel for"):
+        gpu.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
+
+
+def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = gpu.schedule
+    monkeypatch.setattr(gpu, "schedule", lambda plan, length, cut: schedule(plan, length - (length > 1), cut))
+
+
+def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
+
+
+def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer does not wait until a buffer is free."""
+    produce, careless = gpu.produce, SimpleNamespace(**{**vars(plgpu), "barrier_wait": lambda barrier: None})
+
+    def spoilt(*of: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu, "plgpu", careless)
+            produce(*of)
+
+    monkeypatch.setattr(gpu, "produce", spoilt)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [(spoil_length, "assert"), (spoil_clearing, "assert"), (spoil_waiting, "RACE DETECTED|Computation failed")],
+)
+def test_the_check_finds(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable,
+    found: str,
+) -> None:
+    segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
+    monkeypatch.setattr(gpu, "PROCESSORS", 1)  # as many steps as buffers and more
+    spoil(monkeypatch)
+    try:
+        with pytest.raises(Exception, match=found):
+            Case(8, 16, 64, 4).check(rng, segments, visible, dense, scale=1)
+    finally:
+        reset_gpu_interpret_mode_state()  # what failed is still there
