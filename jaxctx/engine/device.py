@@ -83,10 +83,10 @@ class Program:
     def _pools(self, mesh: Mesh | None) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch."""
         spec, sharding = self._model.kv, self.whole
-        if mesh is not None and spec.kv_heads % mesh.shape[TENSOR] == 0:
-            sharding = RULES.sharding(mesh, KV_POOL_AXES)
         sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
+        if mesh is not None and stored.shape[0] % mesh.shape[TENSOR] == 0:
+            sharding = RULES.sharding(mesh, KV_POOL_AXES)
         array: Any = self._struct(stored.shape, stored.dtype, sharding)
         # A model that keeps one number a token (uint32) has no values.
         values: Any = array if spec.dtype != "uint32" else self._struct((0,), jnp.float32)
@@ -94,7 +94,9 @@ class Program:
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1
-        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel_for(self.platform, self.pools[0].k))
+        # XLA does not split a kernel over a mesh.
+        kernel = kernel_for(self.platform, self.pools[0].k) if len(self.whole.device_set) == 1 else "reference"
+        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel)
         return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
