@@ -4,20 +4,22 @@ Owns parameters, page arrays and slot state; knows shapes, not contexts. Everyth
 `compile`, before the engine is ready; afterwards it only calls executables, so no request can compile. All calls come
 from the step thread; the device executes them in the order given, which is what makes it safe to reuse a freed page at
 once: a later write can never overtake an earlier read.
+
+What it allocates and compiles is described by a `Program`, which holds no array: `targets` compiles the same for a chip
+that need not be there. So what depends on the kind of device is decided there, by the device that the program is for.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine import step
@@ -26,69 +28,110 @@ from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, 
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
-from jaxctx_kernels import plan_shape, pool_array
+from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
 Executable = Callable[..., Any]
+Function: TypeAlias = StepShape | str  # a step of this shape, or one of OTHERS
 CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
 
 OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
 
 
+class Program:
+    """The functions of one engine, for one device or split over a mesh."""
+
+    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+        self._model, self._config = model, config
+        mesh = place if isinstance(place, Mesh) else None
+        self.whole: Any = SingleDeviceSharding(place) if mesh is None else NamedSharding(mesh, PartitionSpec())
+        """Where lies what is not split."""
+        device: Any = next(iter(self.whole.device_set))
+        self.platform: str = device.platform
+        self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
+        self.pools = self._pools(mesh)
+        last_token, slots = self._ints(config.max_batch + 1), partial(slot_state, config.max_batch, model.vocab_size)
+        state = DeviceState(last_token, jax.eval_shape(slots))  # type: ignore[arg-type]
+        self.state: DeviceState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
+        self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
+        passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
+        self.pass_shapes = tuple(dict.fromkeys(passes))
+        self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first
+        self.chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
+        self.page = step.page_struct(self.pools)
+        self.kept = step.on_host(self.page.sharding)
+
+    def lower(self, what: Function) -> jax.stages.Lowered:
+        """Trace a function, with what it updates donated."""
+        pools, state, pages = self.pools, self.state, self._ints(self.chunk)
+        match what:
+            case StepShape():
+                jitted = jax.jit(step.make_step(self._model, what), donate_argnums=(1, 2))
+                return jitted.lower(self.params, pools, state, self._ints(what.size))
+            case "page copy":
+                return jax.jit(step.copy_in, donate_argnums=0).lower(pools, self._ints(2, self.chunk))
+            case "page save":
+                return jax.jit(step.save_from, out_shardings=self.kept).lower(pools, pages)
+            case "page load":
+                data = (self._struct(self.page.shape, self.page.dtype, self.kept),) * self.chunk
+                load = partial(step.load_into, on_device=self.page.sharding)
+                return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
+            case _:
+                return jax.jit(step.load_packed, donate_argnums=0).lower(state, self._ints(step.PACKED_WORDS))
+
+    def _pools(self, mesh: Mesh | None) -> step.Pools:
+        """One K and one V array a layer, page 0 of each being scratch."""
+        spec, sharding = self._model.kv, self.whole
+        sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
+        stored = pool_struct(*sizes, spec.dtype, self.platform)
+        if mesh is not None and stored.shape[0] % mesh.shape[TENSOR] == 0:
+            sharding = RULES.sharding(mesh, KV_POOL_AXES)
+        array: Any = self._struct(stored.shape, stored.dtype, sharding)
+        # A model that keeps one number a token (uint32) has no values.
+        values: Any = array if spec.dtype != "uint32" else self._struct((0,), jnp.float32)
+        return (LayerPool(array, values),) * spec.layers
+
+    def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
+        longest, pages = self._config.max_context_tokens, self._config.pages + 1
+        # XLA does not split a kernel over a mesh.
+        kernel = kernel_for(self.platform, self.pools[0].k) if len(self.whole.device_set) == 1 else "reference"
+        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel)
+        return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
+
+    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._struct(shape, jnp.int32)
+
+    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.whole)
+
+
 class Device:
     """The arrays and executables of one engine."""
 
     def __init__(self, model: Model, params: Params, config: EngineConfig, mesh: Mesh | None = None) -> None:
-        self._model = model
         self._params = params
         self._config = config
-        self._mesh = mesh
-        self._replicated = NamedSharding(mesh, PartitionSpec()) if mesh is not None else None
-        self._pools = self._make_pools()
-        state = DeviceState(jnp.zeros(config.max_batch + 1, jnp.int32), slot_state(config.max_batch, model.vocab_size))
-        self._state = jax.device_put(state, self._replicated)
+        self._program = program = Program(model, params, config, mesh or jax.devices()[0])
+        self._pools, self._state = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), (program.pools, program.state)
+        )
         self._neutral = row_words()
-        self._chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
-        self._compiled: dict[StepShape | str, Executable] = {}
+        self._chunk = program.chunk
+        self._compiled: dict[Function, Executable] = {}
         self.compilations = 0  # on threads that count them
         self._counting: int | None = None  # the thread that does
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
-        self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
-        passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
-        self.pass_shapes = tuple(dict.fromkeys(passes))
-        page = step.page_struct(self._pools)
-        self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `step`
-        self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
-        self.page_bytes = math.prod(self.page_shape) * self.page_dtype.itemsize  # on all devices together
-        self._on_device: Sharding = page.sharding
-        self._kept = step.on_host(self._on_device)
+        self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
+        self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
+        self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
+        self.page_bytes = program.page.size * self.page_dtype.itemsize  # on all devices together
+        self._kept = program.kept
         self._no_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._kept)
-
-    def _make_pools(self) -> step.Pools:
-        """One K and one V array a layer, page 0 of each being scratch."""
-        spec, pages = self._model.kv, self._config.pages + 1
-        sharding: Sharding | None = self._replicated
-        if self._mesh is not None and spec.kv_heads % self._mesh.shape[TENSOR] == 0:
-            sharding = RULES.sharding(self._mesh, KV_POOL_AXES)
-
-        def array(head_dim: int) -> jax.Array:
-            pool = pool_array(spec.kv_heads, pages, self._config.page_size, head_dim, spec.dtype)
-            return pool if sharding is None else jax.device_put(pool, sharding)
-
-        # A model that keeps one number a token (uint32) has no values.
-        return tuple(
-            LayerPool(array(spec.head_dim), array(spec.head_dim) if spec.dtype != "uint32" else jnp.zeros(0))
-            for _ in range(spec.layers)
-        )
-
-    def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
-        config = self._config
-        plan = plan_shape(rows, config.page_size, config.max_context_tokens, config.pages + 1)
-        return StepShape(rows, min(rows, samples), plan, -(-config.max_context_tokens // 32) if masked else 0)
 
     def compile(self, progress: CompileProgress | None = None, threads: int = 2) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
-        everything: list[StepShape | str] = [*reversed(self.shapes + self.pass_shapes), *OTHERS]
+        everything = self._program.functions
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
             futures = {pool.submit(self._compile, each): each for each in everything}
             for done, future in enumerate(as_completed(futures), 1):
@@ -97,29 +140,8 @@ class Device:
                     progress(str(futures[future]), done, len(everything))
         self._warm_up()
 
-    def _lower(self, function: Callable[..., Any], donate: tuple[int, ...], *args: Any, **options: Any) -> Executable:
-        return jax.jit(function, donate_argnums=donate, **options).lower(*args).compile()
-
-    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
-
-    def _compile(self, what: StepShape | str) -> None:
-        """A step of this shape, or one of `OTHERS`."""
-        pools, state, pages = self._pools, self._state, self._ints(self._chunk)
-        match what:
-            case StepShape():
-                function = step.make_step(self._model, what)
-                compiled = self._lower(function, (1, 2), self._params, pools, state, self._ints(what.size))
-            case "page copy":
-                compiled = self._lower(step.copy_in, (0,), pools, self._ints(2, self._chunk))
-            case "page save":
-                compiled = self._lower(step.save_from, (), pools, pages, out_shardings=self._kept)
-            case "page load":
-                load = partial(step.load_into, on_device=self._on_device)
-                compiled = self._lower(load, (0,), pools, pages, (self._no_page,) * self._chunk)
-            case _:
-                compiled = self._lower(step.load_packed, (0,), state, self._ints(step.PACKED_WORDS))
-        self._compiled[what] = compiled
+    def _compile(self, what: Function) -> None:
+        self._compiled[what] = self._program.lower(what).compile()
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
@@ -178,7 +200,7 @@ class Device:
         for start in range(0, len(pages), self._chunk):
             saved += self._compiled["page save"](self._pools, self._padded(pages[start : start + self._chunk]))
         del saved[len(pages) :]
-        if self._kept is self._on_device:
+        if self._kept is self._program.page.sharding:
             for page in saved:
                 page.copy_to_host_async()
         return saved
@@ -211,7 +233,7 @@ class Device:
         return self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._replicated)
+        placed: jax.Array = jax.device_put(array, self._program.whole)
         return placed
 
     @contextmanager

@@ -12,9 +12,9 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 `NOTES.md` keeps what was measured, what won and what failed.
 """
 
-from jaxctx_kernels.attention import attend
+from jaxctx_kernels.attention import attend, kernel_for
 from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
-from jaxctx_kernels.pool import copy_pages, heads_beside, pool_array, read_pages, write_pages, write_rows
+from jaxctx_kernels.pool import copy_pages, pool_array, pool_struct, read_pages, write_pages, write_rows
 from jaxctx_kernels.reference import AttentionPlan, unpack, visible_sum
 
 __all__ = [
@@ -25,10 +25,11 @@ __all__ = [
     "Segment",
     "attend",
     "copy_pages",
-    "heads_beside",
+    "kernel_for",
     "plan_attention",
     "plan_shape",
     "pool_array",
+    "pool_struct",
     "read_pages",
     "unpack",
     "visible_sum",

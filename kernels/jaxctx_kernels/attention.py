@@ -6,12 +6,23 @@ Kernels know nothing of masks, which only passes have: under a mask the referenc
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.plan import PlanShape
+from jaxctx_kernels.plan import Kernel, PlanShape
 from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import AttentionPlan, Mask
+
+
+def kernel_for(platform: str, pool: jax.ShapeDtypeStruct | jax.Array) -> Kernel:
+    """What computes attention over such pools on `platform`: its kernel, if that is made for them."""
+    page_size, lanes = pool.shape[2:]
+    if platform == "gpu" and pool.dtype == jnp.bfloat16 and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
+        return "gpu"
+    if platform == "tpu" and pool.dtype != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
+        return "tpu"
+    return "reference"
 
 
 @partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it

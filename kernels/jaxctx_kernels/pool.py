@@ -25,26 +25,22 @@ NARROW_PRODUCTS = CPU_FLAGS.is_file() and not {"amx_bf16", "avx512_bf16", "bf16"
 Pool = Shaped[Array, "kv_heads pages page_size head_dim"]
 
 
-def stored_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype in which a pool of numerical type `dtype` is stored on the default platform."""
-    dtype = jnp.dtype(dtype)
-    bits = jax.default_backend() == "cpu" and dtype == jnp.bfloat16
-    return jnp.dtype(jnp.uint16) if bits else dtype
+def pool_struct(
+    kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike, platform: str
+) -> jax.ShapeDtypeStruct:
+    """How a pool of `dtype` ("bfloat16", "float32", "uint32") is stored on `platform`.
+
+    A TPU has heads side by side in the 128 lanes of the last axis, where that fills them: with narrower rows XLA would
+    copy the pool at every write and every call of the kernel. Writing and attention see it by the shape.
+    """
+    bits = platform == "cpu" and dtype == jnp.bfloat16
+    n = 128 // head_dim if platform == "tpu" and 128 % head_dim == 0 and kv_heads % (128 // head_dim) == 0 else 1
+    return jax.ShapeDtypeStruct((kv_heads // n, pages, page_size, n * head_dim), jnp.uint16 if bits else dtype)
 
 
 def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike) -> Pool:
-    """A pool of `dtype` ("bfloat16", "float32", "uint32"); its contents are undefined, page 0 is scratch."""
-    return jnp.zeros((kv_heads, pages, page_size, head_dim), stored_dtype(dtype))
-
-
-def heads_beside(kv_heads: int, head_dim: int) -> int:
-    """How many KV heads a TPU wants side by side in the 128 lanes of a pool's last axis; elsewhere 1.
-
-    Such a pool is `pool_array(kv_heads // n, pages, page_size, n * head_dim, dtype)`; writing and attention see it by
-    its shape. With narrower rows XLA would copy the pool at every write and every call of the kernel.
-    """
-    beside = max(1, 128 // head_dim)
-    return beside if jax.default_backend() == "tpu" and 128 % head_dim == 0 and kv_heads % beside == 0 else 1
+    """A pool on the default platform; its contents are undefined, page 0 is scratch."""
+    return jnp.zeros_like(pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend()))
 
 
 def numbers(stored: jax.Array) -> jax.Array:

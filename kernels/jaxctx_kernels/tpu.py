@@ -15,7 +15,7 @@ The query heads of one KV head are rows of one matrix, `row * group + head`, and
 them: what of a window is not the item's is masked, which costs nothing while the matrix unit is as high as a window.
 If not all of this fits into VMEM, the outer grid takes a few KV heads at a time and walks the list for each.
 
-Heads narrower than the 128 lanes lie side by side in a pool (`pool.heads_beside`): a query is zero but in the lanes of
+Heads narrower than the 128 lanes lie side by side in a pool (`pool.pool_struct`): a query is zero but in the lanes of
 its head, and takes those lanes of the output.
 
 Under a mesh this runs per shard of the KV heads, in `shard_map(…, check_vma=False)`: no head needs another, all have

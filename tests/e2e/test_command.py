@@ -21,14 +21,18 @@ ECHO = (sys.executable, "-m", "tests.serve_echo")
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "16", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 
 
+def environment() -> dict[str, str]:
+    """That of a user, without what is set for tests of meshes."""
+    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+
+
 class Server:
     """A server process and where it listens."""
 
     def __init__(self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,)) -> None:
         command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
-        environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
         )
         assert self.process.stdout is not None
         self.banner = ""
@@ -68,6 +72,20 @@ def echo(compile_cache: Path) -> Iterator[Server]:
     server = Server(*SMALL, cache=compile_cache, command=ECHO)
     yield server
     server.kill()
+
+
+def test_after_compiling_ahead_a_start_compiles_nothing(tmp_path: Path) -> None:
+    cache = tmp_path / "compiled"
+    command = [COMMAND, "compile", "echo", *SMALL, "--compile-cache", str(cache), "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"compiled into {cache}\n"
+    assert not (tmp_path / "store").exists()  # which is a server's
+    compiled = {file.name for file in cache.iterdir() if file.name.endswith("-cache")}
+    assert any(name.startswith("jit_step") for name in compiled)
+    server = Server("echo", *SMALL, cache=cache)
+    server.kill()
+    assert {file.name for file in cache.iterdir() if file.name.endswith("-cache")} == compiled
 
 
 def test_the_banner_says_what_is_served(bundled: Server) -> None:

@@ -13,10 +13,10 @@ from jaxctx_kernels import (
     Segment,
     attend,
     copy_pages,
-    heads_beside,
     plan_attention,
     plan_shape,
     pool_array,
+    pool_struct,
     unpack,
     write_rows,
 )
@@ -39,12 +39,13 @@ def test_written_rows_are_read_and_others_kept(rng: Generator, dtype: str) -> No
     np.testing.assert_array_equal(numbers(pool), want)
 
 
-def test_heads_side_by_side(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_side_by_side(rng: Generator) -> None:
     """A TPU wants rows of 128 lanes where heads are narrower; what is written is the same, two heads to a row."""
-    assert heads_beside(HEADS, DIM) == 1
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    shapes = [(2, 64), (3, 64), (8, 32), (6, 32), (2, 128), (2, 96), (4, 256)]
-    assert [heads_beside(*shape) for shape in shapes] == [2, 1, 4, 1, 1, 1, 1]
+    shapes = [(2, 64), (3, 64), (8, 32), (6, 32), (2, 128), (2, 96), (4, 256), (1, 1)]
+    for (heads, dim), beside in zip(shapes, [2, 1, 4, 1, 1, 1, 1, 1], strict=True):
+        stored = pool_struct(heads, PAGES, SIZE, dim, "bfloat16", "tpu")
+        assert (stored.shape, stored.dtype) == ((heads // beside, PAGES, SIZE, dim * beside), jnp.bfloat16)
+        assert pool_struct(heads, PAGES, SIZE, dim, "bfloat16", "gpu").shape == (heads, PAGES, SIZE, dim)
     slots = jnp.asarray(rng.choice(PAGES * SIZE, 20, replace=False), jnp.int32)
     values = jnp.asarray(rng.normal(size=(20, HEADS, DIM)), jnp.float32)
     alone = write_rows(pool_array(HEADS, PAGES, SIZE, DIM, "float32"), values, slots)

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Compile every kernel variant and whole steps for v5e, v6e and H200 with the vendors' compilers, on any machine.
+
+    scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--update]
+
+Nothing is allocated or run: all arguments are shapes. What each function takes, as its compiler tells it, is compared
+with scripts/compile_baseline.json. Exit status 1 if something does not compile, takes over 2 % more temporary memory or
+code than there, is not in the baseline, or if a step does not update the pages in place. `--update` writes what was
+found instead, for the targets and names that were run; say in the commit why it grew.
+
+Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
+the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.device import Program
+from jaxctx.engine.targets import TARGETS, compiling_for, memory_of
+from jaxctx.errors import FailedPrecondition
+from jaxctx.model.bind import abstract
+from jaxctx.model.weights import read_config
+from jaxctx_kernels import attend, kernel_for, plan_shape, pool_struct, unpack
+
+BASELINE = Path(__file__).with_name("compile_baseline.json")
+SHAPES = Path(__file__).parent.parent / "jaxctx" / "model" / "shapes"
+SLACK = 1.02  # growth that is none
+SMALL_BYTES = 1 << 16  # growth that does not matter
+STEPS = (("qwen3-0.6b", 8), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
+KERNEL_ROWS = 64
+KV_HEADS = 8
+SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
+KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
+PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "h200": "jax-cuda13-plugin"}
+
+Lower = Callable[[jax.Device], jax.stages.Lowered]
+
+
+def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
+    """Attention by itself."""
+
+    def lower(device: jax.Device) -> jax.stages.Lowered:
+        place = SingleDeviceSharding(device)
+        pages = KERNEL_TOKENS // page_size
+        pool = pool_struct(KV_HEADS, pages, page_size, dim, "bfloat16", device.platform)
+        name = kernel_for(device.platform, pool)
+        if name == "reference":
+            raise LookupError("no kernel is chosen")
+        shape = plan_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
+
+        def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(size, dtype, sharding=place)
+
+        def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+            return attend(q, k, v, unpack(shape, packed), shape=shape)
+
+        stored = struct(pool.shape, pool.dtype)
+        query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)
+        return jax.jit(run).lower(query, stored, stored, struct((shape.size(),), jnp.int32))
+
+    return lower
+
+
+def step(model_name: str, rows: int) -> Lower:
+    """The whole step of an engine."""
+
+    def lower(device: jax.Device) -> jax.stages.Lowered:
+        model, params = abstract(read_config(SHAPES / model_name), "bfloat16")
+        program = Program(model, params, SIZES, device)
+        return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
+
+    return lower
+
+
+def checks() -> Iterator[tuple[str, Lower]]:
+    """Names and what they lower."""
+    for model_name, rows in STEPS:
+        yield f"step {model_name}, {rows} rows", step(model_name, rows)
+    for dim, page_size, group in product((64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)):
+        yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
+
+
+def measure(lowered: jax.stages.Lowered) -> dict[str, int]:
+    """What is kept of a function, in bytes."""
+    found = memory_of(lowered)
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "not_in_place": found.output_size_in_bytes - found.alias_size_in_bytes,
+        "temporaries": found.temp_size_in_bytes,
+        "code": found.generated_code_size_in_bytes,
+    }
+
+
+def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> list[str]:
+    """What is wrong with what was found."""
+    wrong = []
+    if name.startswith("step") and found["not_in_place"] > SMALL_BYTES:  # a page array is larger than that
+        wrong.append(f"{found['not_in_place']:,} bytes of outputs are not written in place")
+    if before is None:
+        return [*wrong, "not in the baseline: run with --update"]
+    for what in ("temporaries", "code"):
+        if found[what] > before[what] * SLACK + SMALL_BYTES:
+            wrong.append(f"{what} grew from {before[what]:,} to {found[what]:,} bytes")
+    return wrong
+
+
+def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
+    """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
+    jax.config.update("jax_platforms", "cpu")  # nothing of this machine is used, were it there
+    versions = {name: version(name) for name in ("jax", PACKAGES[target])}
+    same = versions == kept["versions"]
+    if not (same or update):
+        print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
+    functions = dict(kept["functions"]) if same else {}
+    failed = 0
+    with compiling_for(target) as device:
+        for name, lower in checks():
+            if not fnmatch.fnmatch(name, only):
+                continue
+            start = time.monotonic()
+            try:
+                found = measure(lower(device))
+            except Exception as error:  # compilers raise what they like
+                wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
+            else:
+                wrong = compare(name, found, found if update or not same else functions.get(name))
+                functions[name] = found
+            failed += bool(wrong)
+            verdict = "; ".join(wrong) or "ok"
+            print(f"{target}: {name}: {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
+    return failed, {"versions": versions, "functions": functions} if update else kept
+
+
+def main() -> int:
+    """Exit status: 1 if a check failed, 3 if a compiler is not there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--only", default="*", help="names of checks, with * and ?")
+    parser.add_argument("--update", action="store_true", help="write what is found as the baseline")
+    options = parser.parse_args()
+    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    nothing: dict[str, Any] = {"versions": {}, "functions": {}}
+    failed = missing = 0
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        running = {
+            target: pool.submit(check, target, options.only, baseline.get(target, nothing), options.update)
+            for target in options.target
+        }
+        for target, result in running.items():
+            try:
+                failures, baseline[target] = result.result()
+                failed += failures
+            except FailedPrecondition as error:
+                print(error, file=sys.stderr)
+                missing += 1
+    if options.update:
+        BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")
+    print(f"{failed} failed")
+    return 1 if failed else 3 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
