@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxctx import errors
-from jaxctx.answers import EngineStats, FillResult
+from jaxctx.answers import EngineStats, FillResult, named
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, write_batch
@@ -66,8 +66,8 @@ class EngineCore:
         )
         self.archive = Archive(self.contexts, device, world.wall_clock, world.new_id)
         self.draining = False
-        self._steps = 0
-        self._generated = 0
+        self.steps = 0
+        self.tokens_generated = 0
 
     def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | None:
         """Append int32 tokens and compute them, or with `defer` only keep them. None if there is nothing to compute."""
@@ -197,7 +197,7 @@ class EngineCore:
         self.carry_out()
         if batch is None:
             return None
-        self._steps += 1
+        self.steps += 1
         shape = self.device.shape_for(batch.rows, batch.outputs)
         packed, views = self.device.blank(shape)
         plan_attention(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
@@ -247,7 +247,7 @@ class EngineCore:
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         assert sequence.output is not None
         self.cache.append(sequence.context, [int(step.tokens[row])])
-        self._generated += 1
+        self.tokens_generated += 1
         piece = sequence.output.push(step, row, last=sequence.tokens_left == 1)
         if piece.finish is None:
             sequence.reply.piece(piece)
@@ -261,28 +261,20 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Load and memory now."""
         memory, tiers, scheduler = self.cache.memory, self.cache.memory.tiers, self.scheduler
-        return EngineStats(
-            pages_total=memory.pool.total,
-            pages_free=memory.pool.free,
-            pages_cached=memory.index.cached,
-            pages_held=memory.pool.total - memory.available,
-            pages_reserved=scheduler.budget.reserved,
-            contexts=len(self.cache),
-            running=len(scheduler.running),
-            waiting=scheduler.waiting,
-            steps=self._steps,
-            tokens_computed=scheduler.tokens_computed,
-            tokens_cached=scheduler.tokens_cached,
-            tokens_generated=self._generated,
-            tokens_restored=scheduler.tokens_restored,
-            preemptions=scheduler.preemptions,
-            suspensions=scheduler.budget.suspensions,
-            compilations_after_ready=self.device.compilations,
-            draining=self.draining,
-            host_pages_total=tiers.host.total,
-            host_pages_used=tiers.host.used,
-            disk_pages_total=tiers.disk.total,
-            disk_pages_used=tiers.disk.used,
-            publications=self.archive.published,
-            expired=self.lives.expired,
-        )
+        counters = named(EngineStats, scheduler, scheduler.budget, self.lives, self)
+        others = {
+            "pages_total": memory.pool.total,
+            "pages_free": memory.pool.free,
+            "pages_cached": memory.index.cached,
+            "pages_held": memory.pool.total - memory.available,
+            "pages_reserved": scheduler.budget.reserved,
+            "contexts": len(self.cache),
+            "running": len(scheduler.running),
+            "compilations_after_ready": self.device.compilations,
+            "host_pages_total": tiers.host.total,
+            "host_pages_used": tiers.host.used,
+            "disk_pages_total": tiers.disk.total,
+            "disk_pages_used": tiers.disk.used,
+            "publications": self.archive.published,
+        }
+        return EngineStats(**counters | others)
