@@ -13,7 +13,7 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 """
 
 from jaxctx_kernels.attention import attend
-from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
+from jaxctx_kernels.plan import PlanOverflow, PlanShape, Segment, plan_attention, plan_shape
 from jaxctx_kernels.pool import copy_pages, heads_beside, pool_array, read_pages, write_pages, write_rows
 from jaxctx_kernels.reference import AttentionPlan, unpack
 
@@ -21,7 +21,6 @@ __all__ = [
     "AttentionPlan",
     "PlanOverflow",
     "PlanShape",
-    "PlanStats",
     "Segment",
     "attend",
     "copy_pages",
