@@ -24,7 +24,7 @@ from jaxctx.engine.lives import Lives
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Sampler, make_pass, marks
+from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.engine.step import MAX_BIAS, MAX_STOPS, SlotHistory, StepOutput, read_output
@@ -90,27 +90,17 @@ class EngineCore:
             raise errors.OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
         seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
-        tail = context.tokens(max(context.length - 8, 0)).tolist()
-        output = Output(request, index, context.id, self._text, tail)
+        max_tokens = min(request.max_tokens or self.config.default_max_tokens, room)
+        output = Output(request, index, context, self._text, seed, max_tokens)
         if len(output.stop_ids) > MAX_STOPS:
             raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
         if len(request.sampling.logit_bias) > MAX_BIAS:
             raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
-        sequence = Work(
-            context,
-            caller,
-            reply,
-            request=request,
-            sampler=Sampler(request, seed),
-            output=output,
-            max_tokens=min(request.max_tokens or self.config.default_max_tokens, room),
-        )
-        return self._submit(sequence)
+        return self._submit(Work(context, caller, reply, output=output))
 
     def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
-        if context in self._writers:
-            raise errors.Aborted("another operation is writing to this context", retry_after_s=0.1)
+        self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
             reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
@@ -214,11 +204,10 @@ class EngineCore:
 
     def _load_slot(self, sequence: Work) -> None:
         """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""
-        request, output, tokens = sequence.request, sequence.output, sequence.context.tokens()
-        assert request is not None
+        output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        history = SlotHistory(prompt, sampled, request.sampling.logit_bias, output.stop_ids)
+        history = SlotHistory(prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
         self.device.load_slot(sequence.slot, history)
 
     def settle(self, batch: Batch, landed: StepArrays) -> None:
@@ -245,17 +234,17 @@ class EngineCore:
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
-        assert sequence.output is not None
+        output = sequence.output
+        assert output is not None
         self.cache.append(sequence.context, [int(step.tokens[row])])
         self.tokens_generated += 1
-        piece = sequence.output.push(step, row, last=sequence.tokens_left == 1)
+        piece = output.push(step, row)
         if piece.finish is None:
             sequence.reply.piece(piece)
             return
         self.end(sequence)
-        assert sequence.sampler is not None
         info = self.contexts.describe(sequence.context)
-        sequence.reply.piece(replace(piece, seed=sequence.sampler.seed, usage=sequence.usage(), context=info))
+        sequence.reply.piece(replace(piece, seed=output.sampler.seed, usage=sequence.usage(), context=info))
         sequence.reply.done(None)
 
     def stats(self) -> EngineStats:

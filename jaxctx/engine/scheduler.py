@@ -255,7 +255,7 @@ class Scheduler:
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
-        if sequence.sampler is not None and sequence.sampler.needs_history:
+        if sequence.output is not None and sequence.output.sampler.needs_history:
             self.load_slot(sequence)
         if not sequence.rows_ready:
             self.restored = True
