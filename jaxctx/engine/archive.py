@@ -148,11 +148,6 @@ class Archive:
     def publications(self, caller: Caller) -> Sequence[Publication]:
         return [_publication(published) for published in self._published(caller)]
 
-    @property
-    def published(self) -> int:
-        """How many publications there are, of all tenants."""
-        return len(self.contexts.cache.publications)
-
     def _published(self, caller: Caller) -> list[Context]:
         now, everybodys = self.clock(), self.contexts.cache.publications.values()
         return [each for each in everybodys if each.tenant == HIDDEN + caller.tenant and not each.lifetime.over(now)]

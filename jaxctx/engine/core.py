@@ -264,6 +264,6 @@ class EngineCore:
             "host_pages_used": tiers.host.used,
             "disk_pages_total": tiers.disk.total,
             "disk_pages_used": tiers.disk.used,
-            "publications": self.archive.published,
+            "publications": len(self.cache.publications),
         }
         return EngineStats(**counters | others)

@@ -51,7 +51,6 @@ class Sequence:
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
-    expecting: bool = False  # the next of them is on its way from a store
     decoding: bool = False  # has dispatched its first sample
     unusual: Seq[int] = ()  # indices of the rows that go into steps of their own, ascending
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
