@@ -25,16 +25,10 @@ NARROW_PRODUCTS = CPU_FLAGS.is_file() and not {"amx_bf16", "avx512_bf16", "bf16"
 Pool = Shaped[Array, "kv_heads pages page_size head_dim"]
 
 
-def stored_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype in which a pool of numerical type `dtype` is stored on the default platform."""
-    dtype = jnp.dtype(dtype)
-    bits = jax.default_backend() == "cpu" and dtype == jnp.bfloat16
-    return jnp.dtype(jnp.uint16) if bits else dtype
-
-
 def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike) -> Pool:
     """A pool of `dtype` ("bfloat16", "float32", "uint32"); its contents are undefined, page 0 is scratch."""
-    return jnp.zeros((kv_heads, pages, page_size, head_dim), stored_dtype(dtype))
+    as_bits = jax.default_backend() == "cpu" and jnp.dtype(dtype) == jnp.bfloat16
+    return jnp.zeros((kv_heads, pages, page_size, head_dim), jnp.uint16 if as_bits else dtype)
 
 
 def heads_beside(kv_heads: int, head_dim: int) -> int:
