@@ -6,8 +6,9 @@ translates. Moments are in UTC, log probabilities natural and of the model's own
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from typing import Any
 
 
 class ContextState(enum.Enum):
@@ -51,6 +52,12 @@ class Change(enum.Enum):
 def moment(unix_s: float) -> datetime:
     """As answers tell it."""
     return datetime.fromtimestamp(unix_s, UTC)
+
+
+def named(kind: type[Any], *sources: object) -> dict[str, Any]:
+    """What the sources, the first that has it, call by the names of the fields of answers of this class."""
+    names = [each.name for each in fields(kind)]
+    return {name: getattr(source, name) for source in reversed(sources) for name in names if hasattr(source, name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from jaxctx_kernels import (
     unpack,
     write_rows,
 )
+from jaxctx_kernels.plan import split
 
 KV_HEADS, GROUP, DIM, PAGE, POOL = 4, 2, 128, 16, 3000
 
@@ -119,7 +120,11 @@ def run(case: Case, k: jax.Array, v: jax.Array, rng: np.random.Generator, rounds
     """Time one case both ways in turn and print a line; the two results must agree."""
     shape = plan_shape(case.rows, PAGE, 8320, POOL)
     packed = np.empty(shape.size(), np.int32)
-    stats = plan_attention(case.segments, shape, packed)
+    plan_attention(case.segments, shape, packed)
+    ends, *_, table, _ = split(shape, packed)
+    items = table[:, : ends[-1]]
+    read = (items[2] + -(-items[3] // PAGE)).max()  # entries of the page list
+    seen = sum(-(-(s.position + s.rows) // PAGE) for s in case.segments)
     q = np.asarray(jnp.asarray(rng.normal(size=(case.rows, KV_HEADS * GROUP, DIM)), jnp.bfloat16))
     mixed = len({s.rows for s in case.segments}) > 1
     parts = [[s for s in case.segments if (s.rows > 1) == wide] for wide in (True, False)] if mixed else [case.segments]
@@ -134,7 +139,7 @@ def run(case: Case, k: jax.Array, v: jax.Array, rng: np.random.Generator, rounds
     plans = [timed(lambda: plan_attention(case.segments, shape, packed))[0] * 1e3 for _ in range(rounds)]
     wall, processor, plain_wall, plain_processor = np.median(samples, axis=0)
     print(
-        f"{case.name:24} {stats.items:5} {stats.pages_read:6} {stats.pages_seen:6} {np.median(plans):6.0f} "
+        f"{case.name:24} {items.shape[1]:5} {read:6} {seen:6} {np.median(plans):6.0f} "
         f"{wall:9.2f} [{samples[:, 0].min():7.2f} {samples[:, 0].max():7.2f}] {processor:8.2f} "
         f"{plain_wall:10.2f} [{samples[:, 2].min():7.2f} {samples[:, 2].max():7.2f}] {plain_processor:8.2f} "
         f"{plain_wall / wall:6.2f}x {plain_processor / processor:6.2f}x",

@@ -34,6 +34,3 @@ class DenseCausal:
             "bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
         )
         return out.reshape(rows, heads, head_dim)
-
-    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        return jnp.cumsum(values.reshape(self.sequences, -1), axis=1, dtype=jnp.uint32).reshape(-1)

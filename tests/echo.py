@@ -14,8 +14,9 @@ Its arithmetic works on numpy arrays too, so that `echo_next` and `echo_logprobs
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
@@ -23,8 +24,10 @@ from jaxtyping import Array, Float32, Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxctx.engine.assembly import ServedModel
+from jaxctx.engine.step import PagedKV
 from jaxctx.model.interface import KVAccess, KVSpec, Params
 from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
+from tests.sums import stored_sum
 
 VOCAB_SIZE = 512  # a power of two, on which an odd factor and an xor are permutations
 EOS_ID = 256  # first id after the bytes; its logit is EOS_LOGIT, so greedy text goes on for as long as it is let
@@ -42,6 +45,12 @@ CHATML = (
 Words: TypeAlias = Any  # uint32, of JAX or numpy
 
 
+class Sums(Protocol):
+    """What the echo model needs without pages: for each row the sum modulo 2**32 of the uint32 values it sees."""
+
+    def visible_sum(self, values: jax.Array) -> jax.Array: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EchoModel:
     """Implements `interface.Model`; its parameters are the empty tuple."""
@@ -54,9 +63,10 @@ class EchoModel:
         return KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32")
 
     def hidden(
-        self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess
+        self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess | Sums
     ) -> Float32[Array, "rows 2"]:
-        total = kv.visible_sum(0, _token_value(tokens, positions))
+        values = _token_value(tokens, positions)
+        total = stored_sum(kv, values) if isinstance(kv, PagedKV) else kv.visible_sum(values)
         return jnp.stack([total >> 16, total & 0xFFFF], axis=1).astype(jnp.float32)
 
     def logits(self, params: Params, hidden: Float32[Array, "rows 2"]) -> Float32[Array, "rows vocab"]:

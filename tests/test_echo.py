@@ -9,13 +9,9 @@ from tests.echo import EOS_ID, EOS_LOGIT, VOCAB_SIZE, EchoModel, echo_next
 
 
 class CausalKV:
-    """A KVAccess without pages: one sequence, its rows in order."""
+    """No pages: one sequence, its rows in order."""
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        raise AssertionError("the echo model attends to nothing")
-
-    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        assert layer == 0
+    def visible_sum(self, values: jax.Array) -> jax.Array:
         assert values.dtype == jnp.uint32
         return jnp.cumsum(values, dtype=jnp.uint32)
 

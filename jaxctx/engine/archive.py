@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxctx.answers import Publication
+from jaxctx.answers import Publication, named
 from jaxctx.cache.contexts import Context
 from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.device import Device
@@ -66,20 +66,13 @@ class Archive:
 
     def lineage(self, frozen: Context) -> Lineage:
         """All of a frozen context that is on the device, page data apart."""
-        return Lineage(
-            identity=frozen.identity.encode(),
-            model_revision=self.contexts.model.model_revision,
-            salt=frozen.identity.salt,
-            kv_dtype=self.contexts.model.kv_dtype,
-            page_size=frozen.page_size,
-            page_bytes=self.device.page_bytes,
-            tokens=frozen.tokens(),
-            marks=frozen.all_marks() if frozen.marked else {},
-            seq_len=frozen.seq_len,
-            committed_pages=frozen.committed_pages,
-            working_tokens=frozen.working_tokens,
-            manual_commit=frozen.manual_commit,
-        )
+        others = {
+            "identity": frozen.identity.encode(),
+            "salt": frozen.identity.salt,
+            "tokens": frozen.tokens(),
+            "marks": frozen.all_marks() if frozen.marked else {},
+        }
+        return Lineage(**named(Lineage, frozen, self.contexts.model, self.device) | others)
 
     def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
         """The data of the first few of some of its pages, by their places in its sequence; ready when the device is."""
@@ -154,11 +147,6 @@ class Archive:
 
     def publications(self, caller: Caller) -> Sequence[Publication]:
         return [_publication(published) for published in self._published(caller)]
-
-    @property
-    def published(self) -> int:
-        """How many publications there are, of all tenants."""
-        return len(self.contexts.cache.publications)
 
     def _published(self, caller: Caller) -> list[Context]:
         now, everybodys = self.clock(), self.contexts.cache.publications.values()

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from jaxctx.answers import EngineInfo
+from jaxctx.answers import EngineInfo, named
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
@@ -80,19 +80,11 @@ def use_compilation_cache(directory: Path) -> None:
 
 def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:
     """What the engine will say of itself."""
-    return EngineInfo(
-        model_id=served.model_id,
-        model_revision=served.revision,
-        architecture=served.architecture,
-        parameters=served.parameters,
-        vocab_size=served.model.vocab_size,
-        max_context_tokens=config.max_context_tokens,
-        page_size=config.page_size,
-        pages_total=config.pages,
-        dtype=served.dtype,
-        kv_dtype=served.model.kv.dtype,
-        max_batch=config.max_batch,
-        platform=jax.default_backend(),
-        mesh=dict(mesh.shape) if mesh is not None else {},
-        default_max_tokens=config.default_max_tokens,
-    )
+    others = {
+        "model_revision": served.revision,
+        "pages_total": config.pages,
+        "kv_dtype": served.model.kv.dtype,
+        "platform": jax.default_backend(),
+        "mesh": dict(mesh.shape) if mesh is not None else {},
+    }
+    return EngineInfo(**named(EngineInfo, served, config, served.model) | others)

@@ -67,13 +67,13 @@ def _write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     if not part.read_only:
         views.kv_slots[rows] = table[positions // page_size] * page_size + positions % page_size
     if part.sample >= 0:
-        assert sequence.sampler is not None
-        assert sequence.request is not None
+        output = sequence.output
+        assert output is not None
         views.sample_rows[part.sample] = rows.stop - 1
         views.slots[part.sample] = sequence.slot
-        drawn = sequence.max_tokens - sequence.remaining - 1  # samples before this one
-        suppress = drawn < sequence.request.min_tokens
-        sequence.sampler.write(views.sampling[part.sample], position=part.position + part.rows, suppress=suppress)
+        drawn = output.max_tokens - sequence.remaining - 1  # samples before this one
+        suppress = drawn < output.request.min_tokens
+        output.sampler.write(views.sampling[part.sample], position=part.position + part.rows, suppress=suppress)
     return Segment(part.first_row, part.rows, part.position, table)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxctx import errors
-from jaxctx.answers import EngineStats, FillResult
+from jaxctx.answers import EngineStats, FillResult, named
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, write_batch
@@ -24,7 +24,7 @@ from jaxctx.engine.lives import Lives
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Sampler, make_pass, marks
+from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.engine.step import MAX_BIAS, MAX_STOPS, SlotHistory, StepOutput, read_output
@@ -66,8 +66,8 @@ class EngineCore:
         )
         self.archive = Archive(self.contexts, device, world.wall_clock, world.new_id)
         self.draining = False
-        self._steps = 0
-        self._generated = 0
+        self.steps = 0
+        self.tokens_generated = 0
 
     def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | None:
         """Append int32 tokens and compute them, or with `defer` only keep them. None if there is nothing to compute."""
@@ -90,27 +90,17 @@ class EngineCore:
             raise errors.OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
         seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
-        tail = context.tokens(max(context.length - 8, 0)).tolist()
-        output = Output(request, index, context.id, self._text, tail)
+        max_tokens = min(request.max_tokens or self.config.default_max_tokens, room)
+        output = Output(request, index, context, self._text, seed, max_tokens)
         if len(output.stop_ids) > MAX_STOPS:
             raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
         if len(request.sampling.logit_bias) > MAX_BIAS:
             raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
-        sequence = Work(
-            context,
-            caller,
-            reply,
-            request=request,
-            sampler=Sampler(request, seed),
-            output=output,
-            max_tokens=min(request.max_tokens or self.config.default_max_tokens, room),
-        )
-        return self._submit(sequence)
+        return self._submit(Work(context, caller, reply, output=output))
 
     def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
-        if context in self._writers:
-            raise errors.Aborted("another operation is writing to this context", retry_after_s=0.1)
+        self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
             reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
@@ -197,7 +187,7 @@ class EngineCore:
         self.carry_out()
         if batch is None:
             return None
-        self._steps += 1
+        self.steps += 1
         shape = self.device.shape_for(batch.rows, batch.outputs)
         packed, views = self.device.blank(shape)
         plan_attention(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
@@ -214,11 +204,10 @@ class EngineCore:
 
     def _load_slot(self, sequence: Work) -> None:
         """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""
-        request, output, tokens = sequence.request, sequence.output, sequence.context.tokens()
-        assert request is not None
+        output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        history = SlotHistory(prompt, sampled, request.sampling.logit_bias, output.stop_ids)
+        history = SlotHistory(prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
         self.device.load_slot(sequence.slot, history)
 
     def settle(self, batch: Batch, landed: StepArrays) -> None:
@@ -245,44 +234,36 @@ class EngineCore:
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
-        assert sequence.output is not None
+        output = sequence.output
+        assert output is not None
         self.cache.append(sequence.context, [int(step.tokens[row])])
-        self._generated += 1
-        piece = sequence.output.push(step, row, last=sequence.tokens_left == 1)
+        self.tokens_generated += 1
+        piece = output.push(step, row)
         if piece.finish is None:
             sequence.reply.piece(piece)
             return
         self.end(sequence)
-        assert sequence.sampler is not None
         info = self.contexts.describe(sequence.context)
-        sequence.reply.piece(replace(piece, seed=sequence.sampler.seed, usage=sequence.usage(), context=info))
+        sequence.reply.piece(replace(piece, seed=output.sampler.seed, usage=sequence.usage(), context=info))
         sequence.reply.done(None)
 
     def stats(self) -> EngineStats:
         """Load and memory now."""
         memory, tiers, scheduler = self.cache.memory, self.cache.memory.tiers, self.scheduler
-        return EngineStats(
-            pages_total=memory.pool.total,
-            pages_free=memory.pool.free,
-            pages_cached=memory.index.cached,
-            pages_held=memory.pool.total - memory.available,
-            pages_reserved=scheduler.budget.reserved,
-            contexts=len(self.cache),
-            running=len(scheduler.running),
-            waiting=scheduler.waiting,
-            steps=self._steps,
-            tokens_computed=scheduler.tokens_computed,
-            tokens_cached=scheduler.tokens_cached,
-            tokens_generated=self._generated,
-            tokens_restored=scheduler.tokens_restored,
-            preemptions=scheduler.preemptions,
-            suspensions=scheduler.budget.suspensions,
-            compilations_after_ready=self.device.compilations,
-            draining=self.draining,
-            host_pages_total=tiers.host.total,
-            host_pages_used=tiers.host.used,
-            disk_pages_total=tiers.disk.total,
-            disk_pages_used=tiers.disk.used,
-            publications=self.archive.published,
-            expired=self.lives.expired,
-        )
+        counters = named(EngineStats, scheduler, scheduler.budget, self.lives, self)
+        others = {
+            "pages_total": memory.pool.total,
+            "pages_free": memory.pool.free,
+            "pages_cached": memory.index.cached,
+            "pages_held": memory.pool.total - memory.available,
+            "pages_reserved": scheduler.budget.reserved,
+            "contexts": len(self.cache),
+            "running": len(scheduler.running),
+            "compilations_after_ready": self.device.compilations,
+            "host_pages_total": tiers.host.total,
+            "host_pages_used": tiers.host.used,
+            "disk_pages_total": tiers.disk.total,
+            "disk_pages_used": tiers.disk.used,
+            "publications": len(self.cache.publications),
+        }
+        return EngineStats(**counters | others)

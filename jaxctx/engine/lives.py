@@ -8,11 +8,11 @@ saves it, and as long as it has a writer. Settings, and looking at it, are no us
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, moment
+from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, moment, named
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
@@ -31,9 +31,8 @@ PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether
 
 def told(kind: type[T], source: Context | Version, **others: object) -> T:
     """An answer: when its source began and ends, what it calls by the names of the answer's fields, and `others`."""
-    same = {each.name: getattr(source, each.name) for each in fields(kind) if hasattr(source, each.name)}
     end = source.lifetime
-    same |= {"created_at": moment(source.created_at), "expiry": None}
+    same = named(kind, source) | {"created_at": moment(source.created_at), "expiry": None}
     if end.at is not None and end.seconds is not None:
         same["expiry"] = Expiry(at=moment(end.at), seconds=end.seconds, sliding=end.sliding)
     return kind(**same | others)

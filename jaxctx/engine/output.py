@@ -1,9 +1,9 @@
-"""Output: sampled tokens to text, and when to stop. One per output of a generation, on the step thread."""
-
-from collections.abc import Sequence
+"""Output: how tokens are sampled, their text, and when to stop. One per output of a generation, on the step thread."""
 
 from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx.cache.contexts import Context
 from jaxctx.engine.interface import GenerateRequest
+from jaxctx.engine.passes import Sampler
 from jaxctx.engine.step import StepOutput
 from jaxctx.model.text import Detokenizer, ModelText, StopMatcher
 
@@ -16,26 +16,29 @@ class Output:
     """
 
     def __init__(
-        self, request: GenerateRequest, index: int, context_id: str, text: ModelText, tail: Sequence[int]
+        self, request: GenerateRequest, index: int, context: Context, text: ModelText, seed: int, max_tokens: int
     ) -> None:
-        """`tail`: the last tokens of the context, for tokenizers whose text depends on what came before."""
-        self._request = request
+        """`max_tokens` is at least 1, whatever the request says."""
+        self.request = request
+        self.sampler = Sampler(request, seed)
+        self.max_tokens = max_tokens
         self._index = index
-        self._context_id = context_id
+        self._context_id = context.id
         self.stop_ids = tuple(dict.fromkeys([*request.stop_token_ids, *(() if request.ignore_eos else text.eos_ids)]))
-        self._detokenizer = Detokenizer(text.tokenizer, tail)
+        # The text of some tokenizers depends on the tokens before it.
+        self._detokenizer = Detokenizer(text.tokenizer, context.tokens(max(context.length - 8, 0)).tolist())
         self._matcher = StopMatcher(request.stop, include_stop=request.include_stop)
         self.tokens = 0
 
-    def push(self, step: StepOutput, row: int, *, last: bool) -> GeneratePiece:
-        """Take the next token, of one row of a step's samples; `last` if there will be no other (max_tokens)."""
+    def push(self, step: StepOutput, row: int) -> GeneratePiece:
+        """Take the next token, of one row of a step's samples."""
         self.tokens += 1
-        token, may_stop = int(step.tokens[row]), self.tokens > self._request.min_tokens
+        token, may_stop = int(step.tokens[row]), self.tokens > self.request.min_tokens
         finish: FinishReason | None = None
         match: str | int | None = None
         if may_stop and token in self.stop_ids:
             text, finish, match = self._matcher.finish(), FinishReason.STOP, token
-            if self._request.include_stop:
+            if self.request.include_stop:
                 text += self._detokenizer.push([token])
             text += self._detokenizer.finish()
         else:
@@ -44,19 +47,19 @@ class Output:
                 text, match = self._matcher.push(text)
             if match is not None:
                 finish = FinishReason.STOP
-            elif last:
+            elif self.tokens == self.max_tokens:
                 text, finish = text + self._matcher.finish() + self._detokenizer.finish(), FinishReason.LENGTH
         return GeneratePiece(
             index=self._index,
             context_id=self._context_id,
             text=text,
             token_ids=(token,),
-            logprobs=(self._logprob(step, row),) if self._request.logprobs else (),
+            logprobs=(self._logprob(step, row),) if self.request.logprobs else (),
             finish=finish,
             stop_match=match,
         )
 
     def _logprob(self, step: StepOutput, row: int) -> TokenLogprob:
-        places = range(self._request.top_logprobs)
+        places = range(self.request.top_logprobs)
         top = [(int(step.top_ids[row, place]), float(step.top_logprobs[row, place])) for place in places]
         return TokenLogprob(token_id=int(step.tokens[row]), logprob=float(step.logprobs[row]), top=top)

@@ -25,6 +25,7 @@ import numpy as np
 
 from jaxctx.cache.contexts import ContextCache
 from jaxctx.cache.memory import Ready
+from jaxctx.cache.tiers import Item
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
@@ -136,7 +137,7 @@ class Scheduler:
                 head.decoding = False
                 head.known = head.next = head.prompt_end = 0
                 self.running.append(head)
-                if not self._restorable(head):
+                if not self._ahead(head):
                     self._begin(head)
             else:
                 head.context.busy = False
@@ -215,9 +216,10 @@ class Scheduler:
                 pages = 0  # and there may be more
                 continue
             pages -= gained
-            if not self._restorable(sequence):
+            ahead = self._ahead(sequence)
+            if not ahead:
                 self._begin(sequence)
-            elif not sequence.expecting:
+            elif ahead[0].host < self.config.host_pages:  # else it is on its way from a store
                 pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
 
     @property
@@ -230,13 +232,12 @@ class Scheduler:
         """Whether no step is under way, and none can be made."""
         return not (self._flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
 
-    def _restorable(self, sequence: Sequence) -> bool:
-        """Whether more of its pages are somewhere."""
+    def _ahead(self, sequence: Sequence) -> Seq[Item]:
+        """Where its next page is, if it is somewhere: then it is restoring."""
         next_page = min(sequence.match_to, sequence.context.seq_len + self.config.page_size)
         ahead = self.cache.memory.ahead(sequence.context, next_page)
         sequence.restoring = bool(ahead)
-        sequence.expecting = bool(ahead) and ahead[0].host >= self.config.host_pages
-        return sequence.restoring
+        return ahead
 
     def _begin(self, sequence: Sequence) -> None:
         """What is still without KV now is computed."""
@@ -255,7 +256,7 @@ class Scheduler:
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
-        if sequence.sampler is not None and sequence.sampler.needs_history:
+        if sequence.output is not None and sequence.output.sampler.needs_history:
             self.load_slot(sequence)
         if not sequence.rows_ready:
             self.restored = True

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 
 from jaxctx.answers import ContextInfo, FillResult, Usage
 from jaxctx.cache.contexts import Context
-from jaxctx.engine.interface import Caller, GenerateRequest
+from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Pass, PassRow, Sampler
+from jaxctx.engine.passes import Pass, PassRow
 
 _arrivals = itertools.count()
 
@@ -37,10 +37,7 @@ class Sequence:
     context: Context
     caller: Caller
     reply: Reply
-    request: GenerateRequest | None = None  # of a generation
-    sampler: Sampler | None = None
-    output: Output | None = None
-    max_tokens: int = 0
+    output: Output | None = None  # of a generation
     passing: Pass | None = None  # of a forward pass
     compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
     arrival: int = field(default_factory=lambda: next(_arrivals))
@@ -54,7 +51,6 @@ class Sequence:
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
-    expecting: bool = False  # the next of them is on its way from a store
     decoding: bool = False  # has dispatched its first sample
     unusual: Seq[int] = ()  # indices of the rows that go into steps of their own, ascending
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
@@ -114,7 +110,7 @@ class Sequence:
     @property
     def tokens_left(self) -> int:
         """Samples that the host has not seen; 0 for a fill."""
-        return 0 if self.output is None else self.max_tokens - self.output.tokens
+        return 0 if self.output is None else self.output.max_tokens - self.output.tokens
 
     @property
     def wanted(self) -> int:

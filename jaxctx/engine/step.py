@@ -106,23 +106,17 @@ class PagedKV:
 
     def __init__(self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape) -> None:
         self.pools = list(pools)
-        self._kv_slots: jax.Array = inputs.kv_slots
-        self._plan = kernels.unpack(shape.plan, inputs.plan)
-        self._shape = shape.plan
-        self._mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        self.kv_slots: jax.Array = inputs.kv_slots
+        self.plan = kernels.unpack(shape.plan, inputs.plan)
+        self.shape = shape.plan
+        self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         pool = self.pools[layer]
-        pool = LayerPool(kernels.write_rows(pool.k, k, self._kv_slots), kernels.write_rows(pool.v, v, self._kv_slots))
+        pool = LayerPool(kernels.write_rows(pool.k, k, self.kv_slots), kernels.write_rows(pool.v, v, self.kv_slots))
         self.pools[layer] = pool
-        out: jax.Array = kernels.attend(q, pool.k, pool.v, self._plan, shape=self._shape, mask=self._mask)
+        out: jax.Array = kernels.attend(q, pool.k, pool.v, self.plan, shape=self.shape, mask=self.mask)
         return out
-
-    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        pool = self.pools[layer]
-        pool = pool._replace(k=kernels.write_rows(pool.k, values[:, None, None], self._kv_slots))
-        self.pools[layer] = pool
-        return kernels.visible_sum(pool.k, self._plan, shape=self._shape, mask=self._mask)
 
 
 def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:

@@ -33,9 +33,6 @@ class KVAccess(Protocol):
         in the KV dtype; returns float32 `[rows, heads, head_dim]`.
         """
 
-    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
-        """Store uint32 `values` `[rows]`; for each row the sum modulo 2**32 of all values it sees, itself included."""
-
 
 class Model(Protocol):
     """Static part of a model; its arrays are passed beside it, so that a jitted step takes them as arguments."""

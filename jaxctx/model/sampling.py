@@ -15,6 +15,7 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
     16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -129,11 +130,13 @@ def sample(
     tokens = lax.cond(
         plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _next(logits, batch, slots, state)
     )
-    logprobs, top_ids, top_logprobs = lax.cond(batch.logprobs.any(), _logprobs, _no_logprobs, logits, tokens)
+    shapes = jax.eval_shape(_logprobs, logits, tokens)
+    nothing = partial(jax.tree.map, jnp.zeros_like, shapes)
+    told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
     counts = state.counts.at[counted, tokens].add(1, mode="drop")
-    return Sampled(tokens, logprobs, top_ids, top_logprobs), state._replace(counts=counts)
+    return Sampled(tokens, *told), state._replace(counts=counts)
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:
@@ -181,9 +184,3 @@ def _logprobs(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Arra
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
     padded = jnp.pad(top - total[:, None], missing, constant_values=-jnp.inf)
     return chosen - total, jnp.pad(ids, missing), padded
-
-
-def _no_logprobs(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rows = logits.shape[0]
-    top = jnp.zeros((rows, TOP_LOGPROBS), jnp.float32)
-    return jnp.zeros(rows, jnp.float32), jnp.zeros((rows, TOP_LOGPROBS), jnp.int32), top

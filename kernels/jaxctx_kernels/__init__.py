@@ -13,15 +13,14 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 """
 
 from jaxctx_kernels.attention import attend, kernel_for
-from jaxctx_kernels.plan import PlanOverflow, PlanShape, PlanStats, Segment, plan_attention, plan_shape
+from jaxctx_kernels.plan import PlanOverflow, PlanShape, Segment, plan_attention, plan_shape
 from jaxctx_kernels.pool import copy_pages, pool_array, pool_struct, read_pages, write_pages, write_rows
-from jaxctx_kernels.reference import AttentionPlan, unpack, visible_sum
+from jaxctx_kernels.reference import AttentionPlan, unpack
 
 __all__ = [
     "AttentionPlan",
     "PlanOverflow",
     "PlanShape",
-    "PlanStats",
     "Segment",
     "attend",
     "copy_pages",
@@ -32,7 +31,6 @@ __all__ = [
     "pool_struct",
     "read_pages",
     "unpack",
-    "visible_sum",
     "write_pages",
     "write_rows",
 ]

@@ -97,15 +97,6 @@ class PlanShape:
         return len(self.classes) + 3 * self.rows + ITEM_FIELDS * self.items + self.pages
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStats:
-    """What a plan came to. `pages_seen - pages_read` page reads per layer are saved by sharing."""
-
-    items: int
-    pages_read: int  # entries of the page list
-    pages_seen: int  # pages that the segments see, each counted by itself
-
-
 class Run(NamedTuple):
     """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
 
@@ -150,7 +141,7 @@ def plan_shape(
     return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS, kernel)
 
 
-def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> PlanStats:
+def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -> None:
     """Plan one step: fills `out` int32 `[shape.size()]`, to be unpacked by `unpack` inside the jitted step.
 
     Rows of no segment see nothing. Raises PlanOverflow if the batch is no tree of pages (see `plan_shape`) and
@@ -173,7 +164,7 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     pages[listed : listed + spare] = 0
     if not runs:
         ends[:] = 0
-        return PlanStats(0, 0, 0)
+        return
     np.concatenate([run.path for run in runs], out=pages[:listed])
     if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
         raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
@@ -183,7 +174,6 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
         raise PlanOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
     ends[:] = np.bincount(kind, minlength=len(ends)).cumsum()
     table[:, :count] = items[:, kind.argsort(kind="stable")]
-    return PlanStats(count, listed, sum(used))
 
 
 def check(segments: Sequence[Segment], shape: PlanShape) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape, split
 from jaxctx_kernels.pool import Pool, numbers
@@ -139,24 +139,6 @@ def put_rows(x: jax.Array, y: jax.Array, at: Round) -> jax.Array:
     if len(at.row) > 1:
         return x.at[:, at.row].set(y, mode="promise_in_bounds")
     return jax.lax.dynamic_update_slice_in_dim(x, y.reshape(x.shape[0], at.kind.rows, *x.shape[2:]), at.row[0], 1)
-
-
-def visible_sum(
-    pool: Pool, plan: AttentionPlan, *, shape: PlanShape, mask: Mask | None = None
-) -> UInt32[Array, " rows"]:
-    """For each row the sum modulo 2**32 of the visible slots of a uint32 pool `[1, pages, page_size, 1]`."""
-    spare = max(c.rows for c in shape.classes)
-    allowed = None if mask is None else in_plan_order(mask, plan, shape)
-
-    def visit(total: jax.Array, at: Round) -> jax.Array:
-        values = read(pool, at, 1)[0, :, None, :, 0]
-        seen = jnp.arange(values.shape[-1]) < at.seen[..., None]
-        if allowed is not None:
-            seen &= allowed_in(allowed, at, shape)
-        part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-        return total.at[at.row[:, None] + jnp.arange(at.kind.rows)].add(part)
-
-    return walk(plan, shape, jnp.zeros(shape.rows + spare, jnp.uint32), visit)[plan.inverse]
 
 
 def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[Carry, Round], Carry]) -> Carry:

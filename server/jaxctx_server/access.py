@@ -69,19 +69,18 @@ LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback
 NOBODY = Key("", b"", "", Role.ANYONE)
 
 
+@dataclass(frozen=True, slots=True)
 class Authoriser:
     """Decides from a method and an `authorization` header whether a call may go on, and for whom."""
 
-    def __init__(self, keys: Sequence[Key] | None) -> None:
-        """`keys` None: the server has none, and everybody who reaches it is `LOCAL`."""
-        self._keys = keys
+    keys: Sequence[Key] | None  # None: the server has none, and everybody who reaches it is `LOCAL`
 
     def authorise(self, method: str, authorization: str | None) -> Key:
         """Raises Unauthenticated for no key or an unknown one, PermissionDenied for one of too small a role."""
         role = METHODS.get(method)
         if role is None:
             raise PermissionDenied("this method is not open to anybody")
-        if self._keys is None:
+        if self.keys is None:
             return LOCAL
         if role is Role.ANYONE:
             return NOBODY
@@ -90,7 +89,7 @@ class Authoriser:
             raise Unauthenticated("a key is needed: metadata `authorization: Bearer KEY`")
         digest = hashlib.sha256(secret.strip().encode(errors="replace")).digest()
         # With every key, in constant time, so that time tells nothing about which came close.
-        found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
+        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         if not found:
             raise Unauthenticated("unknown key")
         if found[0].role < role:

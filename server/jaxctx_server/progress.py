@@ -32,7 +32,7 @@ class Progress:
 def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
     """Progress that is shown on `stream` for as long as the context lasts."""
     if not stream.isatty():
-        yield Progress(PlainLines(stream, clock).show)
+        yield plain_lines(stream, clock)
         return
     columns = (
         rich.progress.TextColumn("{task.description:<9}"),
@@ -51,16 +51,14 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
         yield Progress(show)
 
 
-class PlainLines:
+def plain_lines(stream: TextIO, clock: Callable[[], float]) -> Progress:
     """A line now and then, and one when each task is done."""
+    next_s: dict[str, float] = {}
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._next_s: dict[str, float] = {}
+    def show(task: str, done: int, total: int, amount: str) -> None:
+        now = clock()
+        if done == total or now >= next_s.get(task, now):
+            next_s[task] = now + PAUSE_S
+            print(f"{task}: {amount}", file=stream, flush=True)
 
-    def show(self, task: str, done: int, total: int, amount: str) -> None:
-        now = self._clock()
-        if done == total or now >= self._next_s.get(task, now):
-            self._next_s[task] = now + PAUSE_S
-            print(f"{task}: {amount}", file=self._stream, flush=True)
+    return Progress(show)

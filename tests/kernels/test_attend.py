@@ -18,11 +18,11 @@ from jaxctx_kernels import (
     plan_shape,
     pool_array,
     unpack,
-    visible_sum,
     write_rows,
 )
 from jaxctx_kernels import pool as pool_module
 from jaxctx_kernels.pool import numbers
+from tests.sums import visible_sum
 
 Generator = np.random.Generator
 ROWS, POOL = 64, 120

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, unpack, visible_sum
+from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, unpack
+from tests.sums import visible_sum
 
 Generator = np.random.Generator
 ROWS, POOL = 64, 120

@@ -25,7 +25,7 @@ from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
 from jaxctx_server.command import SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.progress import PlainLines, Progress, shown
+from jaxctx_server.progress import plain_lines, shown
 from jaxctx_server.serve import serve
 from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, count
 
@@ -316,7 +316,7 @@ def test_help_needs_neither_jax_nor_grpc() -> None:
 
 def test_plain_progress_prints_now_and_then() -> None:
     stream, now = io.StringIO(), [0.0]
-    progress = Progress(PlainLines(stream, lambda: now[0]).show)
+    progress = plain_lines(stream, lambda: now[0])
     for done in range(0, 101):
         progress.weights(done << 20, 100 << 20)
         now[0] += 0.1

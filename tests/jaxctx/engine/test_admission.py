@@ -278,10 +278,10 @@ async def test_a_defect_in_one_request_hurts_only_that_one(engine: LocalEngine, 
 
     push = Output.push
 
-    def fail(self: Output, step: object, row: int, *, last: bool) -> object:
-        if self._request.context_id == broken and self.tokens == 3:
+    def fail(self: Output, step: object, row: int) -> object:
+        if self.request.context_id == broken and self.tokens == 3:
             raise RuntimeError("a defect")
-        return push(self, step, row, last=last)
+        return push(self, step, row)
 
     monkeypatch.setattr(Output, "push", fail)
     results = await asyncio.gather(greedy(engine, broken, 30), greedy(engine, healthy, 30), return_exceptions=True)

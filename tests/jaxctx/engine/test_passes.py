@@ -59,7 +59,7 @@ class DenseMasked:
                 out[row, head] = weight @ v[seen, kv_head] / weight.sum()
         return jnp.asarray(out, jnp.float32)
 
-    def visible_sum(self, layer: int, values: jax.Array) -> jax.Array:
+    def visible_sum(self, values: jax.Array) -> jax.Array:
         return jnp.asarray(np.where(self.mask, np.asarray(values), 0).sum(1, dtype=np.uint32))
 
 

@@ -68,9 +68,6 @@ class Recording:
         self.calls.append((layer, q, k, v))
         return q.astype(jnp.float32)
 
-    def visible_sum(self, layer, values):
-        return values
-
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", None), ("bfloat16", None), ("bfloat16", "float32")])
 def test_what_reaches_attention(tiny, dtype, kv_dtype):
