@@ -29,18 +29,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from compile_targets import TARGETS, MissingCompiler, compiling_for, memory_of
 from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Program
-from jaxctx.engine.targets import TARGETS, compiling_for, memory_of
-from jaxctx.errors import FailedPrecondition
 from jaxctx.model.bind import abstract
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import attend, kernel_for, plan_shape, pool_struct, unpack
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
-SHAPES = Path(__file__).parent.parent / "jaxctx" / "model" / "shapes"
+SHAPES = Path(__file__).with_name("shapes")
 SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
 STEPS = (("qwen3-0.6b", 8), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
@@ -167,7 +166,7 @@ def main() -> int:
             try:
                 failures, baseline[target] = result.result()
                 failed += failures
-            except FailedPrecondition as error:
+            except MissingCompiler as error:
                 print(error, file=sys.stderr)
                 missing += 1
     if options.update:

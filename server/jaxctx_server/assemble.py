@@ -1,7 +1,5 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,20 +9,15 @@ from jax.sharding import Mesh
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.config import EngineConfig, pages_in_host_memory, pages_that_fit
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.targets import TARGETS, MemoryPlan, plan_memory
-from jaxctx.errors import FailedPrecondition, InvalidArgument
-from jaxctx.model.bind import abstract
+from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import bundled_path
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import load_model, read_config
-from jaxctx_server.config import PlanConfig, ServeConfig, flag_of
+from jaxctx.model.weights import load_model
+from jaxctx_server.config import ServeConfig, flag_of
 from jaxctx_server.progress import Progress
 from jaxctx_server.start import MODEL, USAGE, StartError
-
-SHAPES = bundled_path().parent.parent / "shapes"  # models that can be planned for by name
-PLANNED_PAGES = 256  # of the engine that a plan measures
 
 
 def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
@@ -32,7 +25,7 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
 
     The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
     """
-    with mendable(config):
+    try:
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
@@ -40,33 +33,9 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
         sizes = _engine_config(config, served)
         engine = open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled)
         return engine, served.text
-
-
-def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
-    """What a server with these settings takes on the target. Raises StartError as `load` does."""
-    with mendable(config):
-        if config.tensor > 1:
-            raise InvalidArgument.field("tensor", "a plan is for one chip")
-        if config.target in TARGETS:
-            jax.config.update("jax_platforms", "cpu")  # leave the devices of this machine alone
-        shape = read_config(_directory(config))
-        dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
-        stored = "float32" if shape.dtype == "float32" else "bfloat16"
-        model, params = abstract(shape, dtype or stored, kv_dtype=kv_dtype)
-        longest = config.max_context_tokens or model.max_positions
-        same = {each.name: getattr(config, each.name) for each in fields(EngineConfig) if hasattr(config, each.name)}
-        sizes = EngineConfig(**same | {"pages": PLANNED_PAGES, "max_context_tokens": longest})
-        return plan_memory(config.target, model, params, sizes, progress.compiled)
-
-
-@contextmanager
-def mendable(config: ServeConfig) -> Iterator[None]:
-    """Raise StartError for what the user can mend."""
-    try:
-        yield
     except CheckpointError as error:
         raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
-    except (InvalidArgument, FailedPrecondition) as error:
+    except InvalidArgument as error:
         wrong = "; ".join(f"{flag_of(each.field)}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message, USAGE) from error
     except OSError as error:
@@ -78,18 +47,10 @@ def mendable(config: ServeConfig) -> Iterator[None]:
         raise StartError(message, MODEL) from error
 
 
-def _directory(config: ServeConfig) -> Path:
-    """Of the bundled model, or as it is called; a plan may name a built-in shape."""
+def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:
     path = bundled_path() if config.model is None else Path(config.model)
-    if isinstance(config, PlanConfig) and not path.exists():
-        path = SHAPES / path
     if not path.is_dir():
         raise CheckpointError("not a directory" if path.exists() else "no such directory")
-    return path
-
-
-def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:
-    path = _directory(config)
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
     loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)

@@ -5,21 +5,19 @@ server's extra brings is imported within `main`, which says what to install.
 """
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, plan_table
+from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
-    from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig
+    from jaxctx_server.config import ConvertConfig, ServeConfig
 
 PROGRAM = "jaxctx-serve"
 OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
@@ -33,16 +31,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     try:
         import tyro
 
-        from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, read_config
+        from jaxctx_server.config import ConvertConfig, read_config
 
-        match list(argv):
-            case ["convert", *rest]:
-                return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=rest))
-            case ["compile", *rest]:
-                return compile_ahead(read_config(rest, environ, f"{PROGRAM} compile", ServeConfig))
-            case ["plan", *rest]:
-                return plan(read_config(rest, environ, f"{PROGRAM} plan", PlanConfig))
-        return serve(read_config(argv, environ, PROGRAM, ServeConfig))
+        if argv and argv[0] == "convert":
+            return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=argv[1:]))
+        return serve(read_config(argv, environ, PROGRAM))
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -61,6 +54,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
 
 def serve(config: "ServeConfig") -> int:
     """Serve until told to stop."""
+    if config.kv_tokens is not None and config.memory_fraction is not None:
+        raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
+    if config.max_batch_tokens < config.max_batch:
+        raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
     from jaxctx_server.access import read_keys
@@ -135,31 +132,6 @@ def convert(config: "ConvertConfig") -> int:
         raise StartError(f"{error.filename or config.dst}: {error.strerror or error}", MODEL) from error
     print(f"wrote {config.dst}")
     return OK
-
-
-def compile_ahead(config: "ServeConfig") -> int:
-    """Start an engine, which compiles all that it will run into the cache, and stop it."""
-    if config.compile_cache is None:
-        raise StartError("--compile-cache: must be a directory", USAGE)
-    from jaxctx_server.assemble import load
-    from jaxctx_server.progress import shown
-
-    with shown(sys.stderr) as progress:
-        engine, _ = load(replace(config, store=None, host_tokens=0, disk_tokens=0), progress)
-    engine.stop()
-    print(f"compiled into {config.compile_cache}")
-    return OK
-
-
-def plan(config: "PlanConfig") -> int:
-    """Tell what fits; the status says whether any context does."""
-    from jaxctx_server.assemble import plan
-    from jaxctx_server.progress import shown
-
-    with shown(sys.stderr) as progress:
-        found = asdict(plan(config, progress))
-    print(json.dumps(found) if config.json else plan_table(config.target, found))
-    return OK if found["tokens"] else MODEL
 
 
 if __name__ == "__main__":

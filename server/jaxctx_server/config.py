@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -57,8 +57,7 @@ def default_compile_cache() -> Path:
 class ServeConfig:
     """Serve a model over gRPC. Without MODEL: the bundled one.
 
-    jaxctx-serve convert SRC DST writes a safetensors directory as an Orbax one, jaxctx-serve plan [MODEL] tells what
-    fits on a chip, jaxctx-serve compile [MODEL] compiles ahead for a quick start; each has a --help.
+    jaxctx-serve convert SRC DST writes a safetensors directory as an Orbax one (see jaxctx-serve convert --help).
     Every option may also be set as JAXCTX_NAME in the environment or as name in the --config file; flags go first.
     """
 
@@ -133,20 +132,6 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanConfig(ServeConfig):
-    """Tell what a server with these settings takes on a chip, and which contexts fit, without the chip or the weights.
-
-    MODEL may be a directory with nothing but config.json, or one of the built-in shapes llama-3.1-8b and qwen3-0.6b.
-    The compilers for the targets come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'.
-    """
-
-    target: Literal["here", "v5e", "v6e", "h200"] = "here"
-    """The chip: the first of this machine, or one TPU v5e, TPU v6e or NVIDIA H200 that need not be there."""
-    json: bool = False
-    """Print JSON; sizes are in bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig:
     """Write a model as an Orbax checkpoint, with its tokenizer and chat template beside it."""
 
@@ -158,15 +143,12 @@ class ConvertConfig:
     """Type to store; auto: as stored in SRC."""
 
 
-Config = TypeVar("Config", bound=ServeConfig)
-
-
-def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str, schema: type[Config]) -> Config:
-    """The settings of a kind. Raises StartError naming the flag, variable or key that is wrong.
+def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> ServeConfig:
+    """The settings. Raises StartError naming the flag, variable or key that is wrong.
 
     `--help` and unknown flags end the process, as command lines do.
     """
-    kinds = {name: _Kind(hint) for name, hint in get_type_hints(schema, include_extras=True).items()}
+    kinds = {name: _Kind(hint) for name, hint in get_type_hints(ServeConfig, include_extras=True).items()}
     variables = {PREFIX + name.upper(): name for name in kinds}
     _warn_of_mistyped(environ, variables, prog)
     settings = {name: environ[variable] for variable, name in variables.items() if environ.get(variable)}
@@ -175,13 +157,9 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str, sche
     path = parser.parse_known_args(argv)[0].config or settings.get("config")
     values = _from_file(Path(path), kinds) if path is not None else {}
     values |= {name: kinds[name].parsed(text, PREFIX + name.upper()) for name, text in settings.items()}
-    config = tyro.cli(schema, prog=prog, args=list(argv), default=schema(**values))
+    config = tyro.cli(ServeConfig, prog=prog, args=list(argv), default=ServeConfig(**values))
     for name, kind in kinds.items():
         kind.converted(getattr(config, name), flag_of(name))
-    if config.kv_tokens is not None and config.memory_fraction is not None:
-        raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
-    if config.max_batch_tokens < config.max_batch:
-        raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
     return config
 
 
@@ -231,9 +209,7 @@ class _Kind:
     def parsed(self, text: str, where: str) -> Any:
         """The value of an environment variable."""
         value: Any = text
-        if self._type is bool:
-            value = {"true": True, "false": False}.get(text, text)
-        elif self._type in (int, float) and text != "None":
+        if self._type in (int, float) and text != "None":
             with suppress(ValueError):  # a text that is none is refused as such
                 value = self._type(text)
         return self.converted(value, where)

@@ -1,6 +1,6 @@
 """What the process says to whoever started it: the banner once it serves, or else one line and an exit status."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ USAGE = 2  # a flag, variable, configuration file or keys file is wrong
 MODEL = 3  # the model cannot be loaded, or does not fit
 ADDRESS = 4  # an address cannot be listened on
 CUT_OFF = 5  # stopped, and the drain's time was not enough for all that ran
-UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 INTERRUPTED = 130  # stopped at once: a second Ctrl-C, or one while loading
 
 
@@ -41,16 +40,6 @@ def banner(info: "EngineInfo", addresses: Sequence[str], keys: Sequence[object] 
     ]
     lines = [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
-
-
-def plan_table(target: str, plan: Mapping[str, int]) -> str:
-    """What `jaxctx-serve plan` found, a line each; names that end in `_bytes` are sizes."""
-    lines = [f"{'target':<18} {target:>17}"]
-    for name, value in plan.items():
-        unit = next((u for u in ("GiB", "MiB", "KiB") if abs(value) >= UNITS[u]), "B") if "_bytes" in name else ""
-        amount = f"{value / UNITS[unit]:,.1f} {unit}" if unit else f"{value:,}    "
-        lines.append(f"{name.removesuffix('_bytes').replace('_', ' '):<18} {amount:>17}")
-    return "\n".join(lines)
 
 
 def count(number: int) -> str:

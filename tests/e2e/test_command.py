@@ -74,20 +74,6 @@ def echo(compile_cache: Path) -> Iterator[Server]:
     server.kill()
 
 
-def test_after_compiling_ahead_a_start_compiles_nothing(tmp_path: Path) -> None:
-    cache = tmp_path / "compiled"
-    command = [COMMAND, "compile", "echo", *SMALL, "--compile-cache", str(cache), "--store", str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"compiled into {cache}\n"
-    assert not (tmp_path / "store").exists()  # which is a server's
-    compiled = {file.name for file in cache.iterdir() if file.name.endswith("-cache")}
-    assert any(name.startswith("jit_step") for name in compiled)
-    server = Server("echo", *SMALL, cache=cache)
-    server.kill()
-    assert {file.name for file in cache.iterdir() if file.name.endswith("-cache")} == compiled
-
-
 def test_the_banner_says_what_is_served(bundled: Server) -> None:
     for part in ("bundled", "3.4 M parameters", "4,096 tokens", "keys"):
         assert part in bundled.banner
