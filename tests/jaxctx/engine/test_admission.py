@@ -308,3 +308,13 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
     assert "step" in await failure
     with pytest.raises(Unavailable):
         await engine.get(ME, idle)
+
+
+async def test_stats_tell_what_every_part_counts(engine: LocalEngine) -> None:
+    """They are found by name: one that is called otherwise would read as none at all."""
+    core = engine.core
+    core.scheduler.tokens_restored, core.lives.expired, core.scheduler.budget.suspensions = 1, 2, 3
+    core.tokens_generated, core.scheduler.tokens_cached = 4, 5
+    stats = await engine.stats()
+    assert (stats.tokens_restored, stats.expired, stats.suspensions) == (1, 2, 3)
+    assert (stats.tokens_generated, stats.tokens_cached) == (4, 5)
