@@ -5,7 +5,7 @@ Owns parameters, page arrays and slot state; knows shapes, not contexts. Everyth
 from the step thread; the device executes them in the order given, which is what makes it safe to reuse a freed page at
 once: a later write can never overtake an earlier read.
 
-What it allocates and compiles is described by a `Program`, which holds no array: `targets` compiles the same for a chip
+What it allocates and compiles is described by a `Program`, which holds no array: compile checks do the same for a chip
 that need not be there. So what depends on the kind of device is decided there, by the device that the program is for.
 """
 
