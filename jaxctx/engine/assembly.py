@@ -14,7 +14,7 @@ from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import CompileProgress, Device
 from jaxctx.engine.local import LocalEngine
-from jaxctx.model.interface import Model, Params
+from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.text import ModelText
 from jaxctx.store import SnapshotStore
 
@@ -57,7 +57,7 @@ def open_engine(
     """
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)
-    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
+    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=stored_as(served.model.kv, device))
     core = EngineCore(config, device, served.text, identity, served.model_id, world)
     snapshots = SnapshotStore(
         store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16), history=config.snapshot_history
@@ -65,6 +65,12 @@ def open_engine(
     engine = LocalEngine(core, engine_info(served, config, mesh), snapshots)
     engine.start()
     return engine
+
+
+def stored_as(kv: KVSpec, device: Device) -> str:
+    """The type of keys and values as snapshots name it, so that pages of another layout are not taken for these."""
+    beside = kv.kv_heads // device.page_shape[2]
+    return kv.dtype if beside == 1 else f"{kv.dtype}, {beside} heads side by side"
 
 
 def use_compilation_cache(directory: Path) -> None:

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import Identity, PageCopy
-from jaxctx.engine.assembly import REAL_WORLD
+from jaxctx.engine.assembly import REAL_WORLD, stored_as
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
+from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
+from jaxctx_kernels import pool_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import shard
@@ -68,8 +70,8 @@ def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
     return reply.tokens
 
 
-def core_on(echo_served, mesh) -> EngineCore:
-    model, params = init_random(TINY, seed=3, dtype="float32", scale=0.3)
+def core_on(echo_served, mesh, config: ModelConfig = TINY) -> EngineCore:
+    model, params = init_random(config, seed=3, dtype="float32", scale=0.3)
     if mesh is not None:
         params = shard(mesh, model, params)
     device = Device(model, params, CONFIG, mesh)
@@ -86,6 +88,20 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     key_pool = core.device._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each
     assert len(set(alone)) > 10  # it says something
+
+
+def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pools are laid out for a TPU. Their pages are of another kind: no snapshot may mix them up."""
+    narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
+    core = core_on(echo_served, None, narrow)
+    alone = run(core, prompt, 30)
+    assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32"
+    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], "tpu"))
+    core = core_on(echo_served, None, narrow)
+    assert core.device._pools[0].k.shape == (1, CONFIG.pages + 1, CONFIG.page_size, 128)
+    assert run(core, prompt, 30) == alone
+    assert len(set(alone)) > 10
+    assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32, 2 heads side by side"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
