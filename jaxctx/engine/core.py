@@ -198,7 +198,7 @@ class EngineCore:
         self.transfers.carry_out(self.cache.moves())
 
     def _arrived(self, slot: int) -> bool:
-        if any(getattr(move, "slot", None) == slot for move in self.cache.memory.tiers.moves):
+        if any(move.target == slot for move in self.cache.memory.tiers.moves):
             self.carry_out()  # so that the slot is not judged by what it held before
         return self.transfers.host.ready(slot)
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, StepShape
@@ -147,7 +146,7 @@ class Device:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
         for shape in self.shapes + self.pass_shapes:
             jax.block_until_ready(self.run(shape, self.blank(shape)[0]))
-        self.copy_pages([PageCopy(0, 0)])
+        self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
         jax.block_until_ready((self._pools, self._state))
@@ -183,12 +182,12 @@ class Device:
         told.copy_to_host_async()
         return told, output
 
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        for start in range(0, len(copies), self._chunk):
+        for start in range(0, len(sources), self._chunk):
             pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
-            for column, copy in enumerate(copies[start : start + self._chunk]):
-                pairs[:, column] = copy.source, copy.target
+            part = slice(start, start + self._chunk)
+            pairs[:, : len(sources[part])] = sources[part], targets[part]
             self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
