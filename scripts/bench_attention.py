@@ -30,7 +30,6 @@ from jaxctx_kernels import (
     unpack,
     write_rows,
 )
-from jaxctx_kernels.plan import split
 
 KV_HEADS, GROUP, DIM, PAGE, POOL = 4, 2, 128, 16, 3000
 
@@ -121,7 +120,7 @@ def run(case: Case, k: jax.Array, v: jax.Array, rng: np.random.Generator, rounds
     shape = plan_shape(case.rows, PAGE, 8320, POOL)
     packed = np.empty(shape.size(), np.int32)
     plan_attention(case.segments, shape, packed)
-    ends, *_, table, _ = split(shape, packed)
+    ends, *_, table, _ = unpack(shape, packed)
     items = table[:, : ends[-1]]
     read = (items[2] + -(-items[3] // PAGE)).max()  # entries of the page list
     seen = sum(-(-(s.position + s.rows) // PAGE) for s in case.segments)

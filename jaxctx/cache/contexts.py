@@ -22,11 +22,11 @@ from jaxctx.cache.memory import Memory, Ready
 from jaxctx.cache.pages import OutOfPages
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Found, Move, PageCopy, found, on_device
+from jaxctx.cache.tiers import Found, Move, found, on_device
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 from jaxctx.lifetime import FOREVER, Lifetime
 
-__all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages", "PageCopy"]
+__all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages"]
 
 
 ANCESTORS = 100  # of a context that are remembered, the nearest
@@ -145,7 +145,7 @@ class ContextCache:
         if not child.suspended:
             self.memory.index.acquire(child.tail)
         self._registry.enter(child)
-        self.memory.tiers.moves += map(PageCopy, sources, child.working)
+        self.memory.tiers.copy(sources, child.working)
         return child
 
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
@@ -159,7 +159,7 @@ class ContextCache:
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
-        self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)
+        self.memory.tiers.copy(context.page_table().tolist(), pages)
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)

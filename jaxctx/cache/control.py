@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxctx.cache.context import Context
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import OutOfPages
-from jaxctx.cache.tiers import PageCopy
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class PageControl:
             self._memory.add_working(context, 1)
         context.working_tokens = partial
         if (target := context.working[0]) != source:
-            self._memory.tiers.moves.append(PageCopy(source, target))
+            self._memory.tiers.copy([source], [target])
 
     def reserve(self, context: Context, pages: int) -> None:
         """Add empty working pages; a suspended context comes back first, as by `match`.

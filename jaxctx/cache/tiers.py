@@ -14,8 +14,9 @@ pages disturb that order, the children of a page that is lost are forgotten with
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from jaxctx.cache.context import Parked
@@ -24,17 +25,10 @@ from jaxctx.cache.prefix import NOWHERE, PageNode
 Item: TypeAlias = PageNode | Parked
 
 
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """Copy page `source` onto page `target` on the device."""
-
-    source: int
-    target: int
-
-
 class Way(enum.Enum):
-    """What a `SlotMove` does, from one end of it to the other."""
+    """What a `Move` does, from one end of it to the other."""
 
+    COPY = "page to page"
     SAVE = "page to host slot"  # the page may be written again at once
     LOAD = "host slot to page"
     SPILL = "host slot to disk slot"  # the host slot may be used again at once
@@ -43,15 +37,12 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMove:
-    """Bring the data of one page to or from host slot `slot`; `other` is the page or disk slot at the other end."""
+class Move:
+    """Bring the data of one page from `source` to `target`: a page, host slot or disk slot, as its way says."""
 
     way: Way
-    slot: int
-    other: int = NOWHERE
-
-
-Move: TypeAlias = PageCopy | SlotMove
+    source: int
+    target: int = NOWHERE
 
 
 class Slots:
@@ -81,6 +72,10 @@ class Tiers:
         self._forget = forget
         self._staged = host  # the next slot beyond the tier's own
 
+    def copy(self, sources: Iterable[int], targets: Iterable[int]) -> None:
+        """On the device, page by page."""
+        self.moves += map(partial(Move, Way.COPY), sources, targets)
+
     def save(self, item: Item, page: int) -> None:
         """Its data leaves `page`: keep a copy if there is a place for one."""
         if item.host == NOWHERE:
@@ -89,7 +84,7 @@ class Tiers:
                 self._gone(item)
                 return
             item.host = slot
-            self.moves.append(SlotMove(Way.SAVE, slot, page))
+            self.moves.append(Move(Way.SAVE, page, slot))
         self.host.order[item] = None
         self.host.order.move_to_end(item)
 
@@ -99,7 +94,7 @@ class Tiers:
 
     def load(self, item: Item, page: int) -> None:
         """Bring it to `page`. Its copies are the first to go from now on."""
-        self.moves.append(SlotMove(Way.LOAD, item.host, page))
+        self.moves.append(Move(Way.LOAD, item.host, page))
         if item.host < self.host.total:
             self.host.order[item] = None
             self.host.order.move_to_end(item, last=False)
@@ -112,7 +107,7 @@ class Tiers:
         if slot is not None:
             item.host = slot
             self.host.order[item] = None
-            self.moves.append(SlotMove(Way.FETCH, slot, item.disk))
+            self.moves.append(Move(Way.FETCH, item.disk, slot))
 
     def stage(self, item: Parked) -> None:
         """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
@@ -121,7 +116,7 @@ class Tiers:
     def drop(self, item: Item) -> None:
         """Its copies are not needed any more."""
         if item.host != NOWHERE:
-            self.moves.append(SlotMove(Way.DROP, item.host))
+            self.moves.append(Move(Way.DROP, item.host))
             if item.host < self.host.total:
                 self.host.order.pop(item, None)
                 self.host.free.append(item.host)
@@ -168,7 +163,7 @@ class Tiers:
             else:
                 victim, _ = self.disk.order.popitem(last=False)
                 item.disk, victim.disk = victim.disk, NOWHERE
-            self.moves.append(SlotMove(Way.SPILL, slot, item.disk))
+            self.moves.append(Move(Way.SPILL, slot, item.disk))
             self.disk.order[item] = None
             if victim is not None:
                 self._gone(victim)  # perhaps the parent of `item`

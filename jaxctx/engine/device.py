@@ -21,12 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxctx.cache.contexts import PageCopy
 from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, StepShape
+from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import row_words, slot_state
+from jaxctx.model.sampling import HISTORY_WORDS, SlotHistory, SlotState, load_slot, row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
 from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
@@ -51,9 +50,8 @@ class Program:
         self.platform: str = device.platform
         self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
         self.pools = self._pools(mesh)
-        last_token, slots = self._ints(config.max_batch + 1), partial(slot_state, config.max_batch, model.vocab_size)
-        state = DeviceState(last_token, jax.eval_shape(slots))  # type: ignore[arg-type]
-        self.state: DeviceState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
+        state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
+        self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
@@ -78,7 +76,7 @@ class Program:
                 load = partial(step.load_into, on_device=self.page.sharding)
                 return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
             case _:
-                return jax.jit(step.load_packed, donate_argnums=0).lower(state, self._ints(step.PACKED_WORDS))
+                return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(HISTORY_WORDS))
 
     def _pools(self, mesh: Mesh | None) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch."""
@@ -147,7 +145,7 @@ class Device:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
         for shape in self.shapes + self.pass_shapes:
             jax.block_until_ready(self.run(shape, self.blank(shape)[0]))
-        self.copy_pages([PageCopy(0, 0)])
+        self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
         jax.block_until_ready((self._pools, self._state))
@@ -183,12 +181,12 @@ class Device:
         told.copy_to_host_async()
         return told, output
 
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        for start in range(0, len(copies), self._chunk):
+        for start in range(0, len(sources), self._chunk):
             pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
-            for column, copy in enumerate(copies[start : start + self._chunk]):
-                pairs[:, column] = copy.source, copy.target
+            part = slice(start, start + self._chunk)
+            pairs[:, : len(sources[part])] = sources[part], targets[part]
             self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:

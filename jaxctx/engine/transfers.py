@@ -29,8 +29,7 @@ import jax
 import numpy as np
 import xxhash
 
-from jaxctx.cache.prefix import NOWHERE
-from jaxctx.cache.tiers import Move, PageCopy, SlotMove, Way
+from jaxctx.cache.tiers import Move, Way
 from jaxctx.engine.device import Device
 from jaxctx.errors import DataLoss
 
@@ -172,27 +171,28 @@ class Transfers:
 
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Do them all, ahead of every later step."""
-        for way, batch in _batches(moves):
-            if way is None:
-                self._device.copy_pages(batch)
-            elif way is Way.SAVE:
-                for move, data in zip(batch, self._device.save_pages([each.other for each in batch]), strict=True):
-                    self.host[move.slot] = data
-            elif way is Way.LOAD:
-                loads = [move for move in batch if move.way is Way.LOAD]
-                loaded = [self.host.page(each.slot) for each in loads]
-                self._device.load_pages([each.other for each in loads], loaded)
-            elif way is not Way.DROP:
-                assert self._disk is not None
-                for move in batch:
-                    if way is Way.SPILL:
-                        self._disk.spill(move.slot, move.other)
-                    else:
-                        self._disk.fetch(move.other, move.slot).add_done_callback(lambda _: self.on_arrival())
-            for move in batch if way in (Way.LOAD, Way.DROP) else ():
+        for batch in _batches(moves):
+            begun = [move for move in batch if move.way is batch[0].way]
+            sources, targets = [move.source for move in begun], [move.target for move in begun]
+            match batch[0].way:
+                case Way.COPY:
+                    self._device.copy_pages(sources, targets)
+                case Way.SAVE:
+                    self.host.update(zip(targets, self._device.save_pages(sources), strict=True))
+                case Way.LOAD:
+                    self._device.load_pages(targets, [self.host.page(slot) for slot in sources])
+                case Way.SPILL:
+                    assert self._disk is not None
+                    for ends in zip(sources, targets, strict=True):
+                        self._disk.spill(*ends)
+                case Way.FETCH:
+                    assert self._disk is not None
+                    for ends in zip(sources, targets, strict=True):
+                        self._disk.fetch(*ends).add_done_callback(lambda _: self.on_arrival())
+            for move in batch:
                 if move.way is Way.DROP:
-                    self.host.pop(move.slot, None)
-                    self._on_drop.pop(move.slot, lambda: None)()
+                    self.host.pop(move.source, None)
+                    self._on_drop.pop(move.source, lambda: None)()
 
     def close(self) -> None:
         """Stop the threads, remove the file."""
@@ -200,26 +200,21 @@ class Transfers:
             self._disk.close()
 
 
-def _batches(moves: Iterable[Move]) -> Iterator[tuple[Way | None, list[Any]]]:
-    """Neighbours that one call of the device may do in any order: of one kind, and none touches another's target.
+def _batches(moves: Iterable[Move]) -> Iterator[list[Move]]:
+    """Neighbours that one call of the device may do in any order: of one way, and none touches another's target.
 
-    With each what its first move does; None: they are copies. What is loaded is dropped next, more often than not; so
-    drops may stand among loads, and are done after them.
+    What is loaded is dropped next, more often than not; so drops may stand among loads, and are done after them.
     """
     batch: list[Move] = []
-    begun: Way | None = None
-    written: set[int] = set()
+    written: set[int] = set()  # pages
     for move in moves:
-        way = move.way if isinstance(move, SlotMove) else None
-        target = move.target if isinstance(move, PageCopy) else move.other if way is Way.LOAD else NOWHERE
-        apart = target not in written and not (isinstance(move, PageCopy) and move.source in written)
-        if batch and not (way is begun and apart) and not (way is Way.DROP and begun is Way.LOAD):
-            yield begun, batch
+        touched = {Way.COPY: {move.source, move.target}, Way.LOAD: {move.target}}.get(move.way, set())
+        way = batch[0].way if batch else move.way
+        if not (way is move.way and written.isdisjoint(touched)) and not (way is Way.LOAD and move.way is Way.DROP):
+            yield batch
             batch, written = [], set()
-        if not batch:
-            begun = way
         batch.append(move)
-        if target != NOWHERE:
-            written.add(target)
+        if touched:
+            written.add(move.target)
     if batch:
-        yield begun, batch
+        yield batch

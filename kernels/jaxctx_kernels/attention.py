@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.plan import Kernel, PlanShape
+from jaxctx_kernels.plan import AttentionPlan, Kernel, PlanShape
 from jaxctx_kernels.pool import Pool
-from jaxctx_kernels.reference import AttentionPlan, Mask
+from jaxctx_kernels.reference import Mask
 
 
 def kernel_for(platform: str, pool: jax.ShapeDtypeStruct | jax.Array) -> Kernel:

@@ -97,6 +97,17 @@ class PlanShape:
         return len(self.classes) + 3 * self.rows + ITEM_FIELDS * self.items + self.pages
 
 
+class AttentionPlan(NamedTuple):
+    """A packed plan's parts: int32 arrays of numpy, to write, or of JAX, to read, as what is unpacked."""
+
+    ends: Any  # [classes]; items of class c are ends[c - 1] .. ends[c] - 1
+    order: Any  # [rows] batch row of each sorted row
+    inverse: Any  # [rows] sorted row of each batch row
+    length: Any  # [rows] tokens that each sorted row sees
+    items: Any  # [ITEM_FIELDS, items]
+    pages: Any  # [entries]
+
+
 class Run(NamedTuple):
     """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
 
@@ -155,7 +166,7 @@ def plan_attention(segments: Sequence[Segment], shape: PlanShape, out: Int32s) -
     segments = [segments[i] for i in by_path]
     runs = share(segments, [used[i] for i in by_path], shape)
 
-    ends, order, inverse, length, table, pages = split(shape, out)
+    ends, order, inverse, length, table, pages = unpack(shape, out)
     sort_rows(segments, order, inverse, length)
     listed = sum(len(run.path) for run in runs)
     spare = max(c.pages for c in shape.classes)  # a round reads this many entries, wherever it starts
@@ -191,15 +202,12 @@ def check(segments: Sequence[Segment], shape: PlanShape) -> None:
         raise ValueError(f"segments take {end} rows, the step has {shape.rows}")
 
 
-def split(shape: PlanShape, packed: Any) -> list[Any]:
-    """The parts of a packed plan: class ends, order, inverse, length `[rows]`, items `[5, items]`, pages.
-
-    int32 arrays of numpy or of JAX, as `packed` is; of numpy they are views.
-    """
+def unpack(shape: PlanShape, packed: Any) -> AttentionPlan:
+    """Split what `plan_attention` packs. `packed` is int32 `[shape.size()]`."""
     sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
     parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
     parts[4] = parts[4].reshape(ITEM_FIELDS, shape.items)
-    return parts
+    return AttentionPlan(*parts)
 
 
 def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:

@@ -16,24 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jaxctx_kernels.plan import ITEM_FIELDS, ItemClass, PlanShape, split
+from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
 from jaxctx_kernels.pool import Pool, numbers
 
 Carry = TypeVar("Carry")
 Mask = Bool[Array, "rows indices"]
 Sums: TypeAlias = tuple[jax.Array, ...]  # of every row: greatest score, sum of weights, output
 FAR = -1e30  # below any score, and finite so that differences of two are defined
-
-
-class AttentionPlan(NamedTuple):
-    """A packed plan's parts, as traced arrays. See `plan` for what they mean."""
-
-    ends: Int32[Array, " classes"]  # items of class c are ends[c - 1] .. ends[c] - 1
-    order: Int32[Array, " rows"]  # batch row of each sorted row
-    inverse: Int32[Array, " rows"]  # sorted row of each batch row
-    length: Int32[Array, " rows"]  # tokens that each sorted row sees
-    items: Int32[Array, "5 items"]
-    pages: Int32[Array, " entries"]
 
 
 class Round(NamedTuple):
@@ -48,11 +37,6 @@ class Round(NamedTuple):
     start: Int32[Array, " lanes"]  # index of the first token of the pages
     tokens: Int32[Array, " lanes"]  # of the pages, how many any row of the item sees; 0 in lanes without an item
     seen: Int32[Array, "lanes rows"]  # of these, how many each row sees; 0 where it is not a row of the item
-
-
-def unpack(shape: PlanShape, packed: Int32[Array, " size"]) -> AttentionPlan:
-    """Split what `plan_attention` packed."""
-    return AttentionPlan(*split(shape, packed))
 
 
 def attend(

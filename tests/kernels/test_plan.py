@@ -10,8 +10,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 import pytest
 
-from jaxctx_kernels import PlanOverflow, PlanShape, Segment, plan_attention, plan_shape
-from jaxctx_kernels.plan import Kernel, split
+from jaxctx_kernels import PlanOverflow, PlanShape, Segment, plan_attention, plan_shape, unpack
+from jaxctx_kernels.plan import Kernel
 
 Generator = np.random.Generator
 for_every_kernel = pytest.mark.parametrize("kernel", get_args(Kernel))
@@ -28,8 +28,8 @@ class PlanStats(NamedTuple):
 def planned(segments: list[Segment], shape: PlanShape) -> tuple[PlanStats, np.ndarray]:
     packed = np.full(shape.size(), -(2**31), np.int32)
     plan_attention(segments, shape, packed)
-    ends, _, _, _, table, _ = split(shape, packed)
-    items = table[:, : ends[-1]]
+    plan = unpack(shape, packed)
+    items = plan.items[:, : plan.ends[-1]]
     first, behind = items[2], items[2] + -(-items[3] // shape.page_size)
     covered = {entry for ends_of in zip(first, behind, strict=True) for entry in range(*ends_of)}
     assert covered == set(range(len(covered)))
@@ -39,7 +39,7 @@ def planned(segments: list[Segment], shape: PlanShape) -> tuple[PlanStats, np.nd
 
 def coverage(packed: np.ndarray, shape: PlanShape) -> Counter[tuple[int, int, int, int]]:
     """How often each (batch row, token, page, offset) is visited, walking the plan as an executor would."""
-    ends, order, inverse, length, items, pages = split(shape, packed)
+    ends, order, inverse, length, items, pages = unpack(shape, packed)
     np.testing.assert_array_equal(order[inverse], np.arange(shape.rows))
     np.testing.assert_array_equal(inverse[order], np.arange(shape.rows))
     seen: Counter[tuple[int, int, int, int]] = Counter()
@@ -110,7 +110,7 @@ def test_shared_prefix_is_listed_once() -> None:
     segments = [Segment(i, 1, 128 * 16 + 5, chain(prefix, [200 + i])) for i in range(16)]
     stats, packed = planned(segments, shape)
     assert stats == PlanStats(items=4 + 16, pages_read=128 + 16, pages_seen=16 * 129)
-    _, _, _, _, items, _ = split(shape, packed)
+    items = unpack(shape, packed).items
     assert Counter(items[1, : stats.items].tolist()) == {16: 4, 1: 16}
 
 
@@ -142,7 +142,7 @@ def test_prompt_chunk_skips_what_no_row_sees() -> None:
     shape = plan_shape(512, 16, 4096, 600)
     stats, packed = planned([Segment(0, 512, 256, chain(range(1, 100)))], shape)
     assert stats == PlanStats(items=2, pages_read=48, pages_seen=48)
-    _, _, _, _, items, _ = split(shape, packed)
+    items = unpack(shape, packed).items
     np.testing.assert_array_equal(items[:, :2], [[0, 128], [512, 384], [0, 24], [384, 384], [0, 384]])
 
 
@@ -150,7 +150,7 @@ def test_long_ranges_are_split_evenly() -> None:
     shape = plan_shape(4, 16, 4096, 600)
     stats, packed = planned([Segment(0, 4, 51 * 16 - 4, chain(range(1, 52)))], shape)
     assert stats.items == 2
-    _, _, _, _, items, _ = split(shape, packed)
+    items = unpack(shape, packed).items
     assert sorted(items[3, :2].tolist()) == [25 * 16, 26 * 16]
 
 
@@ -158,7 +158,7 @@ def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
     shape = plan_shape(4, 16, 4096, 600)
     for pages, lengths in ((3, [3]), (7, [3, 4]), (15, [15]), (16, [16]), (70, [3, 3] + [16] * 4), (90, [15] * 6)):
         stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
-        _, _, _, _, items, _ = split(shape, packed)
+        items = unpack(shape, packed).items
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
 
 
@@ -210,12 +210,12 @@ class TestCapacity:
         shape = plan_shape(rows, 16, 16 * (rows + 1), 1000 + rows, kernel)
         stats, packed = planned(segments, shape)
         assert stats.pages_read <= shape.pages - max(c.pages for c in shape.classes)
-        _, _, _, length, items, _ = split(shape, packed)
+        plan = unpack(shape, packed)
         seen = np.zeros(rows, np.int64)
-        for row, count, _, tokens, start in items[:, : stats.items].T:
+        for row, count, _, tokens, start in plan.items[:, : stats.items].T:
             mine = slice(row, row + count)
-            seen[mine] += np.clip(length[mine] - start, 0, tokens)
-        np.testing.assert_array_equal(seen, length)
+            seen[mine] += np.clip(plan.length[mine] - start, 0, tokens)
+        np.testing.assert_array_equal(seen, plan.length)
 
     def test_sizes_stay_small(self) -> None:
         """Copied to the device every step: a large mixed step over a large pool, and a decode step over a small one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.tiers import Move, PageCopy, SlotMove, Way
+from jaxctx.cache.tiers import Move, Way
 from jaxctx.errors import DataLoss
 
 from .recount import is_free
@@ -41,21 +41,21 @@ class Machine:
     def carry_out(self, moves: Iterable[Move]) -> None:
         for move in moves:
             match move:
-                case PageCopy(source, target):
+                case Move(Way.COPY, source, target):
                     self.pages[target] = self.pages[source][:]
-                case SlotMove(Way.SAVE, slot, page):
+                case Move(Way.SAVE, page, slot):
                     self.host[slot] = Slot(self.pages[page][:])
-                case SlotMove(Way.LOAD, slot, page):
+                case Move(Way.LOAD, slot, page):
                     held = self.host[slot]
                     assert held.data is not None, "data that never came is used"
                     assert held.at <= self.now, "data is used before it came"
                     self.pages[page] = held.data[:]
-                case SlotMove(Way.SPILL, slot, disk):
+                case Move(Way.SPILL, slot, disk):
                     self.disk[disk] = self.host.pop(slot)
-                case SlotMove(Way.FETCH, slot, disk):
+                case Move(Way.FETCH, disk, slot):
                     held = self.disk[disk]
                     self.host[slot] = Slot(held.data, max(held.at, self.now) + self.delay)
-                case SlotMove(Way.DROP, slot):
+                case Move(Way.DROP, slot):
                     del self.host[slot]
 
     def ready(self, slot: int) -> bool:

@@ -106,15 +106,15 @@ BUGS = [
         "missed copy of a partial page",
         ContextCache,
         "fork",
-        "self.memory.tiers.moves += map(PageCopy, sources, child.working)",
+        "self.memory.tiers.copy(sources, child.working)",
         "pass",
     ),
     Bug(
         "the copy goes the wrong way",
         ContextCache,
         "fork",
-        "map(PageCopy, sources, child.working)",
-        "map(PageCopy, child.working, sources)",
+        "copy(sources, child.working)",
+        "copy(child.working, sources)",
     ),
     Bug(
         "the partial page is shared", ContextCache, "fork", "working=self.memory.take(len(sources))", "working=sources"

@@ -37,7 +37,7 @@ BUGS = [
     Bug("a slot is dropped twice", Tiers, "drop", "item.host = NOWHERE", "pass"),
     Bug("a dropped slot is not free", Tiers, "drop", "self.host.free.append(item.host)", "pass"),
     Bug("a disk slot is not free", Tiers, "drop", "self.disk.free.append(item.disk)", "pass"),
-    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(SlotMove(Way.DROP, item.host))", "pass"),
+    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(Move(Way.DROP, item.host))", "pass"),
     Bug(
         "a staged slot leaks", Tiers, "drop", "self.moves.append(", "item.host < self.host.total and self.moves.append("
     ),
@@ -52,7 +52,7 @@ BUGS = [
         "nothing is written to disk",
         Tiers,
         "_keep_on_disk",
-        "self.moves.append(SlotMove(Way.SPILL, slot, item.disk))",
+        "self.moves.append(Move(Way.SPILL, slot, item.disk))",
         "pass",
     ),
     Bug(
@@ -187,7 +187,7 @@ BUGS = [
         "what is published is not copied",
         ContextCache,
         "publish",
-        "self.memory.tiers.moves += map(PageCopy, context.page_table().tolist(), pages)",
+        "self.memory.tiers.copy(context.page_table().tolist(), pages)",
         "pass",
         often=PUBLISHING,
     ),

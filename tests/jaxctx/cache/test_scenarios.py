@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxctx.cache.contexts import OutOfPages, PageCopy
+from jaxctx.cache.contexts import OutOfPages
+from jaxctx.cache.tiers import Move, Way
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
@@ -44,7 +45,7 @@ def test_fork_shares_pages_and_copies_the_partial_one():
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
     copies = cache.moves()
-    assert copies == [PageCopy(int(parent.page_table()[62]), int(child.page_table()[62]))]
+    assert copies == [Move(Way.COPY, int(parent.page_table()[62]), int(child.page_table()[62]))]
     assert copies[0].source != copies[0].target
     assert cache.refcounts(parent) == cache.refcounts(child) == [2] * 62 + [1]
     assert layout(child) == layout(parent)
@@ -252,7 +253,7 @@ def test_rewind_copies_one_partial_page():
     cache.control.rewind(context, 980)
     copies = cache.moves()
     assert layout(context) == (61, 1, 4)
-    assert copies == [PageCopy(pages[61], context.working[0])]
+    assert copies == [Move(Way.COPY, pages[61], context.working[0])]
     assert context.page_table().tolist() == [*pages[:61], context.working[0]]
     assert (layout(fork), fork.page_table().tolist()) == ((62, 1, 8), forked)
     assert context.tokens().tolist() == TOKENS[:980].tolist()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx.cache.contexts import Identity, PageCopy
+from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import REAL_WORLD, stored_as
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
@@ -131,8 +131,7 @@ def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     pages = CONFIG.pages + 1
     marks = np.arange(pages, dtype=np.float32)[None, :, None, None]
     device._pools = jax.tree.map(lambda pool: pool + marks, device._pools)
-    copies = [PageCopy(i, i + 20) for i in range(1, 19)]  # more than one call takes
-    device.copy_pages([*copies, PageCopy(21, 40)])
+    device.copy_pages([*range(1, 19), 21], [*range(21, 39), 40])  # more than one call takes
     expected = np.arange(pages, dtype=np.float32)
     expected[21:39] = np.arange(1, 19)
     expected[40] = 1
@@ -168,7 +167,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
     values = counted(device)
     with device.count_compilations():
         saved = device.save_pages(range(1, 20))
-        device.copy_pages([PageCopy(40, page) for page in range(1, 20)])
+        device.copy_pages([40] * 19, range(1, 20))
         data = [np.asarray(page) for page in saved] if from_numpy else saved
         device.load_pages(range(20, 39), data)
         jax.block_until_ready(device._pools)
