@@ -168,7 +168,7 @@ async def test_stopped_while_loading(engine: Any, text: Any) -> None:
     await asyncio.sleep(0.05)
     life.stop.set()
     assert await life.task == INTERRUPTED
-    life.may_load.set()
+    life.may_load.set()  # or the event loop waits for the thread
 
 
 async def test_a_model_that_cannot_be_loaded(text: Any) -> None:
