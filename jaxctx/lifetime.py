@@ -46,31 +46,31 @@ class Alarms(Generic[T]):
     """Who is due when. Everybody has one alarm at most; to set it anew costs O(log n), however often it is done."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []  # when, number; those of no number below were set anew meanwhile
-        self._owners: dict[int, T] = {}
+        self._heap: list[
+            tuple[float, int, T]
+        ] = []  # when, number, owner; it stands if that is the owner's number below
         self._numbers: dict[T, int] = {}
         self._count = itertools.count()
 
     def set(self, owner: T, at: float | None) -> None:
         """Instead of the alarm that it had; None: never."""
-        self._owners.pop(self._numbers.pop(owner, -1), None)
+        self._numbers.pop(owner, None)
         if at is None:
             return
         number = self._numbers[owner] = next(self._count)
-        self._owners[number] = owner
-        heapq.heappush(self._heap, (at, number))
-        if len(self._heap) > 2 * len(self._owners) + 64:
-            self._heap = [alarm for alarm in self._heap if alarm[1] in self._owners]
+        heapq.heappush(self._heap, (at, number, owner))
+        if len(self._heap) > 2 * len(self._numbers) + 64:
+            self._heap = [alarm for alarm in self._heap if self._numbers.get(alarm[2]) == alarm[1]]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> list[T]:
         """Whose alarm has come, in order; they have none any more."""
         owners: list[T] = []
         while self._heap and self._heap[0][0] <= now:
-            _, number = heapq.heappop(self._heap)
-            if number in self._owners:
-                owners.append(self._owners.pop(number))
-                del self._numbers[owners[-1]]
+            _, number, owner = heapq.heappop(self._heap)
+            if self._numbers.get(owner) == number:
+                del self._numbers[owner]
+                owners.append(owner)
         return owners
 
     @property

@@ -64,6 +64,8 @@ def serve(config: "ServeConfig") -> int:
 
     logs.configure(config.log_level, sys.stderr)
     keys = None if config.keys is None else read_keys(config.keys)
+    import uvloop
+
     from jaxctx_server import serve as life
 
     def load(config, progress):  # type: ignore[no-untyped-def]
@@ -76,12 +78,7 @@ def serve(config: "ServeConfig") -> int:
         on_signals(asyncio.get_running_loop(), stop, lambda: end_now(config.unix_socket))
         return await life.serve(config, keys, load, stop)
 
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with suppress(ImportError):  # it is not on every platform
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run())
         if status == INTERRUPTED:
             end_now()  # the loading thread may be inside a compiler, which no exit waits for or survives

@@ -27,19 +27,16 @@ NEAR = 0.75  # similarity (difflib) of names that may be meant for each other
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Of a number; with `above` the lower end is out of range."""
+    """Of a number, both ends included."""
 
     low: float
     high: float
-    above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.above and value == self.low)
+        return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return (
-            f"above {self.low:g} and up to {self.high:g}" if self.above else f"from {self.low:.12g} to {self.high:.12g}"
-        )
+        return f"from {self.low:.12g} to {self.high:.12g}"
 
 
 Dtype = Literal["auto", "bfloat16", "float32"]
@@ -86,7 +83,7 @@ class ServeConfig:
     """Tokens per KV page."""
     kv_tokens: Annotated[int | None, Tokens, Range(1, 2**40)] = None
     """Tokens of KV to make room for. None: --max-batch contexts of full length, or what fits."""
-    memory_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT"), Range(0, 1, above=True)] = None
+    memory_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT"), Range(0.001, 1)] = None
     """Instead of --kv-tokens: the share of free memory to use for KV."""
     max_context_tokens: Annotated[int | None, Tokens, Range(2, MANY)] = None
     """Longest sequence. None: the model's own limit, or what fits."""

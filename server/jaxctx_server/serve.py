@@ -6,11 +6,9 @@ It listens before it loads: a port in use shows at once, and probes see a live s
 import asyncio
 import logging
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import grpc
 
@@ -45,7 +43,8 @@ async def serve(
 ) -> int:
     """Serve until `stop` is set and work is drained; returns the exit status. Raises StartError for what can be mended.
 
-    If `stop` is set while loading, returns INTERRUPTED with the loading thread still at it.
+    If `stop` is set while loading, returns INTERRUPTED with the loading thread still at it: it is for the caller to end
+    the process before the event loop, which would wait for that thread.
     """
     started = time.monotonic()
     serving = Serving()
@@ -54,14 +53,14 @@ async def serve(
     await server.start()
     try:
         with shown(err) as progress:
-            loaded = await _unless(stop, _in_thread(lambda: load(config, progress)))
+            loaded = await _unless(stop, asyncio.to_thread(load, config, progress))
         if loaded is None:
             return INTERRUPTED
         engine, text = loaded
         limits = Limits.of(engine.info, queue_limit=config.queue_limit)
         serving.opened(Served(engine, Texts(text, limits), limits))
         print(banner(engine.info, addresses, keys, time.monotonic() - started), file=out, flush=True)
-        failure = await _unless(stop, asyncio.ensure_future(engine.failure()))
+        failure = await _unless(stop, engine.failure())
         if failure is None:
             status = OK if await _drain(serving, config.drain_timeout_s) else CUT_OFF
         else:
@@ -109,27 +108,12 @@ async def _drain(serving: Serving, timeout_s: float) -> bool:
     return True
 
 
-async def _unless(stop: asyncio.Event, result: asyncio.Future[T]) -> T | None:
-    """The result, or None if `stop` is set before it is there."""
-    stopping = asyncio.create_task(stop.wait())
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work, or None if `stop` is set before it is there."""
+    stopping, result = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     await asyncio.wait((stopping, result), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if result.done():
         return await result
     result.cancel()
     return None
-
-
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run on a thread that does not keep the process alive: an interrupted start must not wait for a compiler."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled any more
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="jaxctx-load", daemon=True).start()
-    return asyncio.wrap_future(future)

@@ -30,7 +30,7 @@ def banner(info: "EngineInfo", addresses: Sequence[str], keys: Sequence[object] 
     access = "none: whoever reaches these addresses may do everything" if keys is None else f"{len(keys)} accepted"
     kv_tokens = info.pages_total * info.page_size
     rows = [
-        ("model", f"{info.model_id} ({info.architecture}, {count(info.parameters)} parameters, {info.dtype})"),
+        ("model", f"{info.model_id} ({info.architecture}, {info.parameters:,} parameters, {info.dtype})"),
         ("revision", info.model_revision),
         ("devices", f"{info.platform}, {mesh}"),
         ("KV", f"{kv_tokens:,} tokens in {info.pages_total:,} pages of {info.page_size}, {info.kv_dtype}"),
@@ -40,11 +40,3 @@ def banner(info: "EngineInfo", addresses: Sequence[str], keys: Sequence[object] 
     ]
     lines = [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
-
-
-def count(number: int) -> str:
-    """ "596.0 M" for 596 million."""
-    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return str(number)

@@ -46,13 +46,14 @@ def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
         alarms.set("a", 1e9 - at)
     alarms.set("a", None)
     assert len(alarms._heap) < 100
-    assert not alarms._owners
+    assert not alarms._numbers
     assert alarms.due(1e9) == []
     assert alarms.next is None
 
 
 BUGS = [
-    Bug("the alarm before rings too", Alarms, "set", "self._owners.pop(self._numbers.pop(owner, -1), None)", "pass"),
+    Bug("the alarm before rings too", Alarms, "due", "self._numbers.get(owner) == number", "owner in self._numbers"),
+    Bug("what was called off rings", Alarms, "set", "self._numbers.pop(owner, None)", "pass"),
     Bug("late", Alarms, "due", "<= now", "< now - 1"),
     Bug("one at a time", Alarms, "due", "while self._heap and", "if self._heap and"),
     Bug(
@@ -62,7 +63,7 @@ BUGS = [
         "what was set anew is never dropped",
         Alarms,
         "set",
-        "if len(self._heap) > 2 * len(self._owners) + 64:",
+        "if len(self._heap) > 2 * len(self._numbers) + 64:",
         "if False:",
     ),
     Bug("no order after a clearing", Alarms, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),

@@ -100,7 +100,7 @@ def ranges() -> list[tuple[str, float]]:
     for name, hint in hints.items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Range):
-                found += [(name, note.low if note.above else note.low - 1), (name, note.high + 1)]
+                found += [(name, note.low - 1), (name, note.high + 1)]
     return found
 
 

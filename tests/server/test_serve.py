@@ -27,7 +27,7 @@ from jaxctx_server.command import SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import plain_lines, shown
 from jaxctx_server.serve import serve
-from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, count
+from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 
 class Life:
@@ -168,7 +168,7 @@ async def test_stopped_while_loading(engine: Any, text: Any) -> None:
     await asyncio.sleep(0.05)
     life.stop.set()
     assert await life.task == INTERRUPTED
-    life.may_load.set()
+    life.may_load.set()  # or the event loop waits for the thread
 
 
 async def test_a_model_that_cannot_be_loaded(text: Any) -> None:
@@ -346,13 +346,6 @@ def test_logs_are_json_lines_with_fields() -> None:
     assert entry.pop("time")
     assert entry == {"level": "info", "logger": "jaxctx.server", "message": "hi you", "method": "/a/b"}
     assert logs.ShortFormatter().format(record).endswith("info: hi you method=/a/b")
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(7, "7"), (3_400_000, "3.4 M"), (8_030_000_000, "8.0 B"), (1500, "1.5 K")]
-)
-def test_counts(number: int, text: str) -> None:
-    assert count(number) == text
 
 
 @pytest.mark.parametrize("missing", ["tyro", "rich", "grpc_health", "jax"])

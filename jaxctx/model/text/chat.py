@@ -28,17 +28,16 @@ EARLIER: tuple[Message, ...] = ({"role": "user", "content": "x"}, {"role": "assi
 
 
 class ChatTemplate:
-    """One template, or the named ones of a model (`default`, `tool_use`). Threads may share it."""
+    """A model's template. Threads may share it."""
 
     def __init__(
         self,
-        sources: str | Mapping[str, str],
+        source: str,
         *,
         special_tokens: Mapping[str, str] | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`special_tokens`: variables such as `bos_token`. Raises CheckpointError if a template does not compile."""
-        named = {"default": sources} if isinstance(sources, str) else sources
+        """`special_tokens`: variables such as `bos_token`. Raises CheckpointError if the template does not compile."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
@@ -48,30 +47,23 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
         environment.globals.update(special_tokens or {})
         try:
-            self._templates = {name: environment.from_string(source) for name, source in named.items()}
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"chat template: {error}") from error
-        if not self._templates:
-            raise CheckpointError("chat template: the list of templates is empty")
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt of a conversation. `variables` are the template's own switches (`enable_thinking`).
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation.
 
         The template writes special tokens as text. So does whoever writes the messages: as everywhere in this field,
         "<|im_end|>" in a message ends it.
         Raises InvalidArgument naming `messages` if the template refuses or fails on them.
         """
-        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         pieces, size = [], 0
         try:
-            for piece in self._choose(bool(tools)).generate({**(variables or {}), **own}):
+            # Templates ask whether `tools` is None, not whether it is there.
+            for piece in self._template.generate(
+                messages=messages, tools=None, add_generation_prompt=add_generation_prompt
+            ):
                 size += len(piece)
                 if size > MAX_CHARACTERS:
                     raise InvalidArgument.field("messages", f"the prompt is longer than {MAX_CHARACTERS} characters")
@@ -97,11 +89,6 @@ class ChatTemplate:
         except InvalidArgument:
             return None
         return all_of_it[len(earlier) :] or None if all_of_it.startswith(earlier) else None
-
-    def _choose(self, has_tools: bool) -> jinja2.Template:
-        if has_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        return self._templates.get("default") or next(iter(self._templates.values()))
 
 
 def _raise_exception(message: object) -> NoReturn:

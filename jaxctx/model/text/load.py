@@ -32,7 +32,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         for file in ("tokenizer_config.json", "generation_config.json", "config.json")
     )
     special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings, name)) is not None}
-    sources = _template_sources(path, settings)
+    template = _template(path, settings)
 
     def ids(kind: str) -> tuple[int, ...]:
         """Of this kind of token ("bos", "eos"), by the first file that names any."""
@@ -43,7 +43,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
 
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=None if sources is None else ChatTemplate(sources, special_tokens=special, clock=clock),
+        chat_template=None if template is None else ChatTemplate(template, special_tokens=special, clock=clock),
         bos_id=next(iter(ids("bos")), None),
         eos_ids=ids("eos"),
     )
@@ -59,8 +59,10 @@ def _token_text(settings: Reader, name: str) -> str | None:
     return value
 
 
-def _template_sources(path: Path, settings: Reader) -> str | dict[str, str] | None:
-    """The file goes before the key, as in transformers; the key may hold one template or a list of named ones."""
+def _template(path: Path, settings: Reader) -> str | None:
+    """The file goes before the key, as in transformers; the key may hold one template or a list of named ones, of which
+    it is the `default` one, else the first.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
@@ -68,6 +70,7 @@ def _template_sources(path: Path, settings: Reader) -> str | dict[str, str] | No
     if value is None or isinstance(value, str):
         return value
     try:
-        return {str(entry["name"]): str(entry["template"]) for entry in value}
-    except (TypeError, KeyError, AttributeError):
-        settings.refuse("chat_template", "must be a string or a list of templates")
+        named = {str(entry["name"]): str(entry["template"]) for entry in value}
+        return named["default"] if "default" in named else next(iter(named.values()))
+    except (TypeError, KeyError, AttributeError, StopIteration):
+        settings.refuse("chat_template", "must be a string or a list of templates, not an empty one")

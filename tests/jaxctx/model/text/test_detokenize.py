@@ -131,9 +131,8 @@ def test_any_ids_give_text_and_bounded_delay(name: str) -> None:
         detokenizer.finish().encode()
 
 
-def test_special_tokens_are_shown_by_option() -> None:
+def test_special_tokens_are_not_shown() -> None:
     assert Detokenizer(ECHO).push([72, 256, 105]) == "Hi"
-    assert Detokenizer(ECHO, skip_special_tokens=False).push([72, 256, 105]) == "H<|endoftext|>i"
 
 
 def test_an_unfinished_character_waits_and_breaks_only_at_the_end() -> None:

@@ -78,11 +78,12 @@ def test_the_template_file_goes_before_the_key(tmp_path: Path) -> None:
     assert load_text(path).tokenizer.decode(prompt(load_text(path))) == "from the file"
 
 
-def test_named_templates(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+@pytest.mark.parametrize(("name", "expected"), [("default", "plain"), ("other", "tools")])
+def test_named_templates(tmp_path: Path, name: str, expected: str) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": name, "template": "plain"}]
     template = load_text(model_dir(tmp_path, tokenizer_config={"chat_template": named})).chat_template
     assert template is not None
-    assert template.render(HELLO, tools=[{"name": "f"}]) == "tools"
+    assert template.render(HELLO) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_named_templates(tmp_path: Path) -> None:
         ({"config": {"bos_token_id": True}}, r"config\.json: bos_token_id"),
         ({"tokenizer_config": {"eos_token": 5}}, r"tokenizer_config\.json: eos_token"),
         ({"tokenizer_config": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template"),
+        ({"tokenizer_config": {"chat_template": []}}, r"tokenizer_config\.json: chat_template: .* empty"),
         ({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, r"tokenizer_config\.json: chat_template"),
         ({"tokenizer_config": {"chat_template": "{% if %}"}}, "chat template"),
     ],
