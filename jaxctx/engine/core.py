@@ -27,9 +27,10 @@ from jaxctx.engine.output import Output
 from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
-from jaxctx.engine.step import MAX_BIAS, MAX_STOPS, SlotHistory, StepOutput, read_output
+from jaxctx.engine.step import StepOutput, read_output
 from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import JaxctxError
+from jaxctx.model.sampling import MAX_BIAS, MAX_STOPS, SlotHistory
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import plan_attention
 

@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.step import DeviceState, LayerPool, SlotHistory, StepInputs, StepShape
+from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import row_words, slot_state
+from jaxctx.model.sampling import HISTORY_WORDS, SlotHistory, SlotState, load_slot, row_words, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
 from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
@@ -50,9 +50,8 @@ class Program:
         self.platform: str = device.platform
         self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
         self.pools = self._pools(mesh)
-        last_token, slots = self._ints(config.max_batch + 1), partial(slot_state, config.max_batch, model.vocab_size)
-        state = DeviceState(last_token, jax.eval_shape(slots))  # type: ignore[arg-type]
-        self.state: DeviceState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
+        state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
+        self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
@@ -77,7 +76,7 @@ class Program:
                 load = partial(step.load_into, on_device=self.page.sharding)
                 return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
             case _:
-                return jax.jit(step.load_packed, donate_argnums=0).lower(state, self._ints(step.PACKED_WORDS))
+                return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(HISTORY_WORDS))
 
     def _pools(self, mesh: Mesh | None) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch."""

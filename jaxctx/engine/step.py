@@ -4,9 +4,6 @@ Everything a step needs to know travels in one packed int32 vector (one host-to-
 The KV arrays and the per-slot state are donated and updated in place. A row's token is either a number from the host
 or "what slot s sampled last", which is still on the device: step n+1 is dispatched before the host has seen step n.
 
-Before a sequence's first step its slot is told what sampling must know of its past: `SlotHistory.pack` writes that on
-the host, an int32 vector for each call of the compiled load, and `load_packed` reads it.
-
 A *pass* is a step whose rows have masks and whose logits are returned whole; a row's mask has a bit for every index of
 a context. Other steps carry neither.
 
@@ -18,7 +15,7 @@ values, or `[layers, 1, …]` of a model that keeps one number a token. So a pag
 own, and its bytes are the same on every platform.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,22 +27,9 @@ from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, load_slot, sample, unpack_rows
+from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
-LOAD_CHUNK = 1024  # tokens of one load
-MAX_BIAS = 1024  # logit_bias entries of a request
-MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
-
-_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
-PACKED_WORDS = sum(_SPLIT)
-
-
-class DeviceState(NamedTuple):
-    """What stays on the device between steps, beside the KV arrays. The last slot is scratch for padding."""
-
-    last_token: jax.Array  # int32 [slots + 1]
-    slots: SlotState
 
 
 class LayerPool(NamedTuple):
@@ -125,25 +109,24 @@ def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"
     return (bits != 0).reshape(words.shape[0], -1)
 
 
-StepResult = tuple[Pools, DeviceState, jax.Array, jax.Array | None]
+StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 
-def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, DeviceState, jax.Array], StepResult]:
+def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """The step for one shape, to be jitted with arguments 1 and 2 donated.
 
     Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
     of a pass also float32 logits `[samples, vocab]`.
     """
 
-    def step(params: Params, pools: Pools, state: DeviceState, packed: jax.Array) -> StepResult:
+    def step(params: Params, pools: Pools, state: SlotState, packed: jax.Array) -> StepResult:
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
         kv = PagedKV(pools, inputs, shape)
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
-        drawn, slots = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state.slots)
-        last_token = state.last_token.at[inputs.slots].set(drawn.tokens)
+        drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
         as_bits = [
             drawn.tokens[:, None],
             jax.lax.bitcast_convert_type(drawn.logprobs, jnp.int32)[:, None],
@@ -151,7 +134,7 @@ def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, Device
             jax.lax.bitcast_convert_type(drawn.top_logprobs, jnp.int32),
         ]
         told = logits if shape.mask_words else None
-        return tuple(kv.pools), DeviceState(last_token, slots), jnp.concatenate(as_bits, axis=1), told
+        return tuple(kv.pools), state, jnp.concatenate(as_bits, axis=1), told
 
     return step
 
@@ -170,44 +153,6 @@ def read_output(packed: np.ndarray) -> StepOutput:
     logprobs = np.ascontiguousarray(packed[:, 1]).view(np.float32)
     top_logprobs = np.ascontiguousarray(packed[:, 2 + TOP_LOGPROBS :]).view(np.float32)
     return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotHistory:
-    """What penalties, bias and min_tokens of a sequence depend on."""
-
-    prompt: np.ndarray  # int32, at least one token
-    output: np.ndarray  # int32, sampled before it was preempted
-    bias: Mapping[int, float]
-    stops: Sequence[int]
-
-    def pack(self, slot: int) -> Iterator[np.ndarray]:
-        """int32 `[PACKED_WORDS]` each, to be loaded in this order: as many as its tokens need.
-
-        slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
-        """
-        first = True
-        for tokens, as_output in ((self.prompt, False), (self.output, True)):
-            for start in range(0, len(tokens), LOAD_CHUNK):
-                packed = np.full(PACKED_WORDS, -1, np.int32)
-                head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
-                head[:] = slot, as_output, first
-                chunk = tokens[start : start + LOAD_CHUNK]
-                ids[: len(chunk)] = chunk
-                if first:
-                    bias_ids[: len(self.bias)] = list(self.bias.keys())
-                    bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
-                    stop_ids[: len(self.stops)] = self.stops
-                yield packed
-                first = False
-
-
-def load_packed(state: DeviceState, packed: jax.Array) -> DeviceState:
-    """The device side of `SlotHistory.pack`."""
-    head, ids, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_SPLIT)[:-1])
-    bias = jax.lax.bitcast_convert_type(bias_bits, jnp.float32)
-    slots = load_slot(state.slots, head[0], ids, head[1] != 0, head[2] != 0, bias_ids, bias, stop_ids)
-    return state._replace(slots=slots)
 
 
 def each_array(function: Callable[[jax.Array, int, int], jax.Array], pools: Pools) -> Pools:

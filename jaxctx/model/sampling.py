@@ -15,6 +15,8 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
     16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -28,11 +30,18 @@ from jaxctx.model.draw import SamplingBatch, draw
 
 TOP_LOGPROBS = 20
 ROW_WORDS = 11  # int32 words of one packed row of a SamplingBatch
+LOAD_CHUNK = 1024  # tokens of one load
+MAX_BIAS = 1024  # logit_bias entries of a request
+MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
+
+_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
+HISTORY_WORDS = sum(_SPLIT)
 
 
 class SlotState(NamedTuple):
     """What sampling remembers of each running sequence. The last slot is scratch, for padding rows. Donate it."""
 
+    last_token: Int32[Array, " slots"]  # that was sampled
     counts: Int32[Array, "slots vocab"]  # how often each token was sampled
     seen: Bool[Array, "slots vocab"]  # tokens of the prompt
     bias: Float32[Array, "slots vocab"]
@@ -50,6 +59,7 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
     """State of `slots` sequences and the scratch slot: 10 bytes per slot and vocabulary entry."""
     shape = (slots + 1, vocab_size)
     return SlotState(
+        last_token=jnp.zeros(slots + 1, jnp.int32),
         counts=jnp.zeros(shape, jnp.int32),
         seen=jnp.zeros(shape, jnp.bool_),
         bias=jnp.zeros(shape, jnp.float32),
@@ -57,33 +67,56 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
     )
 
 
-def load_slot(
-    state: SlotState,
-    slot: Int32[Array, ""],
-    tokens: Int32[Array, " chunk"],
-    as_output: Bool[Array, ""],
-    reset: Bool[Array, ""],
-    bias_ids: Int32[Array, " biases"],
-    bias_values: Float32[Array, " biases"],
-    stop_ids: Int32[Array, " stops"],
-) -> SlotState:
-    """Tell a slot about its sequence; called in as many chunks as its tokens need, the first with `reset`.
+@dataclass(frozen=True, slots=True)
+class SlotHistory:
+    """What penalties, bias and min_tokens of a sequence depend on."""
 
-    Ids of -1 are padding. `tokens` join the prompt, or with `as_output` the sampled tokens (a preempted sequence that
-    resumes). Only sequences with penalties, a bias or min_tokens need this: others never read their slot.
+    prompt: np.ndarray  # int32, at least one token
+    output: np.ndarray  # int32, sampled before it was preempted
+    bias: Mapping[int, float]
+    stops: Sequence[int]
+
+    def pack(self, slot: int) -> Iterator[np.ndarray]:
+        """int32 `[HISTORY_WORDS]` each, to be loaded in this order: as many as its tokens need.
+
+        slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
+        """
+        first = True
+        for tokens, as_output in ((self.prompt, False), (self.output, True)):
+            for start in range(0, len(tokens), LOAD_CHUNK):
+                packed = np.full(HISTORY_WORDS, -1, np.int32)
+                head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
+                head[:] = slot, as_output, first
+                chunk = tokens[start : start + LOAD_CHUNK]
+                ids[: len(chunk)] = chunk
+                if first:
+                    bias_ids[: len(self.bias)] = list(self.bias.keys())
+                    bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
+                    stop_ids[: len(self.stops)] = self.stops
+                yield packed
+                first = False
+
+
+def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
+    """Tell a slot about its sequence, from one vector of `SlotHistory.pack`.
+
+    Only sequences with penalties, a bias or min_tokens need this: others never read those parts of their slot.
     """
+    (slot, as_output, reset), tokens, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_SPLIT)[:-1])
+    bias = lax.bitcast_convert_type(bias_bits, jnp.float32)
     past_end = state.counts.shape[1]
 
     def place(ids: jax.Array, wanted: jax.Array | bool = True) -> jax.Array:
         return jnp.where((ids >= 0) & wanted, ids, past_end)  # out of range is dropped; -1 would wrap around
 
     def kept(array: jax.Array) -> jax.Array:
-        return array.at[slot].set(jnp.where(reset, jnp.zeros((), array.dtype), array[slot]))
+        return array.at[slot].set(jnp.where(reset != 0, jnp.zeros((), array.dtype), array[slot]))
 
     return SlotState(
-        counts=kept(state.counts).at[slot, place(tokens, as_output)].add(1, mode="drop"),
-        seen=kept(state.seen).at[slot, place(tokens, ~as_output)].set(True, mode="drop"),
-        bias=kept(state.bias).at[slot, place(bias_ids)].set(bias_values, mode="drop"),
+        last_token=state.last_token,
+        counts=kept(state.counts).at[slot, place(tokens, as_output != 0)].add(1, mode="drop"),
+        seen=kept(state.seen).at[slot, place(tokens, as_output == 0)].set(True, mode="drop"),
+        bias=kept(state.bias).at[slot, place(bias_ids)].set(bias, mode="drop"),
         stop_mask=kept(state.stop_mask).at[slot, place(stop_ids)].set(True, mode="drop"),
     )
 
@@ -122,7 +155,7 @@ def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
 def sample(
     logits: Float32[Array, "rows vocab"], batch: SamplingBatch, slots: Int32[Array, " rows"], state: SlotState
 ) -> tuple[Sampled, SlotState]:
-    """Draw one token per row; count it in the row's slot, unless that is the scratch slot.
+    """Draw one token per row; note it in the row's slot and count it there, unless that is the scratch slot.
 
     Work that no row asks for is skipped at run time (`lax.cond`), so an all-greedy batch pays for an argmax.
     """
@@ -135,8 +168,9 @@ def sample(
     told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
+    last_token = state.last_token.at[counted].set(tokens, mode="drop")
     counts = state.counts.at[counted, tokens].add(1, mode="drop")
-    return Sampled(tokens, *told), state._replace(counts=counts)
+    return Sampled(tokens, *told), state._replace(last_token=last_token, counts=counts)
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:

@@ -15,6 +15,7 @@ from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
     ROW_WORDS,
     Sampled,
+    SlotHistory,
     SlotState,
     load_slot,
     row_words,
@@ -51,11 +52,10 @@ def padded(ids: list[int], size: int) -> np.ndarray:
 
 
 def load_row(state: SlotState, slot: int, row: Row) -> SlotState:
-    values = np.zeros(8, np.float32)
-    values[: len(row.bias)] = list(row.bias.values())
-    first, none = padded(list(row.bias), 8), padded([], 8)
-    state = load(state, slot, padded(row.prompt, 16), False, True, first, values, padded(row.stops, 4))
-    return load(state, slot, padded(row.output, 16), True, False, none, values, padded([], 4))
+    prompt = np.array(row.prompt or [-1])  # an id that is padding
+    for packed in SlotHistory(prompt, np.array(row.output), row.bias, row.stops).pack(slot):
+        state = load(state, packed)
+    return state
 
 
 def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotState]:
