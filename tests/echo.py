@@ -4,7 +4,7 @@ It runs in the real step through the real page table, at thousands of requests a
 page changes every later token. It stands in for the transformer in tests of everything around a model. It never learns,
 has no parameters, and uses integers throughout, so its answers are exact on every backend and in every batch.
 
-    KV of a token   mix(token, position)             one uint32
+    KV of a token   mix(token, position)             one uint32, as key; values stay unused
     hidden state    the sum of all visible KV, halved into two 16-bit numbers (exact in any float type above bfloat16)
     logits          a permutation of 0..V-1 chosen by that sum, scaled to [-4, 4): no ties
 

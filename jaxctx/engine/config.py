@@ -83,8 +83,7 @@ class EngineConfig:
 
 def page_bytes(spec: KVSpec, page_size: int) -> int:
     """Bytes of one page: keys and values of `page_size` tokens in all layers."""
-    arrays = 1 if spec.dtype == "uint32" else 2
-    return arrays * spec.layers * spec.kv_heads * spec.head_dim * page_size * jnp.dtype(spec.dtype).itemsize
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * page_size * jnp.dtype(spec.dtype).itemsize
 
 
 def pages_in_host_memory(spec: KVSpec, page_size: int) -> int:

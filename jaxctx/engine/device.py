@@ -86,9 +86,7 @@ class Program:
         if mesh is not None and stored.shape[0] % mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(mesh, KV_POOL_AXES)
         array: Any = self._struct(stored.shape, stored.dtype, sharding)
-        # A model that keeps one number a token (uint32) has no values.
-        values: Any = array if spec.dtype != "uint32" else self._struct((0,), jnp.float32)
-        return (LayerPool(array, values),) * spec.layers
+        return (LayerPool(array, array),) * spec.layers
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1

@@ -11,8 +11,7 @@ a context. Other steps carry neither.
 
 Between steps whole pages of all layers are copied, read out and written; page 0 is scratch and pads. Outside the pools
 a page is one array of the dtype in which the pools store it, `[layers, 2, kv_heads, page_size, head_dim]`: keys and
-values, or `[layers, 1, …]` of a model that keeps one number a token. So a page can be kept, checked and given up on its
-own, and its bytes are the same on every platform.
+values. So a page can be kept, checked and given up on its own, and its bytes are the same on every platform.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 
 
 class LayerPool(NamedTuple):
-    """One layer's page array. `v` is empty for a model that stores one number per token."""
+    """One layer's page arrays."""
 
     k: jax.Array  # [kv_heads, pages, page_size, head_dim]
     v: jax.Array
@@ -157,10 +156,7 @@ def read_output(packed: np.ndarray) -> StepOutput:
 
 def each_array(function: Callable[[jax.Array, int, int], jax.Array], pools: Pools) -> Pools:
     """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array."""
-    return tuple(
-        LayerPool(*(function(array, layer, i) if array.ndim == 4 else array for i, array in enumerate(pool)))
-        for layer, pool in enumerate(pools)
-    )
+    return tuple(LayerPool(function(pool.k, layer, 0), function(pool.v, layer, 1)) for layer, pool in enumerate(pools))
 
 
 def copy_in(pools: Pools, pairs: jax.Array) -> Pools:
@@ -170,7 +166,7 @@ def copy_in(pools: Pools, pairs: jax.Array) -> Pools:
 
 def save_from(pools: Pools, pages: jax.Array) -> Pages:
     """The pages `[n]`, an array each."""
-    layers = [jnp.stack([kernels.read_pages(array, pages) for array in pool if array.ndim == 4], 1) for pool in pools]
+    layers = [jnp.stack([kernels.read_pages(array, pages) for array in pool], 1) for pool in pools]
     stacked = jnp.stack(layers, 1)
     return tuple(stacked[i] for i in range(pages.shape[0]))
 
@@ -189,8 +185,7 @@ def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:
     if isinstance(sharding, NamedSharding):
         spec = PartitionSpec(None, None, *sharding.spec[:1])
         sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    arrays = sum(array.ndim == 4 for array in pools[0])
-    return jax.ShapeDtypeStruct((len(pools), arrays, heads, page_size, head_dim), keys.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct((len(pools), 2, heads, page_size, head_dim), keys.dtype, sharding=sharding)
 
 
 def on_host(sharding: Sharding) -> Sharding:

@@ -168,8 +168,9 @@ def sample(
     told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
+    last_token = state.last_token.at[counted].set(tokens, mode="drop")
     counts = state.counts.at[counted, tokens].add(1, mode="drop")
-    return Sampled(tokens, *told), state._replace(last_token=state.last_token.at[slots].set(tokens), counts=counts)
+    return Sampled(tokens, *told), state._replace(last_token=last_token, counts=counts)
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:

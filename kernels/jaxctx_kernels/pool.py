@@ -33,7 +33,7 @@ def pool_struct(
     A TPU has heads side by side in the 128 lanes of the last axis, where that fills them: with narrower rows XLA would
     copy the pool at every write and every call of the kernel. Writing and attention see it by the shape.
     """
-    bits = platform == "cpu" and dtype == jnp.bfloat16
+    bits = platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16
     n = 128 // head_dim if platform == "tpu" and 128 % head_dim == 0 and kv_heads % (128 // head_dim) == 0 else 1
     return jax.ShapeDtypeStruct((kv_heads // n, pages, page_size, n * head_dim), jnp.uint16 if bits else dtype)
 

@@ -14,7 +14,7 @@ from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 from .test_snapshot_troubles import Gate, snapshots, until
 
 PROMPT, ANEW = THOUSAND[:200], [9] * 40
-PAGE_BYTES = 64  # of the echo model
+PAGE_BYTES = 128  # of the echo model
 
 
 @pytest.fixture

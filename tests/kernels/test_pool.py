@@ -53,6 +53,13 @@ def test_heads_side_by_side(rng: Generator) -> None:
     np.testing.assert_array_equal(beside[0].reshape(PAGES, SIZE, HEADS, DIM).transpose(2, 0, 1, 3), alone)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16])
+def test_a_cpu_keeps_bfloat16_as_its_bits(dtype: str | type) -> None:
+    """However the type is named: XLA widens a bfloat16 pool at every write there."""
+    assert pool_struct(HEADS, PAGES, SIZE, DIM, dtype, "cpu").dtype == jnp.uint16
+    assert pool_array(HEADS, PAGES, SIZE, DIM, dtype).dtype == jnp.uint16
+
+
 def test_every_bfloat16_survives_storage() -> None:
     """Bits in, the same numbers out: subnormals, infinities and signed zeros included."""
     bits = np.arange(2**16, dtype=np.uint16).reshape(-1, HEADS, DIM)

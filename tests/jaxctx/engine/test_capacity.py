@@ -6,7 +6,7 @@ SPEC = KVSpec(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16")
 
 def test_a_page_holds_keys_and_values_of_every_layer() -> None:
     assert page_bytes(SPEC, 16) == 2 * 4 * 2 * 64 * 16 * 2
-    assert page_bytes(KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32"), 16) == 64
+    assert page_bytes(KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="float32"), 16) == 128
 
 
 def test_no_more_than_wanted_and_no_more_than_fits() -> None:
