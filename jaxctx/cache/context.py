@@ -72,7 +72,7 @@ class Context:
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
-    table: array[int] | None = None  # of int32 page ids; None: built again when asked for
+    table: "array[int] | None" = None  # of int32 page ids; None: built again when asked for
 
     @property
     def committed_pages(self) -> int:
