@@ -175,6 +175,8 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
 def read(pool: Pool, at: Round, dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
     """The pages of a round, heads that lie side by side (`pool.pool_struct`) taken apart."""
     pages = numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
+    if pool.shape[3] == dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
+        return pages.reshape(pool.shape[0], len(at.row), -1, dim)
     pages = pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3] // dim, dim)
     return jnp.moveaxis(pages, 3, 1).reshape(-1, len(at.row), pages.shape[2], dim)
 
