@@ -115,14 +115,14 @@ def take_rows(x: jax.Array, at: Round) -> jax.Array:
     if len(at.row) > 1:
         return x.at[:, at.row].get(mode="promise_in_bounds")
     taken = jax.lax.dynamic_slice_in_dim(x, at.row[0], at.kind.rows, 1)
-    return taken.reshape(x.shape[0], 1, -1, *x.shape[3:])
+    return taken.reshape(x.shape[0], -1, *x.shape[3:])[:, None]
 
 
 def put_rows(x: jax.Array, y: jax.Array, at: Round) -> jax.Array:
     """The inverse of `take_rows`."""
     if len(at.row) > 1:
         return x.at[:, at.row].set(y, mode="promise_in_bounds")
-    return jax.lax.dynamic_update_slice_in_dim(x, y.reshape(x.shape[0], at.kind.rows, *x.shape[2:]), at.row[0], 1)
+    return jax.lax.dynamic_update_slice_in_dim(x, y[:, 0].reshape(x.shape[0], at.kind.rows, *x.shape[2:]), at.row[0], 1)
 
 
 def walk(plan: AttentionPlan, shape: PlanShape, carry: Carry, visit: Callable[[Carry, Round], Carry]) -> Carry:
