@@ -88,16 +88,16 @@ class Pages:
                 self._keys[place.pack].discard(key)
 
     def _read(self, ids: Iterable[str]) -> None:
-        unknown = [one for one in ids if one not in self._packs]
+        unknown, named = [one for one in ids if one not in self._packs], self._catalogue.manifests()
         records = in_flight((self._objects.read(f"manifests/{one}") for one in unknown), READ_AHEAD)
         for one, (stored, _) in zip(unknown, records, strict=True):
             manifest = decode_manifest(stored, one) if stored is not None else None
-            if manifest is not None:
+            if manifest is not None and one in named:
                 self.add(manifest)
             elif stored is not None:
-                with self._lock:
-                    self._packs[one] = frozenset()
-                    self._damaged.add(one)
+                with self._lock:  # not its pages: of what nobody names, a collection may have deleted the packs
+                    self._packs[one] = manifest.packs if manifest else frozenset()
+                    self._damaged |= {one} if manifest is None else set()
 
     def collect(self) -> int:
         """Delete the manifests and packs that nobody needs; how many."""

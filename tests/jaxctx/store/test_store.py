@@ -11,6 +11,7 @@ from jaxctx.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, 
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import SnapshotStore
 from jaxctx.store.objects import open_objects
+from jaxctx.store.pages import GRACE_S
 
 from .saving import (
     PAGE_BYTES,
@@ -383,6 +384,66 @@ def test_racing_saves_deletes_and_collections():
     assert not errors
     store.collect()
     assert not objects.values
+
+
+class _Interrupted(MemoryObjects):
+    """Calls `then` once, before it answers or does what `at` names."""
+
+    at, then = None, None
+
+    def _call(self, *call):
+        if call == self.at:
+            self.at = None
+            self.then()
+
+    def list(self, prefix):
+        self._call("list", prefix)
+        return super().list(prefix)
+
+    def delete(self, key):
+        self._call("delete", key.partition("/")[0])
+        super().delete(key)
+
+
+def test_what_comes_and_goes_while_a_collection_looks_around():
+    """Its pack is seen, its manifest is not: that manifest must not vouch for the pack to the next collection."""
+
+    def come_and_go():
+        save(store, range(12), "passing")
+        store.remove("t", "passing")
+
+    objects = _Interrupted()
+    store = open_store(objects)
+    store.collect()
+    objects.at, objects.then = ("list", "packs/"), come_and_go
+    store.collect()
+    store.collect()
+    save(store, range(12))
+    check(store, range(12))
+    store.remove("t", "a")
+    store.collect()
+    assert not objects.values
+
+
+def test_a_collection_that_a_crash_ends_between_packs_and_manifests():
+    """The manifest that is left is nobody's: its pages are not there any more."""
+
+    def crash():
+        raise KeyboardInterrupt
+
+    objects = _Interrupted()
+    store = open_store(objects)
+    save(store, range(12))
+    objects.at, objects.then = ("delete", "manifests"), crash
+    store.remove("t", "a")
+    with pytest.raises(KeyboardInterrupt):
+        store.collect()
+    assert (objects.count("packs/"), objects.count("manifests/")) == (0, 1)
+    clock = Clock(START + 2 * GRACE_S)
+    restarted = open_store(objects, clock, seed="b")
+    restarted.collect()
+    save(restarted, range(12))
+    check(restarted, range(12))
 
 
 def test_time_to_live(objects):
