@@ -14,7 +14,7 @@ from jaxctx.store import SnapshotStore
 from jaxctx.store.objects import open_objects
 from jaxctx.store.records import decode_manifest
 
-from .saving import Clock, lost_pages, open_store, save
+from .saving import START, Clock, check, lost_pages, open_store, save
 
 LATER = 100_000.0  # seconds: whatever was left behind is old by then
 
@@ -75,11 +75,12 @@ SCENARIOS: dict[str, Callable[[SnapshotStore], object]] = {
     "update": lambda store: store.update("t", "a", labels={"k": "v"}),
     "collect": lambda store: store.collect(),
 }
+EVER_SAVED = ([*range(14), 60, 61], [*range(12), 50, 51], [*range(8), 70, 71], range(80, 90))
 
 
 def prepare(objects) -> None:
-    """Names to change, shared pages, and something to collect."""
-    store = open_store(objects, seed="before")
+    """Names to change, shared pages, and something to collect: a pack and its manifest."""
+    store = open_store(objects, Clock(START - LATER), seed="before")
     save(store, range(14), "a")
     save(store, [*range(8), 70, 71], "b")
     save(store, range(80, 90), "c")
@@ -99,7 +100,10 @@ def state(objects, seed="after"):
 
 
 def check_no_garbage(objects, store=None, clock=None) -> None:
-    """After a collection, later, exactly what the versions need is there. Without a store: another process collects."""
+    """After a collection, later, exactly what the versions need is there, and what is saved then is whole.
+
+    Without a store: another process collects.
+    """
     clock = clock or Clock()
     store = store or open_store(objects, clock, seed="collector")
     clock.now += LATER
@@ -109,6 +113,12 @@ def check_no_garbage(objects, store=None, clock=None) -> None:
     needed = set()
     for version in versions:
         needed |= decode_manifest(objects.read(f"manifests/{version.manifest}")()[0], version.manifest).packs
+    assert set(objects.list("packs/")) == needed
+    for tokens in EVER_SAVED:
+        save(store, tokens, "again")
+        check(store, tokens, "again")
+        store.remove("t", "again")
+    store.collect()
     assert set(objects.list("packs/")) == needed
 
 

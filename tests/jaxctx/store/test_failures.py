@@ -63,14 +63,16 @@ def test_it_stays_unknown_whether_the_record_was_replaced(scenario):
     for happened in (False, True):
         objects = MemoryObjects()
         prepare(objects)
-        old, broken = state(objects), []
+        old, broken, well = state(objects), [], []
 
         class Breaking(Interrupted):
             def replace(self, key, value, expected):
-                if happened:  # noqa: B023
-                    super().replace(key, value, expected)
-                broken.append(True)  # noqa: B023
-                self.point()
+                if well or happened:  # noqa: B023
+                    result = super().replace(key, value, expected)
+                if not well:  # noqa: B023
+                    broken.append(True)  # noqa: B023
+                    self.point()
+                return result
 
         def point(broken=broken):
             if broken:
@@ -85,6 +87,7 @@ def test_it_stays_unknown_whether_the_record_was_replaced(scenario):
         found = state(objects)
         assert (found == old) != happened
         broken.clear()
+        well.append(True)
         store.collect()
         assert state(objects, "again") == found
         check_no_garbage(objects, store, clock)
