@@ -324,6 +324,8 @@ class EngineStats:
     snapshots: int = 0
     publications: int = 0
     expired: int = 0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class Part:
     position: int
     read_only: bool
     sample: int  # index among the step's sampled rows, or -1
+    drafts: Seq[int] = ()  # tokens of its last rows, which are guesses; these rows are sampled too
     outputs: Seq[int] = ()  # indices in the context of the rows that a pass asks about
 
 
@@ -62,6 +63,7 @@ def _write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     tokens = context.tokens(*known)
     views.tokens[rows] = -1 - sequence.slot  # for a token that is still on the device
     views.tokens[rows.start : rows.start + len(tokens)] = tokens
+    views.tokens[rows.stop - len(part.drafts) : rows.stop] = part.drafts
     views.positions[rows] = positions
     table = context.page_table()
     if not part.read_only:
@@ -69,11 +71,14 @@ def _write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     if part.sample >= 0:
         output = sequence.output
         assert output is not None
-        views.sample_rows[part.sample] = rows.stop - 1
-        views.slots[part.sample] = sequence.slot
+        if not part.drafts:  # else only the host knows which of its tokens is the last one
+            views.slots[part.sample] = sequence.slot
         drawn = output.max_tokens - sequence.remaining - 1  # samples before this one
         suppress = drawn < output.request.min_tokens
-        output.sampler.write(views.sampling[part.sample], position=part.position + part.rows, suppress=suppress)
+        for place, row in enumerate(range(rows.stop - 1 - len(part.drafts), rows.stop), part.sample):
+            views.sample_rows[place] = row
+            position = part.position + row + 1 - rows.start
+            output.sampler.write(views.sampling[place], position=position, suppress=suppress)
     return Segment(part.first_row, part.rows, part.position, table)
 
 

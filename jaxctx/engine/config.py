@@ -44,6 +44,7 @@ class EngineConfig:
     default_max_tokens: int = 256
     stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
     steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
+    draft_tokens: int = 8  # guesses that a sequence may have in a step, where rows would be padded; 0: none
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
@@ -65,6 +66,8 @@ class EngineConfig:
             raise InvalidArgument.field("host_pages", "must be 0, or at least 2")
         if self.disk_pages < 0 or (self.disk_pages and not self.host_pages):
             raise InvalidArgument.field("disk_pages", "must be 0 where host_pages is, and not negative")
+        if self.draft_tokens < 0:
+            raise InvalidArgument.field("draft_tokens", "must not be negative")
         if not 1 <= self.steps_in_flight <= 4:
             raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
 
@@ -79,6 +82,14 @@ class EngineConfig:
         while buckets[-1] < self.max_batch_tokens:
             buckets.append(min(buckets[-1] * 2, self.max_batch_tokens))
         return tuple(buckets)
+
+    def padding(self, rows: int) -> int:
+        """Rows with samples that pad a step of `rows` rows, each of which has one."""
+        return max(self.samples(next(bucket for bucket in self.row_buckets() if bucket >= rows)) - rows, 0)
+
+    def samples(self, rows: int) -> int:
+        """Rows that may be sampled in a step of so many."""
+        return min(rows, max(self.max_batch, 4))
 
 
 def page_bytes(spec: KVSpec, page_size: int) -> int:

@@ -16,9 +16,10 @@ from jaxctx import errors
 from jaxctx.answers import EngineStats, FillResult, named
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.engine.archive import Archive
-from jaxctx.engine.batch import Batch, write_batch
+from jaxctx.engine.batch import Batch, Part, write_batch
 from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.device import Device
+from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller, ForwardRequest, GenerateRequest
 from jaxctx.engine.lives import Lives
 from jaxctx.engine.mail import Reply
@@ -97,7 +98,8 @@ class EngineCore:
             raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
         if len(request.sampling.logit_bias) > MAX_BIAS:
             raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
-        return self._submit(Work(context, caller, reply, output=output))
+        drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
+        return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
 
     def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
         """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
@@ -221,7 +223,9 @@ class EngineCore:
                 if sequence.passing is not None:
                     sequence.rows += sequence.passing.rows(part.outputs, logits, output.tokens)
                 self.lives.changed(sequence.context)
-                if part.sample >= 0:
+                if part.drafts:
+                    self._take_drafts(part, output)
+                elif part.sample >= 0:
                     self._take_sample(sequence, output, part.sample)
                 elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
                     self._finish(sequence)
@@ -233,6 +237,18 @@ class EngineCore:
         """A fill, pass or opening has all that it asked for."""
         self.end(sequence)
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
+
+    def _take_drafts(self, part: Part, step: StepOutput) -> None:
+        """The token behind the last one, and one more behind each draft that was right."""
+        sequence, row = part.sequence, part.sample
+        self._take_sample(sequence, step, row)
+        for draft in part.drafts:
+            if sequence.ended or step.tokens[row] != draft:
+                break
+            row += 1
+            self.cache.settle(sequence.context, 1)
+            self._take_sample(sequence, step, row)
+        self.scheduler.judge(part, row - part.sample)
 
     def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
         output = sequence.output

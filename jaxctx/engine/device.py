@@ -52,7 +52,7 @@ class Program:
         self.pools = self._pools(mesh)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
-        self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
+        self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in config.row_buckets())
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
         self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first

@@ -17,7 +17,7 @@ which a running one is computing already follows that one instead.
       └── followers ◀── (their leader has computed it)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ from jaxctx.cache.tiers import Item
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.drafts import share
 from jaxctx.engine.sequence import Sequence, WaitingQueue
 from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
@@ -61,6 +62,7 @@ class Scheduler:
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
+        self.tokens_drafted = self.tokens_accepted = 0
 
     @property
     def waiting(self) -> int:
@@ -310,6 +312,9 @@ class Scheduler:
         budget = self.config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
+        drafts = self._draft()
+        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
+            return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
             rows = min(sequence.usual_rows(), budget - row)
@@ -318,14 +323,45 @@ class Scheduler:
             if sequence.reply.lagging():
                 self._dismiss_followers(sequence)
                 continue
-            part = self._take_rows(sequence, row, rows, samples)
+            part = self._take_rows(sequence, row, rows, samples, drafts=drafts.get(sequence, ()))
             parts.append(part)
-            row += rows
-            samples += part.sample >= 0
+            row += part.rows
+            samples += (part.sample >= 0) + len(part.drafts)
         return Batch(parts, row) if parts else None
 
-    def _take_rows(self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = ()) -> Part:
+    def _draft(self) -> Mapping[Sequence, Seq[int]]:
+        """Guesses for the rows that would pad the next step, if all of its sequences are decoding."""
+        ready = [s for s in self.running if s.usual_rows() and not s.reply.lagging()]
+        spare = self.config.padding(len(ready))
+        if not spare or not all(s.decoding for s in ready):
+            return {}
+        most = min(spare, self.config.draft_tokens)
+        return share({s: s.lookup.guess(s.context, min(most, s.remaining - 1)) for s in ready if s.lookup}, spare)
+
+    def judge(self, part: Part, accepted: int) -> None:
+        """Of a part that was settled, so many drafts were right: its sequence goes on behind them."""
+        sequence = part.sequence
+        self.tokens_drafted += len(part.drafts)
+        self.tokens_accepted += accepted
+        self.tokens_computed += accepted
+        if sequence.lookup is not None:
+            sequence.lookup.judge(sequence.context, accepted)
+        sequence.known = sequence.context.length
+        sequence.next, sequence.remaining = sequence.known - 1, sequence.tokens_left
+
+    def _take_rows(
+        self,
+        sequence: Sequence,
+        first_row: int,
+        rows: int,
+        sample: int,
+        outputs: Seq[int] = (),
+        drafts: Seq[int] = (),
+    ) -> Part:
         position, read_only = sequence.next, sequence.read_only
+        rows += len(drafts)
+        sequence.known += len(drafts)
+        sequence.remaining -= len(drafts)
         if not read_only:
             before = sequence.context.working_pages
             self.cache.grow(sequence.context, position + rows - sequence.context.seq_len)
@@ -337,9 +373,11 @@ class Scheduler:
         samples = sequence.next == sequence.known and sequence.remaining > 0
         if samples:
             sequence.remaining -= 1
-            sequence.known += sequence.remaining > 0  # the next row's token exists, if only on the device
+            # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
+            sequence.known += sequence.remaining > 0 and not drafts
             sequence.decoding = True
-        return Part(sequence, sequence.epoch, first_row, rows, position, read_only, sample if samples else -1, outputs)
+        place = sample if samples else -1
+        return Part(sequence, sequence.epoch, first_row, rows, position, read_only, place, drafts, outputs)
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
@@ -349,8 +387,8 @@ class Scheduler:
             sequence = part.sequence
             if not part.read_only:
                 hold = sequence.passing is not None and sequence.passing.keep_working
-                self.cache.settle(sequence.context, part.rows, hold=hold)
-            self.tokens_computed += part.rows
+                self.cache.settle(sequence.context, part.rows - len(part.drafts), hold=hold)
+            self.tokens_computed += part.rows - len(part.drafts)
             if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
                 self._dismiss_followers(sequence)
         return live

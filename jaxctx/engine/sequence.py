@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from jaxctx.answers import ContextInfo, FillResult, Usage
 from jaxctx.cache.contexts import Context
+from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
@@ -38,6 +39,7 @@ class Sequence:
     caller: Caller
     reply: Reply
     output: Output | None = None  # of a generation
+    lookup: PromptLookup | None = None  # if drafts may be made for it
     passing: Pass | None = None  # of a forward pass
     compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
     arrival: int = field(default_factory=lambda: next(_arrivals))

@@ -132,6 +132,8 @@ class EngineStats(google.protobuf.message.Message):
     SNAPSHOTS_FIELD_NUMBER: builtins.int
     PUBLICATIONS_FIELD_NUMBER: builtins.int
     EXPIRED_FIELD_NUMBER: builtins.int
+    TOKENS_DRAFTED_FIELD_NUMBER: builtins.int
+    TOKENS_ACCEPTED_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -180,6 +182,10 @@ class EngineStats(google.protobuf.message.Message):
     """Prefixes that are published."""
     expired: builtins.int
     """Contexts, snapshots and publications whose time ended, in all."""
+    tokens_drafted: builtins.int
+    """Tokens that were guessed ahead in all."""
+    tokens_accepted: builtins.int
+    """Of these, how many were right."""
     def __init__(
         self,
         *,
@@ -207,8 +213,10 @@ class EngineStats(google.protobuf.message.Message):
         snapshots: builtins.int = ...,
         publications: builtins.int = ...,
         expired: builtins.int = ...,
+        tokens_drafted: builtins.int = ...,
+        tokens_accepted: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "publications", b"publications", "running", b"running", "snapshots", b"snapshots", "steps", b"steps", "suspensions", b"suspensions", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_generated", b"tokens_generated", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "publications", b"publications", "running", b"running", "snapshots", b"snapshots", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 global___EngineStats = EngineStats
 

@@ -6,10 +6,13 @@ import random
 import pytest
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
 from tests.echo import echo_next
+
+from .foresight import foresight
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -138,8 +141,9 @@ class Actor:
 
 
 @pytest.mark.parametrize(("page_size", "pages", "steps"), [(16, 48, 2), (16, 48, 4), (2, 320, 1), (1, 500, 2)])
-async def test_random_traces_equal_solo_runs(make_engine, page_size: int, pages: int, steps: int) -> None:
+async def test_random_traces_equal_solo_runs(make_engine, monkeypatch, page_size: int, pages: int, steps: int) -> None:
     limit = 200
+    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(page_size), right=0.8))
     config = EngineConfig(
         pages=pages,
         page_size=page_size,
@@ -158,3 +162,4 @@ async def test_random_traces_equal_solo_runs(make_engine, page_size: int, pages:
     assert (stats.pages_held, stats.contexts, stats.running, stats.waiting) == (0, 0, 0, 0)
     assert stats.suspensions > 0  # the pool was too small for all, or this proves less than it says
     assert stats.compilations_after_ready == 0
+    assert stats.tokens_drafted > stats.tokens_accepted > 0

@@ -1,0 +1,75 @@
+"""Drafts: tokens that a sequence is expected to sample, computed beside its next one and kept if they were right.
+
+A step costs the same for any number of rows up to its bucket's. Rows that would be padding take guesses: a sequence
+whose last tokens stood in it before is expected to go on as it did then (prompt lookup decoding, A. Saxena 2023). Every
+row draws its own token, with the key of its own position; drafts count for as long as they are what the row before
+them drew. So the tokens are those of a run without drafts, greedy or not, and a wrong guess costs only its row.
+
+A guess needs the tokens before it on the host. So no step is sent ahead while there is something to guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int32
+
+from jaxctx.cache.contexts import Context
+
+T = TypeVar("T")
+LEAST = 2  # last tokens that must have stood there before
+ENOUGH = 8  # of more it makes no difference
+WINDOW = 1 << 15  # last tokens that are looked through: some 20 µs
+LONGEST_PAUSE = 64  # tokens without guesses after wrong ones
+
+
+@dataclass(slots=True)
+class PromptLookup:
+    """What one sequence is expected to go on with. It pauses after wrong guesses, twice as long after each."""
+
+    _tokens: Int32[np.ndarray, " room"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    _length: int = 0
+    _pause: int = 0
+    _resume_at: int = 0  # tokens of the context
+
+    def guess(self, context: Context, count: int) -> list[int]:
+        """The next `count` tokens, or none: as after the latest of the places that agree with the end the longest."""
+        length = context.length
+        if count <= 0 or length < max(self._resume_at, LEAST + 1):
+            return []
+        self._catch_up(context, length)
+        tokens = self._tokens[max(length - WINDOW, 0) : length]
+        last = len(tokens) - 1
+        places = np.flatnonzero(tokens[:last] == tokens[last])
+        for agreeing in range(1, ENOUGH):
+            longer = places[places >= agreeing]
+            longer = longer[tokens[longer - agreeing] == tokens[last - agreeing]]
+            if len(longer) == 0:
+                if agreeing < LEAST:
+                    return []
+                break
+            places = longer
+        period = last - int(places[-1])
+        return [int(tokens[last - period + 1 + ahead % period]) for ahead in range(count)]
+
+    def judge(self, context: Context, accepted: int) -> None:
+        """So many of the last guesses were right."""
+        self._pause = 0 if accepted else min(2 * self._pause + 1, LONGEST_PAUSE)
+        self._resume_at = context.length + self._pause
+
+    def _catch_up(self, context: Context, length: int) -> None:
+        if length > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens[: self._length], np.zeros(length + 256, np.int32)])
+        self._tokens[self._length : length] = context.tokens(self._length)
+        self._length = length
+
+
+def share(guesses: Mapping[T, list[int]], rows: int) -> dict[T, list[int]]:
+    """What fits into so many rows, of everybody about as much."""
+    guessing, shared = [one for one, guess in guesses.items() if guess], dict[T, list[int]]()
+    for done, one in enumerate(guessing):
+        if taken := guesses[one][: -(-rows // (len(guessing) - done))]:
+            shared[one] = taken
+            rows -= len(taken)
+    return shared
