@@ -104,3 +104,19 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
     assert await continued(engine, again) == miss
     (fork,) = await engine.fork(ME, again, [None])
     assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
+
+
+async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden_checkpoint, echo_served) -> None:
+    served = serve(golden_checkpoint, "float32", echo_served)
+    prompt = [*range(20, 52)] * 3
+    sampled = {"sampling": Sampling(temperature=0.3, top_p=0.9, seed=3)}
+    plain = make_engine(replace(CONFIG, draft_tokens=0), served, device_config=CONFIG)
+    expected = [
+        await continued(plain, await filled(plain, prompt), max_tokens=200, **options) for options in ({}, sampled)
+    ]
+    engine = make_engine(CONFIG, served, device_config=CONFIG)
+    for options, tokens in zip(({}, sampled), expected, strict=True):
+        assert await continued(engine, await filled(engine, prompt), max_tokens=200, **options) == tokens
+    stats = await engine.stats()
+    assert stats.tokens_accepted > 0
+    assert stats.steps + stats.tokens_accepted == (await plain.stats()).steps
