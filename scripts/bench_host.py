@@ -1,0 +1,97 @@
+"""Host time per step: what the step thread computes itself, everything but the device, in milliseconds of its CPU time.
+
+    scripts/bench_host.py [STREAMS …]
+
+The bundled model decodes so many streams at 2,000 tokens each, greedily, without a server around it: planning, writing
+the packed vector and dispatching on the one hand, booking results, text and pieces on the other. The thread's own CPU
+time is counted, so that neither the device's threads nor other processes do. With 2 steps in flight all of this runs
+while the device computes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxctx.cache.contexts import Identity
+from jaxctx.engine.assembly import REAL_WORLD
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core import EngineCore
+from jaxctx.engine.device import Device
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.mail import Reply
+from jaxctx.errors import JaxctxError
+from jaxctx.model.bundled import bundled_path
+from jaxctx.model.text import load_text
+from jaxctx.model.weights import load_model
+
+LENGTH, STEPS = 2000, 120
+
+
+class Nobody(Reply):
+    """Reads along, and keeps nothing."""
+
+    def done(self, result: Any) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        pass
+
+    def piece(self, piece: object) -> None:
+        pass
+
+
+def turn(core: EngineCore) -> tuple[float, float]:
+    """One step: milliseconds to send it, and to book it."""
+    start = time.thread_time()
+    flight = core.dispatch()
+    sent = time.thread_time() - start
+    if flight is None:
+        raise RuntimeError("no step could be made")
+    batch, output = flight
+    landed = jax.tree.map(np.asarray, output)
+    start = time.thread_time()
+    core.settle(batch, landed)
+    return sent * 1e3, (time.thread_time() - start) * 1e3
+
+
+def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
+    """Of each step with all streams decoding."""
+    caller, rng = Caller(), np.random.default_rng(streams)
+    for _ in range(streams):
+        info = core.contexts.create(caller, CreateRequest())
+        core.fill(caller, info.context_id, rng.integers(3, 500, LENGTH).astype(np.int32), True, Nobody())
+        request = GenerateRequest(
+            context_id=info.context_id, max_tokens=STEPS + 40, sampling=Sampling(temperature=0.0), ignore_eos=True
+        )
+        core.generate(caller, request, info.context_id, 0, Nobody())
+    while len(core.scheduler.running) < streams or any(s.prefilling for s in core.scheduler.running):
+        turn(core)
+    times = [turn(core) for _ in range(STEPS)][20:]
+    core.fail_all(JaxctxError("measured"))
+    return times
+
+
+def main() -> None:
+    loaded = load_model(bundled_path(), dtype="float32")
+    config = EngineConfig(pages=64 * 140, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + 200)
+    device = Device(loaded.model, loaded.params, config)
+    device.compile()
+    print("streams  drafts   sent  booked  (ms, medians of", STEPS - 20, "steps)")
+    for streams in map(int, sys.argv[1:] or ("1", "16", "32")):
+        for drafts in (0, 8):
+            identity = Identity(namespace="", model_revision=loaded.revision, kv_dtype=loaded.model.kv.dtype)
+            sizes = replace(config, draft_tokens=drafts)
+            core = EngineCore(sizes, device, load_text(bundled_path()), identity, "bundled", REAL_WORLD)
+            sent, booked = (statistics.median(each) for each in zip(*measure(core, streams), strict=True))
+            print(f"{streams:7d}  {drafts:6d} {sent:6.2f} {booked:7.2f}")
+
+
+if __name__ == "__main__":
+    main()
