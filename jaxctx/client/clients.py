@@ -23,7 +23,7 @@ from jaxctx.answers import (
 )
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextSteps
-from jaxctx.client.drive import Parts, Steps, everything
+from jaxctx.client.drive import Parts, Steps, everything, listing, operation
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transport
 from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
 from jaxctx.codec import decode
@@ -32,11 +32,11 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
 from jaxctx.wire import from_rpc_error
 
-Context = TypeVar("Context", bound=ContextSteps[Any])
+Context = TypeVar("Context", bound=ContextSteps[Any, Any])
 
 
 class ClientSteps(Generic[Context]):
-    """Every operation on a server, as the steps that either client takes: `_create` is what `create` does."""
+    """Every operation on a server, as the steps that either client takes."""
 
     _transport: ClassVar[Transport]
     _context_class: Callable[..., Context]
@@ -63,14 +63,16 @@ class ClientSteps(Generic[Context]):
         except AlreadyExists:
             if given is not None:
                 raise
-            return (yield from self._context(chosen, timeout_s=timeout_s))  # our first answer was lost
+            found: Context = yield self.context(chosen, timeout_s=timeout_s)  # our first answer was lost
+            return found
         opened = decode(response, FillResult) if opens else None
         info = decode(response.context, ContextInfo) if opened is None else opened.context
         context = self._context_class(self._link, info.context_id, info)
         context.opened = opened
         return context
 
-    def _create(
+    @operation
+    def create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
     ) -> Steps[Context]:
         """A new context, filled at once if text, `tokens` or `messages` are given; if that fails, none is left behind.
@@ -83,22 +85,24 @@ class ClientSteps(Generic[Context]):
         new = yield from self._new(self._link.contexts.CreateContext, timeout_s, False, fields)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
-                yield from new._fill(text, timeout_s=timeout_s, **content)
+                yield new.fill(text, timeout_s=timeout_s, **content)
             except GeneratorExit:  # nobody is left to close it for
                 raise
             except BaseException:
                 with contextlib.suppress(JaxctxError):
-                    yield from new._close()
+                    yield new.close()
                 raise
         return new
 
-    def _context(self, context_id: str, *, timeout_s: float | None = None) -> Steps[Context]:
+    @operation
+    def context(self, context_id: str, *, timeout_s: float | None = None) -> Steps[Context]:
         """An existing context, made by whichever connection. NotFound if there is none of this id."""
         found = self._context_class(self._link, context_id)
-        yield from found._refresh(timeout_s=timeout_s)
+        yield found.refresh(timeout_s=timeout_s)
         return found
 
-    def _contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
+    @listing
+    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
 
         def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
@@ -109,7 +113,8 @@ class ClientSteps(Generic[Context]):
             made, self._parts(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
         )
 
-    def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
+    @listing
+    def watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
         method, request, more = self._link.contexts.WatchContexts, pb.WatchContextsRequest(), True
         call = method(request, timeout=timeout_s, metadata=self._link.metadata)
@@ -129,7 +134,8 @@ class ClientSteps(Generic[Context]):
         finally:
             call.cancel()
 
-    def _plan(
+    @operation
+    def plan(
         self,
         text: str | None = None,
         *,
@@ -142,36 +148,42 @@ class ClientSteps(Generic[Context]):
         fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
         return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", **fields)
 
-    def _open(
+    @operation
+    def open(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> Steps[Context]:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
         return self._new(self._link.snapshots.Open, timeout_s, True, fields)
 
-    def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
+    @operation
+    def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         fields = {"name": name, **requests.settings(options, OpenOptions)}
         return self._new(self._link.snapshots.Take, timeout_s, True, fields)
 
-    def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
+    @operation
+    def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
         """One version of a snapshot; by default the latest."""
         get = self._link.snapshots.GetSnapshot
         return self._link.ask(get, timeout_s, Snapshot, "snapshot", name=name, version=version)
 
-    def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
+    @listing
+    def snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
         return self._parts(
             self._link.snapshots.ListSnapshots, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page
         )
 
-    def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
+    @operation
+    def history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
         """All versions of a snapshot that are kept, latest first."""
         return everything(
             self._parts(self._link.snapshots.ListSnapshotVersions, timeout_s, "snapshots", Snapshot, name=name)
         )
 
-    def _update_snapshot(
+    @operation
+    def update_snapshot(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Steps[Snapshot]:
         """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
@@ -179,16 +191,19 @@ class ClientSteps(Generic[Context]):
         update = self._link.snapshots.UpdateSnapshot
         return self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
 
-    def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
+    @operation
+    def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
         response = yield from self._call(self._link.snapshots.DeleteSnapshot, timeout_s, name=name, version=version)
         return response.versions_deleted
 
-    def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
+    @operation
+    def publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
         """The caller's publications in the order of their ids."""
         return everything(self._parts(self._link.snapshots.ListPublications, timeout_s, "publications", Publication))
 
-    def _update_publication(
+    @operation
+    def update_publication(
         self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Steps[Publication]:
         """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
@@ -196,19 +211,23 @@ class ClientSteps(Generic[Context]):
         update = self._link.snapshots.UpdatePublication
         return self._link.ask(update, timeout_s, Publication, "publication", publication_id=publication_id, **fields)
 
-    def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
         """End a publication; contexts that share its pages keep them."""
         yield from self._call(self._link.snapshots.Unpublish, timeout_s, publication_id=publication_id)
 
-    def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
+    @operation
+    def models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
         """The models that the server serves."""
         return everything(self._parts(self._link.models.ListModels, timeout_s, "models", Model))
 
-    def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
+    @operation
+    def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
         """One model; by default the server's only, or default, one."""
         return self._link.ask(self._link.models.GetModel, timeout_s, Model, "model", model_id=model_id)
 
-    def _tokenize(
+    @operation
+    def tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
     ) -> Steps[list[int]]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
@@ -217,7 +236,8 @@ class ClientSteps(Generic[Context]):
         )
         return list(response.tokens)
 
-    def _detokenize(
+    @operation
+    def detokenize(
         self,
         tokens: Sequence[int],
         *,
@@ -235,7 +255,8 @@ class ClientSteps(Generic[Context]):
         )
         return response.text
 
-    def _apply_chat_template(
+    @operation
+    def apply_chat_template(
         self,
         messages: Sequence[Message],
         *,
@@ -248,26 +269,34 @@ class ClientSteps(Generic[Context]):
         render = self._link.models.ApplyChatTemplate
         return self._link.ask(render, timeout_s, RenderedChat, "", model_id=model_id, messages=chat)
 
-    def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
+    @operation
+    def engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
         """Each engine of the server, with its load and memory."""
         response = yield from self._call(self._link.admin.GetStats, timeout_s)
         return [decode(each, Engine) for each in response.engines]
 
-    def _stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
+    @operation
+    def stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
         """Load and memory of all engines together; draining if all are."""
-        loads = [engine.stats for engine in (yield from self._engines(timeout_s=timeout_s))]
+        loads = [engine.stats for engine in (yield self.engines(timeout_s=timeout_s))]
         sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
         return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
 
-    def _drain(self, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    def drain(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Make the server refuse new work, and wait until what runs is done."""
         yield from self._call(self._link.admin.Drain, timeout_s)
 
-    def _clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
+    @operation
+    def clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
         """Drop every cached page that no context holds; returns how many."""
         response = yield from self._call(self._link.admin.ClearCache, timeout_s)
         return response.pages_dropped
 
-    def _close(self) -> Steps[None]:
+    @operation
+    def close(self) -> Steps[None]:
         """Close the connection; calls under way end with Cancelled."""
         yield self._link.channel.close()
+
+    def _leave(self, error: BaseException | None) -> Steps[None]:
+        yield self.close()

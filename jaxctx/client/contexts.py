@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
@@ -22,7 +22,7 @@ from jaxctx.answers import (
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import Steps, operation
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
@@ -31,6 +31,7 @@ from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 
 A = TypeVar("A")
+Context = TypeVar("Context")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
 # A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
@@ -38,10 +39,9 @@ Stream = TypeVar("Stream", bound=Pieces[Any])
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextSteps(Generic[Stream]):
-    """A context's id, its counters as of the last answer, and every operation on it.
-
-    Operations are the steps that either client takes: `_fill` is what `fill` does.
+class ContextSteps(Generic[Context, Stream]):
+    """A context's id, its counters as of the last answer, and every operation on it as the steps that either client
+    takes. `Context` is that client's class.
     """
 
     _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
@@ -94,7 +94,8 @@ class ContextSteps(Generic[Stream]):
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
         return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
-    def _fill(
+    @operation
+    def fill(
         self,
         text: str | None = None,
         *,
@@ -109,28 +110,32 @@ class ContextSteps(Generic[Stream]):
         fields = requests.content(text, content)
         return self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
 
-    def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
+    @operation
+    def flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
         """Compute whatever is buffered."""
         return self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
 
-    def _complete(
+    @operation
+    def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Steps[Completion[Self]]:
+    ) -> Steps[Completion[Context]]:
         """Continue the context and wait for the whole output."""
-        (output,) = yield from self._completions(1, timeout_s=timeout_s, **options)
-        return output
+        outputs: list[Completion[Context]] = yield self.completions(1, timeout_s=timeout_s, **options)
+        return outputs[0]
 
-    def _completions(
+    @operation
+    def completions(
         self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Steps[list[Completion[Self]]]:
+    ) -> Steps[list[Completion[Context]]]:
         """n outputs in the order of their indices, each in a fork of its own if n > 1."""
-        pieces: dict[int, list[Piece[Self]]] = defaultdict(list)
+        pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
         stream = self.generate(n, timeout_s=timeout_s, **options)
         while (piece := (yield from stream._next_piece())) is not None:
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
 
-    def _forward(
+    @operation
+    def forward(
         self,
         tokens: Sequence[int],
         *,
@@ -157,9 +162,10 @@ class ContextSteps(Generic[Stream]):
             outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
         )
 
-    def _fork(
+    @operation
+    def fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
-    ) -> Steps[list[Self]]:
+    ) -> Steps[list[Context]]:
         """n children (default: one, or one per id) that begin as this context stands now. All or none."""
         child_ids = ids
         if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
@@ -172,68 +178,81 @@ class ContextSteps(Generic[Stream]):
             # The ids are ours alone: the answer to our first attempt was lost.
             children = [self._another(child_id) for child_id in child_ids]
             for child in children:
-                yield from child._refresh(timeout_s=timeout_s)
+                yield child.refresh(timeout_s=timeout_s)
             return children
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in response.contexts]
 
-    def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
         return self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
 
-    def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Keep the first `to` tokens, across committed pages, without computing."""
         return self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
 
-    def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Allocate that many more working pages, waiting for them if need be."""
         return self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
         return self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Give back working pages from the tail, with the tokens in them."""
         return self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    def refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
         """Ask for the counters."""
         yield from self._get(timeout_s)
         return self.info
 
-    def _tokens(self, *, timeout_s: float | None = None) -> Steps[list[int]]:
+    @operation
+    def tokens(self, *, timeout_s: float | None = None) -> Steps[list[int]]:
         """All tokens, buffered ones at the end."""
         response = yield from self._get(timeout_s, include_tokens=True)
         return list(response.tokens.ids)
 
-    def _pages(self, *, timeout_s: float | None = None) -> Steps[ContextPages]:
+    @operation
+    def pages(self, *, timeout_s: float | None = None) -> Steps[ContextPages]:
         """The physical pages."""
         response = yield from self._get(timeout_s, include_pages=True)
         return decode(response.pages, ContextPages)
 
-    def _ancestors(self, *, timeout_s: float | None = None) -> Steps[list[tuple[str, int]]]:
+    @operation
+    def ancestors(self, *, timeout_s: float | None = None) -> Steps[list[tuple[str, int]]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
         response = yield from self._get(timeout_s, include_ancestors=True)
         return [(each.context_id, each.forked_at) for each in response.ancestors]
 
-    def _plan(
+    @operation
+    def plan(
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
     ) -> Steps[PlanResult]:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
         return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
-    def _compare(self, other: ContextSteps[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
+    @operation
+    def compare(self, other: ContextSteps[Any, Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextSteps) else other
         return self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
-    def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
+    @operation
+    def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
         return self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
 
-    def _save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
+    @operation
+    def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
         """Keep the present state under a name; with `durable` it survives the server. This context goes on.
 
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
@@ -241,12 +260,14 @@ class ContextSteps(Generic[Stream]):
         fields = requests.settings(options, SaveOptions)
         return self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
 
-    def _publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
+    @operation
+    def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
         fields = requests.settings(options, KeepOptions)
         return self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
 
-    def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    def close(self, *, timeout_s: float | None = None) -> Steps[None]:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
             return
@@ -257,7 +278,7 @@ class ContextSteps(Generic[Stream]):
     def _leave(self, error: BaseException | None) -> Steps[None]:
         """At the end of a `with` block, which `error` ended."""
         try:
-            yield from self._close()
+            yield self.close()
         except JaxctxError:
             if error is None:  # else the error of the block is the one to see
                 raise
@@ -278,7 +299,7 @@ class ContextSteps(Generic[Stream]):
             self.learn(info)
         return answer
 
-    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Any:
         return type(self)(self._link, context_id, info)
 
     def _settle(self) -> Steps[None]:

@@ -9,9 +9,11 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import closing
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
 R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,6 +89,58 @@ def asynchronous_items(parts: Callable[P, Parts[T]]) -> Callable[P, AsyncIterato
     return _described(iterate, parts, "AsyncIterator")
 
 
+class Blocking:
+    """What the blocking client consists of. A `with` block ends with the program `_leave`."""
+
+    _leave: Callable[[BaseException | None], Steps[None]]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        run(self._leave(error))
+
+
+class Asynchronous:
+    """What the asyncio client consists of. An `async with` block ends with the program `_leave`."""
+
+    _leave: Callable[[BaseException | None], Steps[None]]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await run_async(self._leave(error))
+
+
+class Method(Generic[P, B, A]):
+    """A method that is written once: on an object of either client it is that client's function."""
+
+    def __init__(self, blocking: Callable[Concatenate[Any, P], B], asynchronous: Callable[Concatenate[Any, P], A]):
+        self._blocking: Any = blocking
+        self._asynchronous: Any = asynchronous
+
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> Callable[P, B]: ...
+    @overload
+    def __get__(self, instance: Asynchronous, owner: type) -> Callable[P, A]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, instance: object, owner: type) -> Any:
+        function = self._asynchronous if issubclass(owner, Asynchronous) else self._blocking
+        return function.__get__(instance, owner)
+
+
+def operation(program: Callable[Concatenate[Any, P], Steps[R]]) -> Method[P, R, Coroutine[Any, Any, R]]:
+    """Decorates a program: a method of both clients that returns what it returns."""
+    return Method(blocking(program), asynchronous(program))
+
+
+def listing(parts: Callable[Concatenate[Any, P], Parts[T]]) -> Method[P, Iterator[T], AsyncIterator[T]]:
+    """Decorates what gives a list in parts: a method of both clients, an iterator over all items."""
+    return Method(blocking_items(parts), asynchronous_items(parts))
+
+
 def everything(parts: Parts[T]) -> Steps[list[T]]:
     """All items at once."""
     items: list[T] = []
@@ -98,7 +152,6 @@ def everything(parts: Parts[T]) -> Steps[list[T]]:
 def _described(call: F, program: Callable[..., Any], returns: str = "") -> F:
     """`call` with the name, documentation and signature of what it calls. It returns what that says in `Steps[…]`."""
     functools.update_wrapper(call, program)
-    call.__name__ = program.__name__.removeprefix("_")
     signature = inspect.signature(program)
     _, _, annotation = str(signature.return_annotation).partition("[")
     returned = f"{returns}[{annotation}" if returns else annotation.removesuffix("]")

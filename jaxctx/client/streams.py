@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxctx.client.contexts import ContextSteps
 
 C = TypeVar("C", covariant=True)
-V = TypeVar("V", bound="ContextSteps[Any]")
+V = TypeVar("V", bound="ContextSteps[Any, Any]")
 
 # After these the server may still be at work on the call, for at most one step of the engine.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
@@ -92,6 +92,10 @@ class Pieces(Generic[V]):
             if self._call is not None:
                 self._cut_short()
                 self._call.cancel()
+
+    def _leave(self, error: BaseException | None) -> Steps[None]:
+        self.close()
+        yield from ()
 
     def _cut_short(self) -> None:
         """The call ended before its last piece: the server may hold the contexts for a moment longer."""
