@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from jaxctx.client.clients import ClientSteps
 from jaxctx.client.contexts import ContextSteps
-from jaxctx.client.drive import Asynchronous, run_async
+from jaxctx.client.drive import Asynchronous
 from jaxctx.client.link import ASYNCIO
 from jaxctx.client.streams import Piece, Pieces
 
@@ -18,7 +18,7 @@ class Stream(Pieces["Context"], Asynchronous, AsyncIterator["Piece[Context]"]):
     """
 
     async def __anext__(self) -> Piece[Context]:
-        piece = await run_async(self._next_piece())
+        piece = await self._next_piece()
         if piece is None:
             raise StopAsyncIteration
         return piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.drive import Parts, Steps
+from jaxctx.client.drive import outcome
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
@@ -70,7 +70,7 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How one of the two clients waits: what it calls gives a result at once, or something to await."""
+    """How one of the two clients waits. Of what it calls, programs await the `outcome`."""
 
     channels: Any  # `grpc` or `grpc.aio`
     sleep: Callable[[float], Any]  # seconds
@@ -121,29 +121,34 @@ class Link:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return method(request, timeout=timeout_s, metadata=self.metadata)
 
-    def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> Steps[A]:
+    async def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
         """Call a method of a stub with a request of these fields. Raises the errors of `jaxctx.errors`."""
         request = make(self._requests[method], **fields)
         try:
-            response: A = yield self.begin(method, request, timeout_s)
+            response: A = await outcome(self.begin(method, request, timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return response
 
-    def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> Steps[T]:
+    async def read(self, call: Any) -> Any:
+        """The next response of a streaming call; None after the last."""
+        try:
+            return await outcome(self.transport.read(call))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> T:
         """As `call`; the answer of class `kind` that is in that field of the response, or with "" is the response."""
-        response: Any = yield from self.call(method, timeout_s, **fields)
+        response: Any = await self.call(method, timeout_s, **fields)
         return decode(getattr(response, field) if field else response, kind)
 
-    def parts(self, method: Any, timeout_s: float | None, listed: str, item: type[T], **fields: Any) -> Parts[T]:
-        """A list that comes in parts: answers of class `item` in the field `listed` of the responses."""
+    async def items(
+        self, method: Any, timeout_s: float | None, listed: str, kind: type[T], **fields: Any
+    ) -> AsyncIterator[T]:
+        """A list that comes in parts: answers of class `kind` in the field `listed` of the responses."""
         page_token: str | None = ""
-
-        def part() -> Steps[list[T]]:
-            nonlocal page_token
-            response: Any = yield from self.call(method, timeout_s, page_token=page_token, **fields)
-            page_token = response.next_page_token or None
-            return [decode(message, item) for message in getattr(response, listed)]
-
         while page_token is not None:
-            yield part()
+            response: Any = await self.call(method, timeout_s, page_token=page_token, **fields)
+            for message in getattr(response, listed):
+                yield decode(message, kind)
+            page_token = response.next_page_token or None

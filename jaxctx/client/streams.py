@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import grpc
-
 from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage
-from jaxctx.client.drive import Steps, run
+from jaxctx.client.drive import Blocking, run
 from jaxctx.codec import decode
-from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
-from jaxctx.wire import from_rpc_error
+from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
 
 if TYPE_CHECKING:
     from jaxctx.client.contexts import ContextSteps
@@ -53,25 +50,24 @@ class Pieces(Generic[V]):
         self._begin = begin
         self._ended = False
         # Begun here unless something must be awaited first, so that streams made one after the other run together.
-        if source.cut_short and source._link.transport.channels is grpc:
+        if source.cut_short and isinstance(self, Blocking):
             run(source._settle())
         self._call = None if source.cut_short else begin()
 
-    def _next_piece(self) -> Steps[Piece[V] | None]:
+    async def _next_piece(self) -> Piece[V] | None:
         """None after the last one."""
         if self._ended:
             return None
         if self._call is None:
-            yield from self._source._settle()
+            await self._source._settle()
             self._call = self._begin()
         try:
-            response = yield self._source._link.transport.read(self._call)
-        except grpc.RpcError as rpc_error:
-            error = from_rpc_error(rpc_error)
+            response = await self._source._link.read(self._call)
+        except JaxctxError as error:
             self._ended = True
             if isinstance(error, CUT_SHORT):
                 self._cut_short()
-            raise error from rpc_error
+            raise
         except asyncio.CancelledError:
             self.close()
             raise
@@ -93,9 +89,8 @@ class Pieces(Generic[V]):
                 self._cut_short()
                 self._call.cancel()
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
+    async def _leave(self, error: BaseException | None) -> None:
         self.close()
-        yield from ()
 
     def _cut_short(self) -> None:
         """The call ended before its last piece: the server may hold the contexts for a moment longer."""
