@@ -12,10 +12,7 @@ from jaxctx.client.streams import Piece, Pieces
 
 
 class Stream(Pieces["Context"], Asynchronous, AsyncIterator["Piece[Context]"]):
-    """The pieces of a Generate call as they come. Closing it, or dropping it, cancels what has not come yet.
-
-    After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
-    """
+    """As `jaxctx.Stream`, with `async for`."""
 
     async def __anext__(self) -> Piece[Context]:
         piece = await self._next_piece()
@@ -25,22 +22,13 @@ class Stream(Pieces["Context"], Asynchronous, AsyncIterator["Piece[Context]"]):
 
 
 class Context(ContextSteps["Context", Stream], Asynchronous):
-    """A context on the server: its id, its counters as of the last answer, and what can be done with it.
-
-    Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `async with` block closes it;
-    otherwise it lives on until `close`. One task at a time; other clients may use the same context: of two writers one
-    gets Aborted.
-    """
+    """As `jaxctx.Context`, with `await` and `async with`. One task at a time."""
 
     _stream = Stream
 
 
 class Client(ClientSteps[Context], Asynchronous):
-    """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
-
-    As `jaxctx.Client`, with `await`; made where an event loop runs. Leaving the `async with` block closes the
-    connection; contexts live on.
-    """
+    """As `jaxctx.Client`, with `await` and `async with`. To be made where an event loop runs."""
 
     _transport = ASYNCIO
     _context_class = Context

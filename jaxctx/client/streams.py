@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage
+from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage, named
 from jaxctx.client.drive import Blocking, run
 from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
@@ -107,14 +107,9 @@ def joined(index: int, pieces: list[Piece[C]]) -> Completion[C]:
     last = pieces[-1] if pieces else None
     if last is None or last.finish is None or last.usage is None:
         raise Internal(f"the stream ended before output {index} did")
-    return Completion(
-        index=index,
-        context=last.context,
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-        finish=last.finish,
-        stop_match=last.stop_match,
-        seed=last.seed,
-        usage=last.usage,
-    )
+    whole = {
+        "text": "".join(piece.text for piece in pieces),
+        "token_ids": tuple(token for piece in pieces for token in piece.token_ids),
+        "logprobs": tuple(logprob for piece in pieces for logprob in piece.logprobs),
+    }
+    return Completion(**named(Completion, last) | whole)
