@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import grpc.aio
+
 from jaxctx.client.clients import ClientSteps
 from jaxctx.client.contexts import ContextSteps
 from jaxctx.client.drive import Asynchronous
-from jaxctx.client.link import ASYNCIO
 from jaxctx.client.streams import Piece, Pieces
 
 
@@ -30,5 +31,5 @@ class Context(ContextSteps["Context", Stream], Asynchronous):
 class Client(ClientSteps[Context], Asynchronous):
     """As `jaxctx.Client`, with `await` and `async with`. To be made where an event loop runs."""
 
-    _transport = ASYNCIO
+    _transport = grpc.aio
     _context_class = Context

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import grpc
+
 from jaxctx.client.clients import ClientSteps
 from jaxctx.client.contexts import ContextSteps
 from jaxctx.client.drive import Blocking, run
-from jaxctx.client.link import BLOCKING
 from jaxctx.client.streams import Piece, Pieces
 
 
@@ -44,5 +45,5 @@ class Client(ClientSteps[Context], Blocking):
     connection; contexts live on.
     """
 
-    _transport = BLOCKING
+    _transport = grpc
     _context_class = Context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
@@ -24,7 +24,7 @@ from jaxctx.answers import (
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextSteps
 from jaxctx.client.drive import listing, operation, outcome
-from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transport
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
@@ -37,7 +37,7 @@ Context = TypeVar("Context", bound=ContextSteps[Any, Any])
 class ClientSteps(Generic[Context]):
     """Every operation on a server, as programs for either client."""
 
-    _transport: ClassVar[Transport]
+    _transport: Any  # `grpc` or `grpc.aio`
     _context_class: Callable[..., Context]
 
     def __init__(

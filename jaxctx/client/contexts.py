@@ -311,7 +311,7 @@ class ContextSteps(Generic[Context, Stream]):
                 await self._get(None)
                 if self.info.state is not ContextState.BUSY:
                     return
-                await outcome(self._link.transport.sleep(pause_s))
+                await outcome(self._link.sleep(pause_s))
 
     async def _get(self, timeout_s: float | None, **wanted: bool) -> pb.GetContextResponse:
         response = await self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -68,25 +67,12 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """How one of the two clients waits. Of what it calls, programs await the `outcome`."""
-
-    channels: Any  # `grpc` or `grpc.aio`
-    sleep: Callable[[float], Any]  # seconds
-    read: Callable[[Any], Any]  # the next response of a streaming call; None after the last
-
-
-BLOCKING = Transport(grpc, time.sleep, lambda call: next(call, None))
-ASYNCIO = Transport(grpc.aio, asyncio.sleep, lambda call: anext(aiter(call), None))
-
-
 class Link:
-    """One channel to a server. Opens lazily; lives until it is closed."""
+    """One channel to a server. Opens lazily; lives until it is closed. `transport` is `grpc` or `grpc.aio`."""
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Any,
         target: str,
         credentials: grpc.ChannelCredentials | None,
         api_key: str | None,
@@ -99,13 +85,14 @@ class Link:
         key = None if api_key is None else api_key.strip()
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
-        self.transport = transport
+        self.is_blocking = transport is grpc
+        self.sleep: Callable[[float], Any] = time.sleep if self.is_blocking else asyncio.sleep
         self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
         if credentials is None:
-            self.channel = transport.channels.insecure_channel(target, options=_CHANNEL_OPTIONS)
+            self.channel = transport.insecure_channel(target, options=_CHANNEL_OPTIONS)
         else:
-            self.channel = transport.channels.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
+            self.channel = transport.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
         self.contexts: ContextServiceStub = ContextServiceStub(self.channel)
         self.snapshots: SnapshotServiceStub = SnapshotServiceStub(self.channel)
         self.models: ModelServiceStub = ModelServiceStub(self.channel)
@@ -133,7 +120,7 @@ class Link:
     async def read(self, call: Any) -> Any:
         """The next response of a streaming call; None after the last."""
         try:
-            return await outcome(self.transport.read(call))
+            return next(call, None) if self.is_blocking else await anext(aiter(call), None)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage, named
-from jaxctx.client.drive import Blocking, run
+from jaxctx.client.drive import run
 from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
 
@@ -50,7 +50,7 @@ class Pieces(Generic[V]):
         self._begin = begin
         self._ended = False
         # Begun here unless something must be awaited first, so that streams made one after the other run together.
-        if source.cut_short and isinstance(self, Blocking):
+        if source.cut_short and source._link.is_blocking:
             run(source._settle())
         self._call = None if source.cut_short else begin()
 

@@ -186,7 +186,7 @@ def test_both_clients_do_the_same() -> None:
     """Without `await` and `async`, the asyncio client is the blocking one, word for word."""
     root = Path(inspect.getfile(jaxctx)).parent / "client"
     words = {"StopAsync": "Stop", "AsyncIterator": "Iterator", "__anext__": "__next__", "Asynchronous": "Blocking"}
-    words |= {"await self._next_piece()": "run(self._next_piece())", "async ": "", "await ": "", "ASYNCIO": "BLOCKING"}
+    words |= {"await self._next_piece()": "run(self._next_piece())", "async ": "", "await ": "", "grpc.aio": "grpc"}
 
     def plain(path: Path) -> list[str]:
         source = path.read_text()
