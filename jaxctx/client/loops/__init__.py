@@ -5,10 +5,16 @@
     speculation.py   drafts, verified many at a time
     search.py        best of n, beam search
 
-Each loop is written once, as a coroutine function that awaits the `outcome` of what it calls (see `drive`).
-`jaxctx.loops` and `jaxctx.aio.loops` are the same functions for the two clients.
+Each loop is written once, as a coroutine function that awaits the `outcome` of what it calls (see `drive`). Those here
+are for the asyncio client, `jaxctx.aio.loops`; in `blocking` are the same functions for the other one, `jaxctx.loops`.
 
 Afterwards a context holds its prompt and all tokens that the loop returned, the last one buffered, as after `generate`;
 also when the loop ends with an error. End-of-sequence tokens are known to the server only: a loop stops at
 `stop_token_ids` and at no other token.
 """
+
+from jaxctx.client.loops.search import Beam, beam_search, best_of, likelihood
+from jaxctx.client.loops.speculation import prompt_lookup, speculative
+from jaxctx.client.loops.windows import windowed
+
+__all__ = ["Beam", "beam_search", "best_of", "likelihood", "prompt_lookup", "speculative", "windowed"]
