@@ -63,13 +63,11 @@ class Pieces(Generic[V]):
             self._call = self._begin()
         try:
             response = await self._source._link.read(self._call)
-        except JaxctxError as error:
-            self._ended = True
-            if isinstance(error, CUT_SHORT):
-                self._cut_short()
-            raise
-        except asyncio.CancelledError:
+        except (*CUT_SHORT, asyncio.CancelledError):
             self.close()
+            raise
+        except JaxctxError:
+            self._ended = True
             raise
         if response is None:
             self._ended = True
@@ -86,16 +84,12 @@ class Pieces(Generic[V]):
         if not self._ended:
             self._ended = True
             if self._call is not None:
-                self._cut_short()
                 self._call.cancel()
+                for context in self._contexts.values():  # the server may hold them for a moment longer
+                    context.cut_short = True
 
     async def _leave(self, error: BaseException | None) -> None:
         self.close()
-
-    def _cut_short(self) -> None:
-        """The call ended before its last piece: the server may hold the contexts for a moment longer."""
-        for context in self._contexts.values():
-            context.cut_short = True
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
