@@ -284,6 +284,3 @@ class ClientSteps(Generic[Context]):
     async def close(self) -> None:
         """Close the connection; calls under way end with Cancelled."""
         await outcome(self._link.channel.close())
-
-    async def _leave(self, error: BaseException | None) -> None:
-        await outcome(self.close())

@@ -22,12 +22,12 @@ from jaxctx.answers import (
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.drive import operation, outcome
+from jaxctx.client.drive import operation, outcome, outcomes
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
-from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
+from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 
 A = TypeVar("A")
@@ -178,8 +178,7 @@ class ContextSteps(Generic[Context, Stream]):
                 raise
             # The ids are ours alone: the answer to our first attempt was lost.
             children = [self._another(child_id) for child_id in child_ids]
-            for child in children:
-                await outcome(child.refresh(timeout_s=timeout_s))
+            await outcomes([child.refresh(timeout_s=timeout_s) for child in children])
             return children
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in response.contexts]
 
@@ -275,14 +274,6 @@ class ContextSteps(Generic[Context, Stream]):
         with contextlib.suppress(NotFound):
             await self._call(self._link.contexts.CloseContext, timeout_s, context_id=self.id)
         self._closed = True
-
-    async def _leave(self, error: BaseException | None) -> None:
-        """At the end of a `with` block, which `error` ended."""
-        try:
-            await outcome(self.close())
-        except JaxctxError:
-            if error is None:  # else the error of the block is the one to see
-                raise
 
     async def _write(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
         await self._settle()

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from jaxctx.errors import JaxctxError
+
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
@@ -75,28 +77,33 @@ def blocking_items(program: Callable[P, AsyncIterator[T]]) -> Callable[P, Iterat
     return iterate
 
 
-class Blocking:
-    """What the blocking client consists of. A `with` block ends with the program `_leave`."""
+async def leave(closing: Any, error: BaseException | None) -> None:
+    """Close what a `with` block was of, which `error` ended."""
+    try:
+        await outcome(closing.close())
+    except JaxctxError:
+        if error is None:  # else the error of the block is the one to see
+            raise
 
-    _leave: Callable[[BaseException | None], Program[None]]
+
+class Blocking:
+    """What the blocking client consists of. Leaving a `with` block closes it."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        run(self._leave(error))
+        run(leave(self, error))
 
 
 class Asynchronous:
-    """What the asyncio client consists of. An `async with` block ends with the program `_leave`."""
-
-    _leave: Callable[[BaseException | None], Program[None]]
+    """What the asyncio client consists of. Leaving an `async with` block closes it."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self._leave(error)
+        await leave(self, error)
 
 
 class Method(Generic[P, B, A]):

@@ -88,9 +88,6 @@ class Pieces(Generic[V]):
                 for context in self._contexts.values():  # the server may hold them for a moment longer
                     context.cut_short = True
 
-    async def _leave(self, error: BaseException | None) -> None:
-        self.close()
-
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
             self.close()
