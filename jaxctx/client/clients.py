@@ -29,7 +29,6 @@ from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, 
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
 
 Context = TypeVar("Context", bound=ContextSteps[Any, Any])
 
@@ -171,7 +170,7 @@ class ClientSteps(Generic[Context]):
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Snapshot:
         """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
-        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdateSnapshotRequest.Labels)
+        fields = requests.settings(options, KeepOptions, update=True)
         update = self._link.snapshots.UpdateSnapshot
         return await self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
 
@@ -192,7 +191,7 @@ class ClientSteps(Generic[Context]):
         self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Publication:
         """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
-        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdatePublicationRequest.Labels)
+        fields = requests.settings(options, KeepOptions, update=True)
         update = self._link.snapshots.UpdatePublication
         return await self._link.ask(
             update, timeout_s, Publication, "publication", publication_id=publication_id, **fields

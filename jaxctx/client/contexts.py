@@ -248,7 +248,7 @@ class ContextSteps(Generic[Context, Stream]):
     @operation
     async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
-        fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
+        fields = requests.settings(options, UpdateOptions, update=True)
         return await self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
 
     @operation
