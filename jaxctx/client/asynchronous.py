@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from jaxctx.client.clients import ClientSteps
-from jaxctx.client.contexts import ContextSteps
+from jaxctx.client.clients import ClientOperations
+from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import Asynchronous
 from jaxctx.client.streams import Piece, Pieces
 
@@ -22,13 +22,13 @@ class Stream(Pieces["Context"], Asynchronous, AsyncIterator["Piece[Context]"]):
         return piece
 
 
-class Context(ContextSteps["Context", Stream], Asynchronous):
+class Context(ContextOperations["Context", Stream], Asynchronous):
     """As `jaxctx.Context`, with `await` and `async with`. One task at a time."""
 
     _stream = Stream
 
 
-class Client(ClientSteps[Context], Asynchronous):
+class Client(ClientOperations[Context], Asynchronous):
     """As `jaxctx.Client`, with `await` and `async with`. To be made where an event loop runs."""
 
     _transport = grpc.aio

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import grpc
 
-from jaxctx.client.clients import ClientSteps
-from jaxctx.client.contexts import ContextSteps
+from jaxctx.client.clients import ClientOperations
+from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import Blocking, run
 from jaxctx.client.streams import Piece, Pieces
 
@@ -25,7 +25,7 @@ class Stream(Pieces["Context"], Blocking, Iterator["Piece[Context]"]):
         return piece
 
 
-class Context(ContextSteps["Context", Stream], Blocking):
+class Context(ContextOperations["Context", Stream], Blocking):
     """A context on the server: its id, its counters as of the last answer, and what can be done with it.
 
     Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `with` block closes it; otherwise
@@ -36,7 +36,7 @@ class Context(ContextSteps["Context", Stream], Blocking):
     _stream = Stream
 
 
-class Client(ClientSteps[Context], Blocking):
+class Client(ClientOperations[Context], Blocking):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
     `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`

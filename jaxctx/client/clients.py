@@ -22,7 +22,7 @@ from jaxctx.answers import (
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.contexts import ContextSteps
+from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
@@ -30,10 +30,10 @@ from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
 
-Context = TypeVar("Context", bound=ContextSteps[Any, Any])
+Context = TypeVar("Context", bound=ContextOperations[Any, Any])
 
 
-class ClientSteps(Generic[Context]):
+class ClientOperations(Generic[Context]):
     """Every operation on a server, as programs for either client."""
 
     _transport: Any  # `grpc` or `grpc.aio`

@@ -39,7 +39,7 @@ Stream = TypeVar("Stream", bound=Pieces[Any])
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextSteps(Generic[Context, Stream]):
+class ContextOperations(Generic[Context, Stream]):
     """A context's id, its counters as of the last answer, and every operation on it, as programs for either client.
 
     `Context` is that client's class.
@@ -240,9 +240,9 @@ class ContextSteps(Generic[Context, Stream]):
         return await self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
     @operation
-    async def compare(self, other: ContextSteps[Any, Any] | str, *, timeout_s: float | None = None) -> Comparison:
+    async def compare(self, other: ContextOperations[Any, Any] | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""
-        b = other.id if isinstance(other, ContextSteps) else other
+        b = other.id if isinstance(other, ContextOperations) else other
         return await self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
     @operation

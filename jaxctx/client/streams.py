@@ -12,10 +12,10 @@ from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
 
 if TYPE_CHECKING:
-    from jaxctx.client.contexts import ContextSteps
+    from jaxctx.client.contexts import ContextOperations
 
 C = TypeVar("C", covariant=True)
-V = TypeVar("V", bound="ContextSteps[Any, Any]")
+V = TypeVar("V", bound="ContextOperations[Any, Any]")
 
 # After these the server may still be at work on the call, for at most one step of the engine.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
