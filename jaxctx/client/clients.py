@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
@@ -22,23 +22,21 @@ from jaxctx.answers import (
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.contexts import ContextSteps
-from jaxctx.client.drive import Parts, Steps, everything
-from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link, Transport
+from jaxctx.client.contexts import ContextOperations
+from jaxctx.client.drive import listing, operation, outcome
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1 import snapshot_service_pb2 as snapshots_pb
-from jaxctx.wire import from_rpc_error
 
-Context = TypeVar("Context", bound=ContextSteps[Any])
+Context = TypeVar("Context", bound=ContextOperations[Any, Any])
 
 
-class ClientSteps(Generic[Context]):
-    """Every operation on a server, as the steps that either client takes: `_create` is what `create` does."""
+class ClientOperations(Generic[Context]):
+    """Every operation on a server, as programs for either client."""
 
-    _transport: ClassVar[Transport]
+    _transport: Any  # `grpc` or `grpc.aio`
     _context_class: Callable[..., Context]
 
     def __init__(
@@ -50,29 +48,31 @@ class ClientSteps(Generic[Context]):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
-        self._call, self._parts = self._link.call, self._link.parts
+        self._call, self._items = self._link.call, self._link.items
 
-    def _new(self, method: Any, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Steps[Context]:
+    async def _new(self, method: Any, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Context:
         """The context that a call makes, or `opens`. If nobody chose its id it is chosen here, so that a retry, which
         finds it taken, makes no other one.
         """
         given = fields.get("context_id")
         chosen = fields["context_id"] = requests.new_id() if given is None else given
         try:
-            response = yield from self._call(method, timeout_s, **fields)
+            response = await self._call(method, timeout_s, **fields)
         except AlreadyExists:
             if given is not None:
                 raise
-            return (yield from self._context(chosen, timeout_s=timeout_s))  # our first answer was lost
+            found: Context = await outcome(self.context(chosen, timeout_s=timeout_s))  # our first answer was lost
+            return found
         opened = decode(response, FillResult) if opens else None
         info = decode(response.context, ContextInfo) if opened is None else opened.context
         context = self._context_class(self._link, info.context_id, info)
         context.opened = opened
         return context
 
-    def _create(
+    @operation
+    async def create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
-    ) -> Steps[Context]:
+    ) -> Context:
         """A new context, filled at once if text, `tokens` or `messages` are given; if that fails, none is left behind.
 
         `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
@@ -80,56 +80,45 @@ class ClientSteps(Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         fields = requests.settings(settings, CreateOptions)
-        new = yield from self._new(self._link.contexts.CreateContext, timeout_s, False, fields)
+        new = await self._new(self._link.contexts.CreateContext, timeout_s, False, fields)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
-                yield from new._fill(text, timeout_s=timeout_s, **content)
+                await outcome(new.fill(text, timeout_s=timeout_s, **content))
             except GeneratorExit:  # nobody is left to close it for
                 raise
             except BaseException:
                 with contextlib.suppress(JaxctxError):
-                    yield from new._close()
+                    await outcome(new.close())
                 raise
         return new
 
-    def _context(self, context_id: str, *, timeout_s: float | None = None) -> Steps[Context]:
+    @operation
+    async def context(self, context_id: str, *, timeout_s: float | None = None) -> Context:
         """An existing context, made by whichever connection. NotFound if there is none of this id."""
         found = self._context_class(self._link, context_id)
-        yield from found._refresh(timeout_s=timeout_s)
+        await outcome(found.refresh(timeout_s=timeout_s))
         return found
 
-    def _contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Parts[Context]:
+    @listing
+    async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
+        infos = self._items(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
+        async for info in infos:
+            yield self._context_class(self._link, info.context_id, info)
 
-        def made(program: Steps[list[ContextInfo]]) -> Steps[list[Context]]:
-            infos = yield from program
-            return [self._context_class(self._link, info.context_id, info) for info in infos]
-
-        yield from map(
-            made, self._parts(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
-        )
-
-    def _watch(self, *, timeout_s: float | None = None) -> Parts[ContextEvent]:
+    @listing
+    async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        method, request, more = self._link.contexts.WatchContexts, pb.WatchContextsRequest(), True
-        call = method(request, timeout=timeout_s, metadata=self._link.metadata)
-
-        def part() -> Steps[list[ContextEvent]]:
-            nonlocal more
-            try:
-                response = yield self._link.transport.read(call)
-            except grpc.RpcError as error:
-                raise from_rpc_error(error) from error
-            more = response is not None
-            return [decode(response, ContextEvent)] if more else []
-
+        method, request = self._link.contexts.WatchContexts, pb.WatchContextsRequest()
+        call: Any = method(request, timeout=timeout_s, metadata=self._link.metadata)
         try:
-            while more:
-                yield part()
+            while (response := await self._link.read(call)) is not None:
+                yield decode(response, ContextEvent)
         finally:
             call.cancel()
 
-    def _plan(
+    @operation
+    async def plan(
         self,
         text: str | None = None,
         *,
@@ -137,96 +126,113 @@ class ClientSteps(Generic[Context]):
         salt: str = "",
         timeout_s: float | None = None,
         **content: Unpack[Content],
-    ) -> Steps[PlanResult]:
+    ) -> PlanResult:
         """What filling a new context would find in the cache and need, without doing it."""
         fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", **fields)
+        return await self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", **fields)
 
-    def _open(
+    @operation
+    async def open(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
-    ) -> Steps[Context]:
+    ) -> Context:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
-        return self._new(self._link.snapshots.Open, timeout_s, True, fields)
+        return await self._new(self._link.snapshots.Open, timeout_s, True, fields)
 
-    def _take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Steps[Context]:
+    @operation
+    async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         fields = {"name": name, **requests.settings(options, OpenOptions)}
-        return self._new(self._link.snapshots.Take, timeout_s, True, fields)
+        return await self._new(self._link.snapshots.Take, timeout_s, True, fields)
 
-    def _snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[Snapshot]:
+    @operation
+    async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
         """One version of a snapshot; by default the latest."""
         get = self._link.snapshots.GetSnapshot
-        return self._link.ask(get, timeout_s, Snapshot, "snapshot", name=name, version=version)
+        return await self._link.ask(get, timeout_s, Snapshot, "snapshot", name=name, version=version)
 
-    def _snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Parts[Snapshot]:
+    @listing
+    def snapshots(
+        self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        return self._parts(
-            self._link.snapshots.ListSnapshots, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page
-        )
+        names = self._link.snapshots.ListSnapshots
+        return self._items(names, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page)
 
-    def _history(self, name: str, *, timeout_s: float | None = None) -> Steps[list[Snapshot]]:
+    @operation
+    async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
         """All versions of a snapshot that are kept, latest first."""
-        return everything(
-            self._parts(self._link.snapshots.ListSnapshotVersions, timeout_s, "snapshots", Snapshot, name=name)
-        )
+        versions = self._link.snapshots.ListSnapshotVersions
+        return [each async for each in self._items(versions, timeout_s, "snapshots", Snapshot, name=name)]
 
-    def _update_snapshot(
+    @operation
+    async def update_snapshot(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
-    ) -> Steps[Snapshot]:
+    ) -> Snapshot:
         """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
-        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdateSnapshotRequest.Labels)
+        fields = requests.settings(options, KeepOptions, update=True)
         update = self._link.snapshots.UpdateSnapshot
-        return self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
+        return await self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
 
-    def _delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Steps[int]:
+    @operation
+    async def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
-        response = yield from self._call(self._link.snapshots.DeleteSnapshot, timeout_s, name=name, version=version)
+        response = await self._call(self._link.snapshots.DeleteSnapshot, timeout_s, name=name, version=version)
         return response.versions_deleted
 
-    def _publications(self, *, timeout_s: float | None = None) -> Steps[list[Publication]]:
+    @operation
+    async def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
         """The caller's publications in the order of their ids."""
-        return everything(self._parts(self._link.snapshots.ListPublications, timeout_s, "publications", Publication))
+        published = self._items(self._link.snapshots.ListPublications, timeout_s, "publications", Publication)
+        return [each async for each in published]
 
-    def _update_publication(
+    @operation
+    async def update_publication(
         self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
-    ) -> Steps[Publication]:
+    ) -> Publication:
         """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
-        fields = requests.settings(options, KeepOptions, snapshots_pb.UpdatePublicationRequest.Labels)
+        fields = requests.settings(options, KeepOptions, update=True)
         update = self._link.snapshots.UpdatePublication
-        return self._link.ask(update, timeout_s, Publication, "publication", publication_id=publication_id, **fields)
+        return await self._link.ask(
+            update, timeout_s, Publication, "publication", publication_id=publication_id, **fields
+        )
 
-    def _unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    async def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
         """End a publication; contexts that share its pages keep them."""
-        yield from self._call(self._link.snapshots.Unpublish, timeout_s, publication_id=publication_id)
+        await self._call(self._link.snapshots.Unpublish, timeout_s, publication_id=publication_id)
 
-    def _models(self, *, timeout_s: float | None = None) -> Steps[list[Model]]:
+    @operation
+    async def models(self, *, timeout_s: float | None = None) -> list[Model]:
         """The models that the server serves."""
-        return everything(self._parts(self._link.models.ListModels, timeout_s, "models", Model))
+        return [each async for each in self._items(self._link.models.ListModels, timeout_s, "models", Model)]
 
-    def _model(self, model_id: str = "", *, timeout_s: float | None = None) -> Steps[Model]:
+    @operation
+    async def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
         """One model; by default the server's only, or default, one."""
-        return self._link.ask(self._link.models.GetModel, timeout_s, Model, "model", model_id=model_id)
+        return await self._link.ask(self._link.models.GetModel, timeout_s, Model, "model", model_id=model_id)
 
-    def _tokenize(
+    @operation
+    async def tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
-    ) -> Steps[list[int]]:
+    ) -> list[int]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        response = yield from self._call(
+        response = await self._call(
             self._link.models.Tokenize, timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
         )
         return list(response.tokens)
 
-    def _detokenize(
+    @operation
+    async def detokenize(
         self,
         tokens: Sequence[int],
         *,
         skip_special_tokens: bool = False,
         model_id: str = "",
         timeout_s: float | None = None,
-    ) -> Steps[str]:
+    ) -> str:
         """Text of token ids."""
-        response = yield from self._call(
+        response = await self._call(
             self._link.models.Detokenize,
             timeout_s,
             model_id=model_id,
@@ -235,39 +241,45 @@ class ClientSteps(Generic[Context]):
         )
         return response.text
 
-    def _apply_chat_template(
+    @operation
+    async def apply_chat_template(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool | None = None,
         model_id: str = "",
         timeout_s: float | None = None,
-    ) -> Steps[RenderedChat]:
+    ) -> RenderedChat:
         """What a fill with these messages appends to an empty context."""
         chat = requests.chat_messages(messages, add_generation_prompt)
         render = self._link.models.ApplyChatTemplate
-        return self._link.ask(render, timeout_s, RenderedChat, "", model_id=model_id, messages=chat)
+        return await self._link.ask(render, timeout_s, RenderedChat, "", model_id=model_id, messages=chat)
 
-    def _engines(self, *, timeout_s: float | None = None) -> Steps[list[Engine]]:
+    @operation
+    async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
         """Each engine of the server, with its load and memory."""
-        response = yield from self._call(self._link.admin.GetStats, timeout_s)
+        response = await self._call(self._link.admin.GetStats, timeout_s)
         return [decode(each, Engine) for each in response.engines]
 
-    def _stats(self, *, timeout_s: float | None = None) -> Steps[EngineStats]:
+    @operation
+    async def stats(self, *, timeout_s: float | None = None) -> EngineStats:
         """Load and memory of all engines together; draining if all are."""
-        loads = [engine.stats for engine in (yield from self._engines(timeout_s=timeout_s))]
+        loads = [engine.stats for engine in await outcome(self.engines(timeout_s=timeout_s))]
         sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
         return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
 
-    def _drain(self, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    async def drain(self, *, timeout_s: float | None = None) -> None:
         """Make the server refuse new work, and wait until what runs is done."""
-        yield from self._call(self._link.admin.Drain, timeout_s)
+        await self._call(self._link.admin.Drain, timeout_s)
 
-    def _clear_cache(self, *, timeout_s: float | None = None) -> Steps[int]:
+    @operation
+    async def clear_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached page that no context holds; returns how many."""
-        response = yield from self._call(self._link.admin.ClearCache, timeout_s)
+        response = await self._call(self._link.admin.ClearCache, timeout_s)
         return response.pages_dropped
 
-    def _close(self) -> Steps[None]:
+    @operation
+    async def close(self) -> None:
         """Close the connection; calls under way end with Cancelled."""
-        yield self._link.channel.close()
+        await outcome(self._link.channel.close())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
@@ -22,15 +22,16 @@ from jaxctx.answers import (
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import operation, outcome, outcomes
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
-from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
+from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 
 A = TypeVar("A")
+Context = TypeVar("Context")
 Stream = TypeVar("Stream", bound=Pieces[Any])
 
 # A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
@@ -38,10 +39,10 @@ Stream = TypeVar("Stream", bound=Pieces[Any])
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextSteps(Generic[Stream]):
-    """A context's id, its counters as of the last answer, and every operation on it.
+class ContextOperations(Generic[Context, Stream]):
+    """A context's id, its counters as of the last answer, and every operation on it, as programs for either client.
 
-    Operations are the steps that either client takes: `_fill` is what `fill` does.
+    `Context` is that client's class.
     """
 
     _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
@@ -94,43 +95,48 @@ class ContextSteps(Generic[Stream]):
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
         return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
-    def _fill(
+    @operation
+    async def fill(
         self,
         text: str | None = None,
         *,
         defer: bool = False,
         timeout_s: float | None = None,
         **content: Unpack[Content],
-    ) -> Steps[FillResult]:
+    ) -> FillResult:
         """Append a text, `tokens` or `messages`, and compute what no cached page holds; with `defer` only buffer it.
 
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        return self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
+        return await self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
 
-    def _flush(self, *, timeout_s: float | None = None) -> Steps[FillResult]:
+    @operation
+    async def flush(self, *, timeout_s: float | None = None) -> FillResult:
         """Compute whatever is buffered."""
-        return self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
+        return await self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
 
-    def _complete(
+    @operation
+    async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Steps[Completion[Self]]:
+    ) -> Completion[Context]:
         """Continue the context and wait for the whole output."""
-        (output,) = yield from self._completions(1, timeout_s=timeout_s, **options)
-        return output
+        outputs: list[Completion[Context]] = await outcome(self.completions(1, timeout_s=timeout_s, **options))
+        return outputs[0]
 
-    def _completions(
+    @operation
+    async def completions(
         self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Steps[list[Completion[Self]]]:
+    ) -> list[Completion[Context]]:
         """n outputs in the order of their indices, each in a fork of its own if n > 1."""
-        pieces: dict[int, list[Piece[Self]]] = defaultdict(list)
+        pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
         stream = self.generate(n, timeout_s=timeout_s, **options)
-        while (piece := (yield from stream._next_piece())) is not None:
+        while (piece := await stream._next_piece()) is not None:
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
 
-    def _forward(
+    @operation
+    async def forward(
         self,
         tokens: Sequence[int],
         *,
@@ -139,13 +145,13 @@ class ContextSteps(Generic[Stream]):
         keep_working: bool = False,
         outputs: Sequence[Output] = (),
         timeout_s: float | None = None,
-    ) -> Steps[ForwardResult]:
+    ) -> ForwardResult:
         """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
 
         `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
         deadline, or when cancelled, what was computed by then does.
         """
-        return self._change(
+        return await self._change(
             self._link.contexts.Forward,
             timeout_s,
             ForwardResult,
@@ -157,141 +163,148 @@ class ContextSteps(Generic[Stream]):
             outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
         )
 
-    def _fork(
+    @operation
+    async def fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
-    ) -> Steps[list[Self]]:
+    ) -> list[Context]:
         """n children (default: one, or one per id) that begin as this context stands now. All or none."""
         child_ids = ids
         if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
             child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
         try:
-            response = yield from self._write(self._link.contexts.Fork, timeout_s, n=n, child_ids=child_ids)
+            response = await self._write(self._link.contexts.Fork, timeout_s, n=n, child_ids=child_ids)
         except AlreadyExists:
             if ids is not None:
                 raise
             # The ids are ours alone: the answer to our first attempt was lost.
             children = [self._another(child_id) for child_id in child_ids]
-            for child in children:
-                yield from child._refresh(timeout_s=timeout_s)
+            await outcomes([child.refresh(timeout_s=timeout_s) for child in children])
             return children
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in response.contexts]
 
-    def _truncate(self, tokens: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
+        return await self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
 
-    def _rewind(self, to: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        return self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
+        return await self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
 
-    def _reserve(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Allocate that many more working pages, waiting for them if need be."""
-        return self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _commit(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _release(self, pages: int, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them."""
-        return self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
 
-    def _refresh(self, *, timeout_s: float | None = None) -> Steps[ContextInfo]:
+    @operation
+    async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
         """Ask for the counters."""
-        yield from self._get(timeout_s)
+        await self._get(timeout_s)
         return self.info
 
-    def _tokens(self, *, timeout_s: float | None = None) -> Steps[list[int]]:
+    @operation
+    async def tokens(self, *, timeout_s: float | None = None) -> list[int]:
         """All tokens, buffered ones at the end."""
-        response = yield from self._get(timeout_s, include_tokens=True)
+        response = await self._get(timeout_s, include_tokens=True)
         return list(response.tokens.ids)
 
-    def _pages(self, *, timeout_s: float | None = None) -> Steps[ContextPages]:
+    @operation
+    async def pages(self, *, timeout_s: float | None = None) -> ContextPages:
         """The physical pages."""
-        response = yield from self._get(timeout_s, include_pages=True)
+        response = await self._get(timeout_s, include_pages=True)
         return decode(response.pages, ContextPages)
 
-    def _ancestors(self, *, timeout_s: float | None = None) -> Steps[list[tuple[str, int]]]:
+    @operation
+    async def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
-        response = yield from self._get(timeout_s, include_ancestors=True)
+        response = await self._get(timeout_s, include_ancestors=True)
         return [(each.context_id, each.forked_at) for each in response.ancestors]
 
-    def _plan(
+    @operation
+    async def plan(
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
-    ) -> Steps[PlanResult]:
+    ) -> PlanResult:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
-        return self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
+        return await self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
 
-    def _compare(self, other: ContextSteps[Any] | str, *, timeout_s: float | None = None) -> Steps[Comparison]:
+    @operation
+    async def compare(self, other: ContextOperations[Any, Any] | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""
-        b = other.id if isinstance(other, ContextSteps) else other
-        return self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
+        b = other.id if isinstance(other, ContextOperations) else other
+        return await self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
 
-    def _update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> Steps[ContextInfo]:
+    @operation
+    async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
-        fields = requests.settings(options, UpdateOptions, pb.UpdateContextRequest.Labels)
-        return self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
+        fields = requests.settings(options, UpdateOptions, update=True)
+        return await self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
 
-    def _save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Steps[Snapshot]:
+    @operation
+    async def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
         """Keep the present state under a name; with `durable` it survives the server. This context goes on.
 
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
         fields = requests.settings(options, SaveOptions)
-        return self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
+        return await self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
 
-    def _publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Steps[Publication]:
+    @operation
+    async def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
         fields = requests.settings(options, KeepOptions)
-        return self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
+        return await self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
 
-    def _close(self, *, timeout_s: float | None = None) -> Steps[None]:
+    @operation
+    async def close(self, *, timeout_s: float | None = None) -> None:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
             return
         with contextlib.suppress(NotFound):
-            yield from self._call(self._link.contexts.CloseContext, timeout_s, context_id=self.id)
+            await self._call(self._link.contexts.CloseContext, timeout_s, context_id=self.id)
         self._closed = True
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
-        """At the end of a `with` block, which `error` ended."""
+    async def _write(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
+        await self._settle()
         try:
-            yield from self._close()
-        except JaxctxError:
-            if error is None:  # else the error of the block is the one to see
-                raise
-
-    def _write(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> Steps[A]:
-        yield from self._settle()
-        try:
-            return (yield from self._call(method, timeout_s, context_id=self.id, **fields))
+            return await self._call(method, timeout_s, context_id=self.id, **fields)
         except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise
 
-    def _change(self, method: Any, timeout_s: float | None, kind: type[A], field: str, /, **fields: Any) -> Steps[A]:
+    async def _change(self, method: Any, timeout_s: float | None, kind: type[A], field: str, /, **fields: Any) -> A:
         """As `_write`, with the answer of `Link.ask`; the counters that it brings are the newest."""
-        response: Any = yield from self._write(method, timeout_s, **fields)
+        response: Any = await self._write(method, timeout_s, **fields)
         answer = decode(getattr(response, field) if field else response, kind)
         if isinstance(info := getattr(answer, "context", answer), ContextInfo):
             self.learn(info)
         return answer
 
-    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Any:
         return type(self)(self._link, context_id, info)
 
-    def _settle(self) -> Steps[None]:
+    async def _settle(self) -> None:
         """After a call that was cut short: wait for a moment while the server still works on it."""
         if self.cut_short:
             self.cut_short = False
             for pause_s in SETTLE_PAUSES_S:
-                yield from self._get(None)
+                await self._get(None)
                 if self.info.state is not ContextState.BUSY:
                     return
-                yield self._link.transport.sleep(pause_s)
+                await outcome(self._link.sleep(pause_s))
 
-    def _get(self, timeout_s: float | None, **wanted: bool) -> Steps[pb.GetContextResponse]:
-        response = yield from self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
+    async def _get(self, timeout_s: float | None, **wanted: bool) -> pb.GetContextResponse:
+        response = await self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
         self.learn(decode(response.context, ContextInfo))
         return response

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -14,7 +13,7 @@ import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.drive import Parts, Steps
+from jaxctx.client.drive import outcome
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
@@ -68,25 +67,12 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """How one of the two clients waits: what it calls gives a result at once, or something to await."""
-
-    channels: Any  # `grpc` or `grpc.aio`
-    sleep: Callable[[float], Any]  # seconds
-    read: Callable[[Any], Any]  # the next response of a streaming call; None after the last
-
-
-BLOCKING = Transport(grpc, time.sleep, lambda call: next(call, None))
-ASYNCIO = Transport(grpc.aio, asyncio.sleep, lambda call: anext(aiter(call), None))
-
-
 class Link:
-    """One channel to a server. Opens lazily; lives until it is closed."""
+    """One channel to a server. Opens lazily; lives until it is closed. `transport` is `grpc` or `grpc.aio`."""
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Any,
         target: str,
         credentials: grpc.ChannelCredentials | None,
         api_key: str | None,
@@ -99,13 +85,14 @@ class Link:
         key = None if api_key is None else api_key.strip()
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
-        self.transport = transport
+        self.is_blocking = transport is grpc
+        self.sleep: Callable[[float], Any] = time.sleep if self.is_blocking else asyncio.sleep
         self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
         if credentials is None:
-            self.channel = transport.channels.insecure_channel(target, options=_CHANNEL_OPTIONS)
+            self.channel = transport.insecure_channel(target, options=_CHANNEL_OPTIONS)
         else:
-            self.channel = transport.channels.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
+            self.channel = transport.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
         self.contexts: ContextServiceStub = ContextServiceStub(self.channel)
         self.snapshots: SnapshotServiceStub = SnapshotServiceStub(self.channel)
         self.models: ModelServiceStub = ModelServiceStub(self.channel)
@@ -121,29 +108,34 @@ class Link:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return method(request, timeout=timeout_s, metadata=self.metadata)
 
-    def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> Steps[A]:
+    async def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
         """Call a method of a stub with a request of these fields. Raises the errors of `jaxctx.errors`."""
         request = make(self._requests[method], **fields)
         try:
-            response: A = yield self.begin(method, request, timeout_s)
+            response: A = await outcome(self.begin(method, request, timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return response
 
-    def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> Steps[T]:
+    async def read(self, call: Any) -> Any:
+        """The next response of a streaming call; None after the last."""
+        try:
+            return next(call, None) if self.is_blocking else await anext(aiter(call), None)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> T:
         """As `call`; the answer of class `kind` that is in that field of the response, or with "" is the response."""
-        response: Any = yield from self.call(method, timeout_s, **fields)
+        response: Any = await self.call(method, timeout_s, **fields)
         return decode(getattr(response, field) if field else response, kind)
 
-    def parts(self, method: Any, timeout_s: float | None, listed: str, item: type[T], **fields: Any) -> Parts[T]:
-        """A list that comes in parts: answers of class `item` in the field `listed` of the responses."""
+    async def items(
+        self, method: Any, timeout_s: float | None, listed: str, kind: type[T], **fields: Any
+    ) -> AsyncIterator[T]:
+        """A list that comes in parts: answers of class `kind` in the field `listed` of the responses."""
         page_token: str | None = ""
-
-        def part() -> Steps[list[T]]:
-            nonlocal page_token
-            response: Any = yield from self.call(method, timeout_s, page_token=page_token, **fields)
-            page_token = response.next_page_token or None
-            return [decode(message, item) for message in getattr(response, listed)]
-
         while page_token is not None:
-            yield part()
+            response: Any = await self.call(method, timeout_s, page_token=page_token, **fields)
+            for message in getattr(response, listed):
+                yield decode(message, kind)
+            page_token = response.next_page_token or None

@@ -3,7 +3,6 @@
 What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here.
 """
 
-import dataclasses
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message as ProtobufMessage
 
+from jaxctx.answers import named
 from jaxctx.client.options import Content, GenerateOptions, Message, Output, Ranges, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import content_pb2, context_service_pb2, forward_pb2, generation_pb2, lifetime_pb2
@@ -44,17 +44,17 @@ def known(options: Mapping[str, object], kind: type) -> None:
         raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
 
 
-def settings(options: Mapping[str, Any], kind: type, labels: type[ProtobufMessage] | None = None) -> dict[str, Any]:
+def settings(options: Mapping[str, Any], kind: type, *, update: bool = False) -> dict[str, Any]:
     """Options as the fields of these names, times as theirs. TypeError for an option that `kind` does not have.
 
-    `labels`: where they go into a message of their own, which tells none at all from no change, its class.
+    In an update labels go into a message of their own, which tells none at all from no change.
     """
     known(options, kind)
     fields = {name: value for name, value in options.items() if name not in ("pin_s", "ttl_s", "sliding")}
     if options.get("pin_s") is not None:
         fields["pin_for"] = duration("pin_for", options["pin_s"])
-    if labels is not None and options.get("labels") is not None:
-        fields["labels"] = make(labels, labels=options["labels"])
+    if update and options.get("labels") is not None:
+        fields["labels"] = {"labels": options["labels"]}
     return {**fields, "ttl": ttl(options.get("ttl_s"), options.get("sliding", False))}
 
 
@@ -136,6 +136,5 @@ def mask(path: str, ranges: Ranges) -> forward_pb2.AttentionMask:
 
 def output(path: str, asked: Output) -> forward_pb2.PassOutput:
     """Of ForwardRequest."""
-    told = {each.name: getattr(asked, each.name) for each in dataclasses.fields(asked)}
-    told["sample"] = None if asked.sample is None else sampling(asked.sample, f"{path}.sample.")
-    return make(forward_pb2.PassOutput, within=f"{path}.", **told)
+    sample = None if asked.sample is None else sampling(asked.sample, f"{path}.sample.")
+    return make(forward_pb2.PassOutput, within=f"{path}.", **named(Output, asked) | {"sample": sample})

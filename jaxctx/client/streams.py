@@ -6,19 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import grpc
-
-from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage
-from jaxctx.client.drive import Steps, run
+from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage, named
+from jaxctx.client.drive import run
 from jaxctx.codec import decode
-from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
-from jaxctx.wire import from_rpc_error
+from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
 
 if TYPE_CHECKING:
-    from jaxctx.client.contexts import ContextSteps
+    from jaxctx.client.contexts import ContextOperations
 
 C = TypeVar("C", covariant=True)
-V = TypeVar("V", bound="ContextSteps[Any]")
+V = TypeVar("V", bound="ContextOperations[Any, Any]")
 
 # After these the server may still be at work on the call, for at most one step of the engine.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
@@ -53,27 +50,24 @@ class Pieces(Generic[V]):
         self._begin = begin
         self._ended = False
         # Begun here unless something must be awaited first, so that streams made one after the other run together.
-        if source.cut_short and source._link.transport.channels is grpc:
+        if source.cut_short and source._link.is_blocking:
             run(source._settle())
         self._call = None if source.cut_short else begin()
 
-    def _next_piece(self) -> Steps[Piece[V] | None]:
+    async def _next_piece(self) -> Piece[V] | None:
         """None after the last one."""
         if self._ended:
             return None
         if self._call is None:
-            yield from self._source._settle()
+            await self._source._settle()
             self._call = self._begin()
         try:
-            response = yield self._source._link.transport.read(self._call)
-        except grpc.RpcError as rpc_error:
-            error = from_rpc_error(rpc_error)
-            self._ended = True
-            if isinstance(error, CUT_SHORT):
-                self._cut_short()
-            raise error from rpc_error
-        except asyncio.CancelledError:
+            response = await self._source._link.read(self._call)
+        except (*CUT_SHORT, asyncio.CancelledError):
             self.close()
+            raise
+        except JaxctxError:
+            self._ended = True
             raise
         if response is None:
             self._ended = True
@@ -90,13 +84,9 @@ class Pieces(Generic[V]):
         if not self._ended:
             self._ended = True
             if self._call is not None:
-                self._cut_short()
                 self._call.cancel()
-
-    def _cut_short(self) -> None:
-        """The call ended before its last piece: the server may hold the contexts for a moment longer."""
-        for context in self._contexts.values():
-            context.cut_short = True
+                for context in self._contexts.values():  # the server may hold them for a moment longer
+                    context.cut_short = True
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
@@ -108,14 +98,9 @@ def joined(index: int, pieces: list[Piece[C]]) -> Completion[C]:
     last = pieces[-1] if pieces else None
     if last is None or last.finish is None or last.usage is None:
         raise Internal(f"the stream ended before output {index} did")
-    return Completion(
-        index=index,
-        context=last.context,
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-        finish=last.finish,
-        stop_match=last.stop_match,
-        seed=last.seed,
-        usage=last.usage,
-    )
+    whole = {
+        "text": "".join(piece.text for piece in pieces),
+        "token_ids": tuple(token for piece in pieces for token in piece.token_ids),
+        "logprobs": tuple(logprob for piece in pieces for logprob in piece.logprobs),
+    }
+    return Completion(**named(Completion, last) | whole)

@@ -46,23 +46,21 @@ class Key:
     role: Role
 
 
-def _of(service: str, role: Role, *methods: str) -> dict[str, Role]:
-    return {f"/{service}/{method}": role for method in methods}
-
-
 METHODS: Mapping[str, Role] = {
-    **_of("grpc.health.v1.Health", Role.ANYONE, "Check", "Watch"),
-    **_of("grpc.reflection.v1alpha.ServerReflection", Role.USER, "ServerReflectionInfo"),
-    **_of("jaxctx.v1.ContextService", Role.USER, "CreateContext", "Fill", "Flush", "Generate", "Fork"),
-    **_of("jaxctx.v1.ContextService", Role.USER, "Truncate", "Rewind", "GetContext", "ListContexts", "UpdateContext"),
-    **_of("jaxctx.v1.ContextService", Role.USER, "Forward", "WatchContexts", "Compare"),
-    **_of("jaxctx.v1.ContextService", Role.USER, "Plan", "ReservePages", "CommitPages", "ReleasePages", "CloseContext"),
-    **_of("jaxctx.v1.SnapshotService", Role.USER, "Save", "Open", "Take", "GetSnapshot", "ListSnapshots"),
-    **_of("jaxctx.v1.SnapshotService", Role.USER, "ListSnapshotVersions", "UpdateSnapshot", "DeleteSnapshot"),
-    **_of("jaxctx.v1.SnapshotService", Role.USER, "Publish", "UpdatePublication", "Unpublish", "ListPublications"),
-    **_of("jaxctx.v1.ModelService", Role.USER, "ListModels", "GetModel", "Tokenize", "Detokenize"),
-    **_of("jaxctx.v1.ModelService", Role.USER, "ApplyChatTemplate"),
-    **_of("jaxctx.v1.AdminService", Role.ADMIN, "GetStats", "Drain", "ClearCache"),
+    f"/{service}/{method}": role
+    for service, role, methods in (
+        ("grpc.health.v1.Health", Role.ANYONE, "Check Watch"),
+        ("grpc.reflection.v1alpha.ServerReflection", Role.USER, "ServerReflectionInfo"),
+        ("jaxctx.v1.ContextService", Role.USER, "CreateContext Fill Flush Generate Fork Truncate Rewind Forward"),
+        ("jaxctx.v1.ContextService", Role.USER, "GetContext ListContexts UpdateContext WatchContexts Plan Compare"),
+        ("jaxctx.v1.ContextService", Role.USER, "ReservePages CommitPages ReleasePages CloseContext"),
+        ("jaxctx.v1.SnapshotService", Role.USER, "Save Open Take GetSnapshot ListSnapshots ListSnapshotVersions"),
+        ("jaxctx.v1.SnapshotService", Role.USER, "UpdateSnapshot DeleteSnapshot"),
+        ("jaxctx.v1.SnapshotService", Role.USER, "Publish UpdatePublication Unpublish ListPublications"),
+        ("jaxctx.v1.ModelService", Role.USER, "ListModels GetModel Tokenize Detokenize ApplyChatTemplate"),
+        ("jaxctx.v1.AdminService", Role.ADMIN, "GetStats Drain ClearCache"),
+    )
+    for method in methods.split()
 }
 
 LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback only

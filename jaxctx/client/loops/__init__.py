@@ -1,15 +1,20 @@
 """Loops: ways to generate that the server does not have, as programs over contexts. Examples to use or to copy.
 
-    drive.py         runs a loop with either client
     continuing.py    how every loop begins and ends
     windows.py       attention sinks and a sliding window
     speculation.py   drafts, verified many at a time
     search.py        best of n, beam search
 
-Each loop is written once, as a generator: it calls methods of contexts and yields what they return, and `drive` sends
-back the result. `jaxctx.loops` and `jaxctx.aio.loops` are the same functions for the two clients.
+Each loop is written once, as a coroutine function that awaits the `outcome` of what it calls (see `drive`). Those here
+are for the asyncio client, `jaxctx.aio.loops`; `jaxctx.loops` are the same functions for the other one.
 
 Afterwards a context holds its prompt and all tokens that the loop returned, the last one buffered, as after `generate`;
 also when the loop ends with an error. End-of-sequence tokens are known to the server only: a loop stops at
 `stop_token_ids` and at no other token.
 """
+
+from jaxctx.client.loops.search import Beam, beam_search, best_of, likelihood
+from jaxctx.client.loops.speculation import prompt_lookup, speculative
+from jaxctx.client.loops.windows import windowed
+
+__all__ = ["Beam", "beam_search", "best_of", "likelihood", "prompt_lookup", "speculative", "windowed"]

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import outcome
 from jaxctx.errors import FailedPrecondition
 
 
-def begin(context: Any) -> Steps[list[int]]:
+async def begin(context: Any) -> list[int]:
     """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
 
     Raises FailedPrecondition for a context without tokens.
     """
-    tokens: list[int] = yield context.tokens()
+    tokens: list[int] = await outcome(context.tokens())
     if not tokens:
         raise FailedPrecondition("the context has no token to continue from", reason="CONTEXT_EMPTY")
-    yield context.rewind(len(tokens) - 1)
+    await outcome(context.rewind(len(tokens) - 1))
     return tokens
 
 
-def end(context: Any, tokens: Sequence[int]) -> Steps[None]:
+async def end(context: Any, tokens: Sequence[int]) -> None:
     """Leave the context with these tokens, whatever became of the last pass."""
-    yield context.rewind(len(tokens) - 1)
-    yield context.fill(tokens=tokens[-1:], defer=True)
+    await outcome(context.rewind(len(tokens) - 1))
+    await outcome(context.fill(tokens=tokens[-1:], defer=True))
 
 
 def until_stop(tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> tuple[list[int], bool]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack
 
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import outcome, outcomes
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import GenerateOptions, Output
 from jaxctx.client.streams import Completion
@@ -21,16 +21,16 @@ def likelihood(completion: Completion[Any]) -> float:
     return sum(each.logprob for each in completion.logprobs)
 
 
-def best_of(
+async def best_of(
     context: Any, n: int, *, score: Callable[[Completion[Any]], float] = likelihood, **options: Unpack[GenerateOptions]
-) -> Steps[Completion[Any]]:
+) -> Completion[Any]:
     """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`."""
     if n < 2:
         raise InvalidArgument.field("n", "must be at least 2")
     options["logprobs"] = True
-    outputs = yield context.completions(n, **options)
+    outputs = await outcome(context.completions(n, **options))
     best: Completion[Any] = max(outputs, key=score)
-    yield [each.context.close() for each in outputs if each is not best]
+    await outcomes([each.context.close() for each in outputs if each is not best])
     return best
 
 
@@ -43,7 +43,7 @@ class Beam(Generic[C]):
     logprob: float  # of all tokens together
 
 
-def beam_search(context: Any, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Steps[Beam[Any]]:
+async def beam_search(context: Any, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Beam[Any]:
     """The likeliest of the continuations that up to `width` (1..64) beams find, in a fork of its own.
 
     A beam ends at a stop token or after `max_tokens`. The context itself stays as it is.
@@ -51,33 +51,34 @@ def beam_search(context: Any, *, width: int, max_tokens: int, stop_token_ids: Se
     for name, value in (("width", width), ("max_tokens", max_tokens)):
         if value < 1:
             raise InvalidArgument.field(name, "must be at least 1")
-    opened = list((yield context.fork()))
+    opened = list(await outcome(context.fork()))
     winner: Beam[Any] | None = None
     try:
-        prompt = yield from continuing.begin(opened[0])
+        prompt = await continuing.begin(opened[0])
         live: list[Beam[Any]] = [Beam(context=opened[0], tokens=(), logprob=0.0)]
         best: list[Beam[Any]] = []  # the likeliest one that has ended, if any has
         for _ in range(max_tokens):
             asked = [Output(top=width)]
-            results = yield [beam.context.forward([*prompt[-1:], *beam.tokens][-1:], outputs=asked) for beam in live]
+            passes = [beam.context.forward([*prompt[-1:], *beam.tokens][-1:], outputs=asked) for beam in live]
+            results = await outcomes(passes)
             longer = [
                 dataclasses.replace(beam, tokens=(*beam.tokens, token), logprob=beam.logprob + logprob)
                 for beam, result in zip(live, results, strict=True)
                 for token, logprob in result.outputs[0].top
             ]
-            live = yield from _apart(_likeliest(longer, best, width, stop_token_ids), opened)
+            live = await _apart(_likeliest(longer, best, width, stop_token_ids), opened)
             if live and live[-1].tokens[-1] in stop_token_ids:
                 best = [live.pop()]
             held = {beam.context.id for beam in (*live, *best)}
-            yield [each.close() for each in opened if each.id not in held]
+            await outcomes([each.close() for each in opened if each.id not in held])
             if not live:
                 break
         found = max((*best, *live), key=lambda beam: beam.logprob)
-        yield from continuing.end(found.context, [*prompt, *found.tokens])
+        await continuing.end(found.context, [*prompt, *found.tokens])
         winner = found
         return found
     finally:
-        yield [each.close() for each in opened if winner is None or each is not winner.context]
+        await outcomes([each.close() for each in opened if winner is None or each is not winner.context])
 
 
 def _likeliest(
@@ -96,14 +97,14 @@ def _likeliest(
     return likeliest
 
 
-def _apart(beams: list[Beam[Any]], opened: list[Any]) -> Steps[list[Beam[Any]]]:
+async def _apart(beams: list[Beam[Any]], opened: list[Any]) -> list[Beam[Any]]:
     """The same beams, each with a context of its own: the first keeps what several shared, the others fork it."""
     taken: set[str] = set()
     apart = []
     for beam in beams:
         context = beam.context
         if context.id in taken:
-            (context,) = yield context.fork()
+            (context,) = await outcome(context.fork())
             opened.append(context)
         taken.add(context.id)
         apart.append(dataclasses.replace(beam, context=context))

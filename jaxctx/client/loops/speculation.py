@@ -9,42 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import outcome
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import Output
 
 
-def speculative(
+async def speculative(
     context: Any,
     drafts: Callable[[list[int]], Sequence[int]],
     *,
     max_tokens: int,
     stop_token_ids: Sequence[int] = (),
-) -> Steps[list[int]]:
+) -> list[int]:
     """Continue a context greedily; returns the new tokens, which are the same for any drafts.
 
     `drafts` is called with all tokens so far, prompt included, and returns what may come next: none, one or more.
     """
-    tokens = yield from continuing.begin(context)
+    tokens = await continuing.begin(context)
     prompt = len(tokens)
     ended = max_tokens < 1
     try:
         while not ended:
             room = prompt + max_tokens - len(tokens)
             guessed = list(drafts(list(tokens)))[: room - 1]
-            result = yield context.forward(
-                [tokens[-1], *guessed],
-                keep_working=True,  # nothing is committed before it is known to be right
-                outputs=[Output(index=row, sample={"temperature": 0.0}) for row in range(1 + len(guessed))],
-            )
+            asked = [Output(index=row, sample={"temperature": 0.0}) for row in range(1 + len(guessed))]
+            # Nothing is committed before it is known to be right.
+            verified = context.forward([tokens[-1], *guessed], keep_working=True, outputs=asked)
+            result = await outcome(verified)
             greedy = [output.token_id for output in result.outputs]
             right = next((row for row, guess in enumerate(guessed) if guess != greedy[row]), len(guessed))
             accepted, ended = continuing.until_stop(greedy[: right + 1], room, stop_token_ids)
             if wrong := 1 + len(guessed) - len(accepted):  # all but the last accepted token are in the context
-                yield context.truncate(wrong)
+                await outcome(context.truncate(wrong))
             tokens += accepted
     finally:
-        yield from continuing.end(context, tokens)
+        await continuing.end(context, tokens)
     return tokens[prompt:]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxctx.client.drive import Steps
+from jaxctx.client.drive import outcome
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
@@ -24,7 +24,7 @@ def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
     return [(0, sinks), (start, index + 1)] if sinks else [(start, index + 1)]
 
 
-def windowed(
+async def windowed(
     context: Any,
     *,
     max_tokens: int,
@@ -33,7 +33,7 @@ def windowed(
     most: int | None = None,
     sample: SamplingOptions | None = None,
     stop_token_ids: Sequence[int] = (),
-) -> Steps[list[int]]:
+) -> list[int]:
     """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
 
     `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
@@ -41,7 +41,7 @@ def windowed(
     """
     if most is not None and most <= sinks + window:
         raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")
-    tokens = yield from continuing.begin(context)
+    tokens = await continuing.begin(context)
     new: list[int] = []
     sampling: SamplingOptions = {"temperature": 0.0} if sample is None else sample
     ended = max_tokens < 1
@@ -49,17 +49,17 @@ def windowed(
         while not ended:
             if most is not None and len(tokens) > most:
                 tokens = tokens[:sinks] + tokens[-window:]
-                yield context.rewind(sinks)
+                await outcome(context.rewind(sinks))
                 if window > 1:
-                    yield context.fill(tokens=tokens[sinks:-1], defer=True)
+                    await outcome(context.fill(tokens=tokens[sinks:-1], defer=True))
             drawn = sampling.copy()
             if "seed" in sampling:
                 drawn["seed"] = sampling["seed"] + len(new)
             seen = mask(len(tokens) - 1, sinks, window)
-            result = yield context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)])
+            result = await outcome(context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)]))
             new.append(result.outputs[0].token_id)
             tokens.append(new[-1])
             ended = len(new) == max_tokens or new[-1] in stop_token_ids
     finally:
-        yield from continuing.end(context, tokens)
+        await continuing.end(context, tokens)
     return new

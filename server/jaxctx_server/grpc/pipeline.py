@@ -5,6 +5,7 @@ The request is parsed behind all that, so bytes that are no message are an error
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -38,7 +39,8 @@ class Pipeline(grpc.aio.ServerInterceptor):
         who have none cannot use up the places of others.
         """
         self._authoriser = authoriser
-        self._free = {True: MAX_OPEN_CALLS, False: max_calls}  # places, by whether the method is open to anyone
+        # By whether the method is open to anyone.
+        self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
 
     async def intercept_service(
         self,
@@ -88,8 +90,9 @@ class Pipeline(grpc.aio.ServerInterceptor):
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            with _logged(facts | {"caller": key.name}), self._place(method):
-                yield
+            with _logged(facts | {"caller": key.name}):
+                async with self._place(method):
+                    yield
         except grpc.aio.BaseError:
             raise  # the transport's: the caller is gone
         except Exception as error:
@@ -97,17 +100,12 @@ class Pipeline(grpc.aio.ServerInterceptor):
             trailers = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
             await context.abort(status.code, status.details, trailers)
 
-    @contextmanager
-    def _place(self, method: str) -> Iterator[None]:
+    def _place(self, method: str) -> asyncio.Semaphore:
         """A place among the calls that run. What each may ask for is the validator's business."""
-        is_open = METHODS.get(method) is Role.ANYONE
-        if not self._free[is_open]:
+        places = self._places[METHODS.get(method) is Role.ANYONE]
+        if places.locked():
             raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-        self._free[is_open] -= 1
-        try:
-            yield
-        finally:
-            self._free[is_open] += 1
+        return places
 
 
 @contextmanager

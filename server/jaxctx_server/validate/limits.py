@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from jaxctx.answers import EngineInfo
+from jaxctx.answers import EngineInfo, named
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -56,9 +56,4 @@ class Limits:
     @classmethod
     def of(cls, info: EngineInfo, *, queue_limit: int) -> Self:
         """The limits of an engine."""
-        return cls(
-            vocab_size=info.vocab_size,
-            max_context_tokens=info.max_context_tokens,
-            default_max_tokens=info.default_max_tokens,
-            queue_limit=queue_limit,
-        )
+        return cls(queue_limit=queue_limit, **named(cls, info))

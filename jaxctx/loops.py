@@ -1,4 +1,4 @@
-"""The loops of `jaxctx.client.loops` for the blocking client."""
+"""The loops of `jaxctx.client.loops`, for the blocking client."""
 
 from jaxctx.client.drive import blocking
 from jaxctx.client.loops import search, speculation, windows
