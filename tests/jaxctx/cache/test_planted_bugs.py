@@ -19,7 +19,7 @@ BUGS = [
     # pages
     Bug("double free", Memory, "free_working", "del context.working[keep:]", "pass"),
     Bug("a page handed out stays free", PagePool, "_cut", "bytes(cut - start)", "b'\\x01' * (cut - start)"),
-    Bug("runs are not merged", PagePool, "_join", "(before := self._starts.pop(start, None)) is not None", "False"),
+    Bug("runs are not merged", PagePool, "release", "self._is_free.rfind(0, 0, start) + 1", "start"),
     Bug("a run loses its last page", PagePool, "_cut", "if cut < end:", "if cut < end - 1:"),
     Bug("eviction before refusal", Memory, "take", "self.must_have(count)", "pass"),
     Bug(
