@@ -80,11 +80,9 @@ def check_pool(pool: PagePool) -> None:
 
 def nodes(index: PrefixIndex) -> Iterator[PageNode]:
     """Every indexed node."""
-    for node in index._by_digest.values():
-        collided: PageNode | None = node
-        while collided is not None:
-            yield collided
-            collided = collided.same_digest
+    for collided in index._by_digest.values():
+        assert collided, "a digest of nothing"
+        yield from collided
 
 
 def holds(index: PrefixIndex, node: PageNode) -> bool:
