@@ -52,7 +52,7 @@ class Context:
     pinned: bool = False
     manual_commit: bool = False
     snapshot: str = ""  # that it was opened from
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
     created_at: float
     used_at: float
     busy: bool = False  # a writer holds it; set by the engine

@@ -10,7 +10,7 @@ nothing. One thread owns a cache and its contexts.
                   └──────────restore: another tier does────────────────────────┘
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from xxhash import xxh3_128_digest
@@ -76,30 +76,16 @@ class ContextCache:
         return iter(self._registry)
 
     def create(
-        self,
-        identity: Identity,
-        *,
-        tenant: str = "",
-        context_id: str | None = None,
-        priority: int = 0,
-        pinned: bool = False,
-        manual_commit: bool = False,
-        lifetime: Lifetime = FOREVER,
-        labels: Mapping[str, str] | None = None,
+        self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False
     ) -> Context:
-        """A new, empty context. Raises AlreadyExists if the tenant has one of this id."""
-        now = self._clock()
-        root = self.memory.index.root(identity)
+        """A new, empty context, of no end. Raises AlreadyExists if the tenant has one of this id."""
+        now, root = self._clock(), self.memory.index.root(identity)
         context = Context(
             id=self._unused_id(tenant, context_id),
             tenant=tenant,
             identity=identity,
             page_size=self.page_size,
-            priority=priority,
-            pinned=pinned,
             manual_commit=manual_commit,
-            lifetime=lifetime,
-            labels=dict(labels or {}),
             created_at=now,
             used_at=now,
             root=root,
@@ -158,7 +144,8 @@ class ContextCache:
         publication_id = self._unused_id(tenant, publication_id)
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
-        publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
+        publication = self.create(identity, tenant=tenant, context_id=publication_id)
+        publication.pinned = True
         self.memory.tiers.copy(context.page_table().tolist(), pages)
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
