@@ -40,7 +40,6 @@ class Registry:
         return iter(self._contexts.values())
 
     def count(self, tenant: str) -> int:
-        """Contexts of one tenant."""
         return len(self._ids.get(tenant, ()))
 
     def by_use(self) -> builtins.list[Context]:

@@ -46,7 +46,6 @@ class LocalEngine(Snapshots, Engine):
         self.info = info
 
     def start(self) -> None:
-        """Begin to take work."""
         self.loop.start()
         self._reaper.start()
 

@@ -141,7 +141,6 @@ def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The record of a manifest."""
     lineage, packs = manifest.lineage, sorted(manifest.packs)
     numbers = {pack: number for number, pack in enumerate(packs)}
     return _seal(
