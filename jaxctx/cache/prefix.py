@@ -192,10 +192,7 @@ class PrefixIndex:
 
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
         """The indexed node of these tokens and marks behind `parent`."""
-        return self._find(self._key(parent, owner, tokens, marks), parent, owner, tokens, marks)
-
-    def _find(self, digest: bytes, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
-        for node in self._by_digest.get(digest, ()):
+        for node in self._by_digest.get(self._key(parent, owner, tokens, marks), ()):
             if node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is owner:
                 return node
         return None
@@ -206,8 +203,7 @@ class PrefixIndex:
         The data of `page` must be on the device by now. An indexed node that has no page takes this one. If the
         answer's page is another, `page` is a duplicate and the caller's to give back.
         """
-        digest = self._key(parent, owner, tokens, marks)
-        node = self._find(digest, parent, owner, tokens, marks)
+        node = self.child(parent, owner, tokens, marks)
         if node is None and parent.owner.published:
             node = self.child(parent, parent.owner, tokens, marks)
         if node is not None:
@@ -219,7 +215,7 @@ class PrefixIndex:
         node = PageNode(
             parent,
             tokens,
-            digest,
+            self._key(parent, owner, tokens, marks),
             marks=marks,
             marked=bool(marks) or parent.marked,
             page=page,
@@ -228,7 +224,7 @@ class PrefixIndex:
             indexed=True,
         )
         node.owner = owner
-        self._by_digest.setdefault(digest, []).append(node)
+        self._by_digest.setdefault(node.digest, []).append(node)
         parent.children += 1
         return node  # the hold on the parent is now that of a held child
 
