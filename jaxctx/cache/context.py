@@ -52,7 +52,7 @@ class Context:
     pinned: bool = False
     manual_commit: bool = False
     snapshot: str = ""  # that it was opened from
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
     created_at: float
     used_at: float
     busy: bool = False  # a writer holds it; set by the engine
@@ -72,7 +72,7 @@ class Context:
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
-    table: "array[int] | None" = None  # of int32 page ids; None: built again when asked for
+    table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected again when asked for
 
     @property
     def committed_pages(self) -> int:
@@ -136,7 +136,7 @@ class Context:
     def page_table(self) -> Int32[np.ndarray, " pages"]:
         """Physical page ids as they are now, committed ones first; empty if suspended.
 
-        Kept up to date while pages are added; after a fork, match or rewind it is built again, in O(pages).
+        Committed ones are remembered as they come; after a fork, match or rewind they are collected again, in O(pages).
         """
         if self.table is None:
             pages: list[int] = []
@@ -144,5 +144,5 @@ class Context:
             while node is not None and node.parent is not None:  # `chain` would take half as long again
                 pages.append(node.page)
                 node = node.parent
-            self.table = array("i", [*reversed(pages), *self.working])
-        return np.array(self.table)
+            self.table = array("i", reversed(pages))
+        return np.array(self.table + array("i", self.working))

@@ -10,7 +10,7 @@ nothing. One thread owns a cache and its contexts.
                   └──────────restore: another tier does────────────────────────┘
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from xxhash import xxh3_128_digest
@@ -55,7 +55,7 @@ class ContextCache:
         self.page_size = page_size
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
         self.control = PageControl(self, self.memory)
-        self._registry = Registry(clock)
+        self._registry = Registry(clock, new_id)
         self.get, self.list, self.count = self._registry.get, self._registry.list, self._registry.count
         self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
         self._clock = clock
@@ -76,30 +76,16 @@ class ContextCache:
         return iter(self._registry)
 
     def create(
-        self,
-        identity: Identity,
-        *,
-        tenant: str = "",
-        context_id: str | None = None,
-        priority: int = 0,
-        pinned: bool = False,
-        manual_commit: bool = False,
-        lifetime: Lifetime = FOREVER,
-        labels: Mapping[str, str] | None = None,
+        self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False
     ) -> Context:
-        """A new, empty context. Raises AlreadyExists if the tenant has one of this id."""
-        now = self._clock()
-        root = self.memory.index.root(identity)
+        """A new, empty context, of no end. Raises AlreadyExists if the tenant has one of this id."""
+        now, root = self._clock(), self.memory.index.root(identity)
         context = Context(
-            id=self._unused_id(tenant, context_id),
+            id=self._registry.unused(tenant, context_id),
             tenant=tenant,
             identity=identity,
             page_size=self.page_size,
-            priority=priority,
-            pinned=pinned,
             manual_commit=manual_commit,
-            lifetime=lifetime,
-            labels=dict(labels or {}),
             created_at=now,
             used_at=now,
             root=root,
@@ -127,7 +113,7 @@ class ContextCache:
         sources = context.working[: self.memory.pages_for(context.working_tokens)]
         child = replace(
             context,
-            id=self._unused_id(tenant, context_id),
+            id=self._registry.unused(tenant, context_id),
             tenant=tenant,
             ancestors=((context.id, context.length), *context.ancestors)[:ANCESTORS],
             pinned=False,
@@ -155,10 +141,11 @@ class ContextCache:
         FailedPrecondition for a suspended context.
         """
         self._must_be_resident(context)
-        publication_id = self._unused_id(tenant, publication_id)
+        publication_id = self._registry.unused(tenant, publication_id)
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
-        publication = self.create(identity, tenant=tenant, context_id=publication_id, pinned=True)
+        publication = self.create(identity, tenant=tenant, context_id=publication_id)
+        publication.pinned = True
         self.memory.tiers.copy(context.page_table().tolist(), pages)
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
@@ -349,6 +336,3 @@ class ContextCache:
         self.must_live(context)
         if context.suspended:
             raise FailedPrecondition(f"context {context.id!r} is suspended")
-
-    def _unused_id(self, tenant: str, context_id: str | None) -> str:
-        return self._registry.unused(tenant, self._new_id() if context_id is None else context_id)

@@ -64,17 +64,12 @@ class Memory:
     def add_working(self, context: Context, count: int) -> None:
         """Append empty working pages, if possible next to the context's last page. Raises OutOfPages."""
         last = context.working[-1] if context.working else context.tail.page if context.tail.depth else None
-        pages = self.take(count, last)
-        context.working += pages
-        if context.table is not None:
-            context.table.extend(pages)
+        context.working += self.take(count, last)
 
     def free_working(self, context: Context, keep: int) -> None:
         """Free all working pages but the first `keep`; the others' tokens are the caller's business."""
         self.pool.release(context.working[keep:])
         del context.working[keep:]
-        if context.table is not None:
-            del context.table[context.committed_pages + keep :]
 
     def commit(self, context: Context, count: int) -> int:
         """Commit the first `count` working pages, all full; returns how many were merged with equal committed ones."""
@@ -86,8 +81,8 @@ class Memory:
             context.tail = self.index.commit(context.tail, context.root, tokens, marks, page)
             if context.tail.page != page:
                 duplicates.append(page)
-                if context.table is not None:
-                    context.table[context.tail.depth - 1] = context.tail.page
+            if context.table is not None:
+                context.table.append(context.tail.page)
         del context.working[:count]
         context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size

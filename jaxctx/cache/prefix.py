@@ -85,7 +85,6 @@ class PageNode:
     depth: int = 0  # pages up to and including this one
     children: int = 0  # indexed ones
     indexed: bool = False
-    same_digest: PageNode | None = None  # next in the index under this digest: a hash collision
 
     @property
     def lost(self) -> bool:
@@ -128,7 +127,7 @@ class PrefixIndex:
     def __init__(self, page_size: int, digest: Callable[[bytes], bytes] = xxh3_128_digest) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
         self._digest = digest
-        self._by_digest: dict[bytes, PageNode] = {}
+        self._by_digest: dict[bytes, list[PageNode]] = {}  # more than one: a hash collision
         self._cached: OrderedDict[PageNode, None] = OrderedDict()  # least recently released first
         self._roots: WeakValueDictionary[Identity, PageNode] = WeakValueDictionary()
         self._published: dict[Identity, list[PageNode]] = {}  # roots, by the identity without its namespace
@@ -193,15 +192,10 @@ class PrefixIndex:
 
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
         """The indexed node of these tokens and marks behind `parent`."""
-        return self._find(self._key(parent, owner, tokens, marks), parent, owner, tokens, marks)
-
-    def _find(self, digest: bytes, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
-        node = self._by_digest.get(digest)
-        while node is not None and not (
-            node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is owner
-        ):
-            node = node.same_digest
-        return node
+        for node in self._by_digest.get(self._key(parent, owner, tokens, marks), ()):
+            if node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is owner:
+                return node
+        return None
 
     def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes, page: int) -> PageNode:
         """Move one hold from `parent` to its child of these tokens: the indexed one, or else a new one with `page`.
@@ -209,8 +203,7 @@ class PrefixIndex:
         The data of `page` must be on the device by now. An indexed node that has no page takes this one. If the
         answer's page is another, `page` is a duplicate and the caller's to give back.
         """
-        digest = self._key(parent, owner, tokens, marks)
-        node = self._find(digest, parent, owner, tokens, marks)
+        node = self.child(parent, owner, tokens, marks)
         if node is None and parent.owner.published:
             node = self.child(parent, parent.owner, tokens, marks)
         if node is not None:
@@ -222,17 +215,16 @@ class PrefixIndex:
         node = PageNode(
             parent,
             tokens,
-            digest,
+            self._key(parent, owner, tokens, marks),
             marks=marks,
             marked=bool(marks) or parent.marked,
             page=page,
             holders=1,
             depth=parent.depth + 1,
             indexed=True,
-            same_digest=self._by_digest.get(digest),
         )
         node.owner = owner
-        self._by_digest[digest] = node
+        self._by_digest.setdefault(node.digest, []).append(node)
         parent.children += 1
         return node  # the hold on the parent is now that of a held child
 
@@ -276,17 +268,10 @@ class PrefixIndex:
 
     def forget(self, node: PageNode) -> None:
         """Off the index: no tier has its data any more."""
-        first = self._by_digest[node.digest]
-        if first is not node:
-            while first.same_digest is not node:
-                assert first.same_digest is not None
-                first = first.same_digest
-            first.same_digest = node.same_digest
-        elif node.same_digest is not None:
-            self._by_digest[node.digest] = node.same_digest
-        else:
+        nodes = self._by_digest[node.digest]
+        nodes.remove(node)
+        if not nodes:
             del self._by_digest[node.digest]
-        node.same_digest = None
         node.indexed = False
         assert node.parent is not None
         node.parent.children -= 1

@@ -25,8 +25,8 @@ def expired(context_id: str) -> NotFound:
 class Registry:
     """Contexts that are not closed; those that are not suspended are also kept in the order of use."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        self._clock, self._new_id = clock, new_id
         self._contexts: dict[tuple[str, str], Context] = {}
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
         self._by_use: OrderedDict[Context, None] = OrderedDict()
@@ -40,15 +40,15 @@ class Registry:
         return iter(self._contexts.values())
 
     def count(self, tenant: str) -> int:
-        """Contexts of one tenant."""
         return len(self._ids.get(tenant, ()))
 
     def by_use(self) -> builtins.list[Context]:
         """Contexts that are not suspended, least recently used first."""
         return [*self._by_use]
 
-    def unused(self, tenant: str, context_id: str) -> str:
-        """`context_id`, or AlreadyExists."""
+    def unused(self, tenant: str, context_id: str | None) -> str:
+        """`context_id`, or AlreadyExists; None: a new id."""
+        context_id = self._new_id() if context_id is None else context_id
         if (tenant, context_id) in self._contexts:
             raise AlreadyExists(f"there is a context {context_id!r} already")
         return context_id

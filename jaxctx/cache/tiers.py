@@ -127,15 +127,13 @@ class Tiers:
             item.disk = NOWHERE
 
     def lose(self, item: Item) -> None:
-        """Its copies cannot be read: as if dropped, and what is then nowhere is forgotten."""
+        """Its copies are gone: as if dropped, and what is then nowhere is forgotten."""
         self.drop(item)
         self._gone(item)
 
     def clear(self) -> None:
-        """Drop all copies."""
         for item in [*self.host.order, *self.disk.order]:
-            self.drop(item)
-            self._gone(item)
+            self.lose(item)
 
     def _host_slot(self, item: Item) -> int | None:
         """A slot for `item`, whose own copy on disk does not give way for it."""

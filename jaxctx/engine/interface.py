@@ -214,8 +214,7 @@ class Engine(Protocol):
     ) -> answers.PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
 
-    async def compare(self, caller: Caller, a: str, b: str) -> answers.Comparison:
-        """Where two contexts part."""
+    async def compare(self, caller: Caller, a: str, b: str) -> answers.Comparison: ...
 
     def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
         """The tenant's contexts as they are, each once as EXISTS, and then every change until the reader leaves."""
@@ -254,8 +253,7 @@ class Engine(Protocol):
     async def unpublish(self, caller: Caller, publication_id: str) -> None:
         """Nobody finds it any more; contexts that share its pages keep them."""
 
-    async def publications(self, caller: Caller) -> Sequence[answers.Publication]:
-        """Of the tenant."""
+    async def publications(self, caller: Caller) -> Sequence[answers.Publication]: ...
 
     async def stats(self) -> answers.EngineStats: ...
 

@@ -15,7 +15,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardReques
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Stream
 from jaxctx.engine.sequence import Sequence as Running
-from jaxctx.engine.snapshots import Snapshots
+from jaxctx.engine.snapshots import Snapshots, delivered
 from jaxctx.engine.watch import Watch
 from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
 from jaxctx.store import SnapshotStore
@@ -46,7 +46,6 @@ class LocalEngine(Snapshots, Engine):
         self.info = info
 
     def start(self) -> None:
-        """Begin to take work."""
         self.loop.start()
         self._reaper.start()
 
@@ -83,19 +82,13 @@ class LocalEngine(Snapshots, Engine):
         self, caller: Caller, make: Callable[[], Sequence[answers.ContextInfo]]
     ) -> Sequence[answers.ContextInfo]:
         """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
-        made: Sequence[answers.ContextInfo] = ()
 
-        def run() -> None:
-            nonlocal made
+        def run() -> Sequence[answers.ContextInfo]:
             self.core.raise_if_draining()
-            made = make()
+            return make()
 
-        try:
-            await self.loop.call(run)
-        except asyncio.CancelledError:
-            self.loop.tell(lambda: self._close_all(caller, made))
-            raise
-        return made
+        close = partial(self._close_all, caller)
+        return await delivered(self.loop.call(run), lambda contexts: self.loop.tell(partial(close, contexts)))
 
     def _close_all(self, caller: Caller, contexts: Sequence[answers.ContextInfo]) -> None:
         for info in contexts:

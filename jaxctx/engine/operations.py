@@ -47,14 +47,12 @@ class ContextOperations:
     def make(self, caller: Caller, request: CreateRequest) -> Context:
         """A new, empty context, whose settings are for `Lives.begin`. AlreadyExists if the chosen id is taken."""
         self._raise_if_too_many(1, caller.tenant)
-        return self.cache.create(
-            self.identity(caller, request.salt),
-            tenant=caller.tenant,
-            context_id=request.context_id,
-            priority=request.priority,
-            manual_commit=request.manual_commit,
-            labels=request.labels,
+        identity, chosen = self.identity(caller, request.salt), request.context_id
+        context = self.cache.create(
+            identity, tenant=caller.tenant, context_id=chosen, manual_commit=request.manual_commit
         )
+        context.priority, context.labels = request.priority, dict(request.labels)
+        return context
 
     def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
         """A context made from a snapshot gets the settings that its opener asks for."""

@@ -8,11 +8,11 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from jaxctx.engine.loop import StepLoop
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
-P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("jaxctx.engine")
 READ_AHEAD = 64  # pages that were read and are not on the device yet
@@ -65,7 +64,7 @@ class Snapshots:
                 version = await self._write(frozen, version, overwrite)
             else:
                 forget = lambda made: self._release(self.store.remove(made.tenant, made.name, made.version))  # noqa: E731
-                version = await _made(forget, self.store.put, version, overwrite)
+                version = await delivered(asyncio.to_thread(self.store.put, version, overwrite), forget)
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
         finally:
@@ -75,7 +74,7 @@ class Snapshots:
 
     async def _write(self, frozen: Context, version: Version, overwrite: int | None) -> Version:
         lineage = await self.loop.call(self._archive.lineage, frozen)
-        writer = await _made(SnapshotWriter.abort, self.store.begin, lineage)
+        writer = await delivered(asyncio.to_thread(self.store.begin, lineage), SnapshotWriter.abort)
         try:
             done = 0
             while done < len(writer.missing):
@@ -103,7 +102,8 @@ class Snapshots:
                     made.clear()
                     self._release(taken)
 
-                self._release(await _made(keep, partial(self.store.take, version, latest=request.version is None)))
+                take = asyncio.to_thread(self.store.take, version, latest=request.version is None)
+                self._release(await delivered(take, keep))
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, version)
         except BaseException:
@@ -112,7 +112,7 @@ class Snapshots:
         return result
 
     async def _revive(self, caller: Caller, request: OpenRequest, version: Version, made: list[Context]) -> FillResult:
-        reader = await _made(SnapshotReader.close, self.store.open, version)
+        reader = await delivered(asyncio.to_thread(self.store.open, version), SnapshotReader.close)
         reading = Reading(self.loop, reader)
 
         def make() -> None:
@@ -155,7 +155,7 @@ class Snapshots:
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        removed = await _made(self._release, self.store.remove, caller.tenant, name, version)
+        removed = await delivered(asyncio.to_thread(self.store.remove, caller.tenant, name, version), self._release)
         self._release(removed)
         return len(removed)
 
@@ -173,15 +173,15 @@ class Snapshots:
                 log.exception("what is over could not be removed")
 
 
-async def _made(undo: Callable[[T], object], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `make` returns, called on a thread; what comes of it when its caller was cancelled meanwhile is undone."""
+async def delivered(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
+    """What `make` makes. If its caller is cancelled it goes on to its end, and what is then nobody's is undone."""
 
     async def abandon() -> None:
         await asyncio.wait([making])
         if making.exception() is None:
             await asyncio.to_thread(undo, making.result())
 
-    making = asyncio.ensure_future(asyncio.to_thread(make, *args, **kwargs))
+    making = asyncio.ensure_future(make)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:

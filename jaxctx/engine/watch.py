@@ -57,7 +57,6 @@ class Watchers:
         self._readers: dict[str, set[Watch]] = {}
 
     def join(self, watch: Watch) -> None:
-        """A reader comes."""
         self._readers.setdefault(watch.tenant, set()).add(watch)
 
     def leave(self, watch: Watch) -> None:
@@ -68,7 +67,6 @@ class Watchers:
             self._readers.pop(watch.tenant, None)
 
     def note(self, context: Context, change: Change) -> None:
-        """Something happened to a context."""
         for watch in self._readers.get(context.tenant, ()):
             watch.note(context, change, self._clock())
 

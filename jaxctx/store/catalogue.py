@@ -72,12 +72,10 @@ class Catalogue:
             return self._tenants.get(tenant, {}).get(name, Entry())
 
     def names(self, tenant: str) -> dict[str, Entry]:
-        """The entries of a tenant."""
         with self._lock:
             return dict(self._tenants.get(tenant, {}))
 
-    def all(self) -> list[tuple[str, str, Entry]]:
-        """The entries of all tenants: (tenant, name, entry)."""
+    def all(self) -> list[tuple[str, str, Entry]]:  # tenant, name, entry
         with self._lock:
             return [(tenant, name, entry) for tenant, names in self._tenants.items() for name, entry in names.items()]
 

@@ -164,8 +164,8 @@ class FileObjects(Objects):
     @typed_errors()
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
         path, size = self._path(key), stop - start
-        with suppress(FileNotFoundError), _opened(path) as file:
-            os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
+        with suppress(FileNotFoundError), open(path, "rb", 0) as file:
+            os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
 
         @typed_errors()
         def wait() -> Buffer | None:
@@ -173,8 +173,8 @@ class FileObjects(Objects):
             memory = np.empty(size + 64, np.uint8)
             aligned = memory[-memory.ctypes.data % 64 :][:size]
             try:
-                with _opened(path) as file:
-                    return memoryview(aligned)[: os.preadv(file, [aligned], start)]
+                with open(path, "rb", 0) as file:
+                    return memoryview(aligned)[: os.preadv(file.fileno(), [aligned], start)]
             except OSError as error:
                 if error.errno in _LOST:
                     return None
@@ -240,15 +240,9 @@ def _write(path: str, parts: Sequence[Buffer]) -> None:
     _sync_directory(os.path.dirname(path))
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
 def _sync_directory(path: str) -> None:
-    with _opened(path) as directory:
+    directory = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(directory)
+    finally:
+        os.close(directory)

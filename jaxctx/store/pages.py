@@ -34,7 +34,6 @@ class Pages:
         self.next_collection: float | None = clock()  # when there may be something to collect
         self._lock = threading.Lock()  # guards what follows
         self._places: dict[bytes, Place] = {}
-        self._keys: dict[str, set[bytes]] = {}  # of `_places`, by pack
         self._packs: dict[str, frozenset[str]] = {}  # by manifest; none of a damaged one
         self._damaged: set[str] = set()  # manifests
         self._pins: Counter[str] = Counter()  # ids of manifests and packs
@@ -77,15 +76,13 @@ class Pages:
         with self._lock:
             self._packs[manifest.id] = manifest.packs
             for key, place in zip(manifest.keys, manifest.places, strict=True):
-                if self._places.setdefault(key, place) is place:
-                    self._keys.setdefault(place.pack, set()).add(key)
+                self._places.setdefault(key, place)
 
     def forget(self, key: bytes, place: Place) -> None:
         """The page is lost: whoever saves it again must store it again."""
         with self._lock:
             if self._places.get(key) == place:
                 del self._places[key]
-                self._keys[place.pack].discard(key)
 
     def _read(self, ids: Iterable[str]) -> None:
         unknown, named = [one for one in ids if one not in self._packs], self._catalogue.manifests()
@@ -145,9 +142,8 @@ class Pages:
             dead_packs = {one for one in unneeded if one in known or self._ours(one) or self._old(one)}
             if unclear:  # nobody can say what the damaged record refers to
                 dead_packs.clear()
-            for one in dead_packs:
-                for key in self._keys.pop(one, ()):
-                    del self._places[key]
+            for key in [key for key, place in self._places.items() if place.pack in dead_packs]:
+                del self._places[key]
         if young or unneeded != dead_packs:
             self.collect_at(self._clock() + GRACE_S)
         return dead, dead_packs

@@ -7,14 +7,15 @@ See stored.proto.
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError
 
+from jaxctx.answers import named
 from jaxctx.codec import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
@@ -112,9 +113,6 @@ class Manifest:
         return frozenset(place.pack for place in self.places)
 
 
-_LINEAGE = {each.name for each in fields(Lineage)} - {"tokens", "marks"}  # stored as they are, under the same name
-
-
 def checksum(data: bytes | bytearray | memoryview) -> bytes:
     """xxh3-128."""
     return xxhash.xxh3_128_digest(data)
@@ -141,22 +139,19 @@ def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The record of a manifest."""
     lineage, packs = manifest.lineage, sorted(manifest.packs)
     numbers = {pack: number for number, pack in enumerate(packs)}
-    return _seal(
-        StoredManifest(
-            id=manifest.id,
-            **_values(lineage, _LINEAGE),
-            tokens=lineage.tokens.astype("<i4", copy=False).tobytes(),
-            marks=dict(lineage.marks),
-            packs=packs,
-            page_keys=b"".join(manifest.keys),
-            page_checksums=b"".join(place.checksum for place in manifest.places),
-            page_packs=[numbers[place.pack] for place in manifest.places],
-            page_offsets=[place.offset for place in manifest.places],
-        )
-    )
+    others = {
+        "id": manifest.id,
+        "tokens": lineage.tokens.astype("<i4", copy=False).tobytes(),
+        "marks": dict(lineage.marks),
+        "packs": packs,
+        "page_keys": b"".join(manifest.keys),
+        "page_checksums": b"".join(place.checksum for place in manifest.places),
+        "page_packs": [numbers[place.pack] for place in manifest.places],
+        "page_offsets": [place.offset for place in manifest.places],
+    }
+    return _seal(StoredManifest(**named(Lineage, lineage) | others))
 
 
 def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
@@ -165,14 +160,10 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     if record is None or record.id != manifest_id:
         return None
     tokens = np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False)
-    lineage = Lineage(**_values(record, _LINEAGE), tokens=tokens, marks=dict(record.marks))
+    lineage = Lineage(**named(Lineage, record) | {"tokens": tokens, "marks": dict(record.marks)})
     keys, checksums = _split(record.page_keys, _KEY), _split(record.page_checksums, _CHECKSUM)
     packs = [record.packs[number] for number in record.page_packs]
     return Manifest(manifest_id, lineage, keys, [*map(Place, packs, record.page_offsets, checksums)])
-
-
-def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}
 
 
 def _split(data: bytes, size: int) -> list[bytes]:

@@ -9,11 +9,4 @@ from jaxctx.model.text.load import ModelText, load_text
 from jaxctx.model.text.stream import Detokenizer, StopMatcher
 from jaxctx.model.text.tokenizer import Tokenizer
 
-__all__ = [
-    "ChatTemplate",
-    "Detokenizer",
-    "ModelText",
-    "StopMatcher",
-    "Tokenizer",
-    "load_text",
-]
+__all__ = ["ChatTemplate", "Detokenizer", "ModelText", "StopMatcher", "Tokenizer", "load_text"]

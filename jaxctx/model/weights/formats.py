@@ -39,7 +39,6 @@ _READ_AT_ONCE_BYTES = 256 << 20  # of Orbax: enough to read in parallel, little 
 class StoredTensor:
     """One tensor of a checkpoint, before its data is read."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: str  # a key of NUMPY_DTYPES, or whatever else the file says
     file: str  # relative to the checkpoint, for messages
@@ -63,7 +62,7 @@ class SafetensorsSource:
                 for name in data.keys():  # noqa: SIM118  no mapping
                     header = data.get_slice(name)
                     kind = _SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype())
-                    self.tensors[name] = StoredTensor(name, tuple(header.get_shape()), kind, shard)
+                    self.tensors[name] = StoredTensor(tuple(header.get_shape()), kind, shard)
         for name, shard in promised.items():
             if name not in self.tensors or self.tensors[name].file != shard:
                 raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
@@ -116,7 +115,7 @@ class OrbaxSource:
             with ocp.PyTreeCheckpointer() as checkpointer:
                 tree = checkpointer.metadata(self._path).item_metadata.tree
             self.tensors = {
-                name: StoredTensor(name, tuple(array.shape), str(np.dtype(array.dtype)), PARAMS)
+                name: StoredTensor(tuple(array.shape), str(np.dtype(array.dtype)), PARAMS)
                 for name, array in tree.items()
             }
         except Exception as error:  # Orbax and TensorStore raise what their formats raise

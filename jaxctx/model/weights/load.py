@@ -97,10 +97,10 @@ def open_checked(directory: Path, dtype: str | None, kv_dtype: str | None = None
 
 def _run_dtype(source: WeightSource, wanted: str | None) -> str:
     """The type the parameters are loaded as. Raises CheckpointError for a stored type that is no floating point."""
-    for tensor in source.tensors.values():
+    for name, tensor in source.tensors.items():
         if tensor.dtype not in NUMPY_DTYPES:
             supported = ", ".join(NUMPY_DTYPES)
-            raise CheckpointError(f"{tensor.file}: {tensor.name}: type {tensor.dtype} is not one of {supported}")
+            raise CheckpointError(f"{tensor.file}: {name}: type {tensor.dtype} is not one of {supported}")
     if wanted not in (None, "float32", "bfloat16"):
         raise CheckpointError(f"dtype: must be float32 or bfloat16, not {wanted!r}")
     if wanted is not None:

@@ -65,7 +65,7 @@ def is_free(pool: PagePool, page: int) -> bool:
 
 def runs(pool: PagePool) -> list[tuple[int, int]]:
     """The free runs as (first page, length), in page order."""
-    return sorted((start, length) for length, start in pool._by_length)
+    return sorted((pool.first_page + start, length) for length, start in pool._runs)
 
 
 def check_pool(pool: PagePool) -> None:
@@ -73,20 +73,16 @@ def check_pool(pool: PagePool) -> None:
     free = [page for start, length in runs(pool) for page in range(start, start + length)]
     assert free == [pool.first_page + slot for slot in range(pool.total) if pool._is_free[slot]]
     assert len(free) == pool.free
-    ends = {start: start + length for start, length in runs(pool)}
-    assert ends == pool._ends, "runs by first page"
-    assert {end: start for start, end in ends.items()} == pool._starts, "runs by last page"
-    assert not pool._starts.keys() & pool._ends.keys(), "two runs touch"
-    assert pool._by_length == sorted(pool._by_length)
+    assert not {start for start, _ in runs(pool)} & {start + length for start, length in runs(pool)}, "two runs touch"
+    assert pool._runs == sorted(pool._runs)
+    assert not pool._is_free[pool.total], "a page that is not there"
 
 
 def nodes(index: PrefixIndex) -> Iterator[PageNode]:
     """Every indexed node."""
-    for node in index._by_digest.values():
-        collided: PageNode | None = node
-        while collided is not None:
-            yield collided
-            collided = collided.same_digest
+    for collided in index._by_digest.values():
+        assert collided, "a digest of nothing"
+        yield from collided
 
 
 def holds(index: PrefixIndex, node: PageNode) -> bool:

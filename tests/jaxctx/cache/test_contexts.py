@@ -82,7 +82,8 @@ def test_what_a_suspended_context_can_do_without_pages():
 
 def test_victims_are_idle_unpinned_and_least_recently_used_first():
     cache = new_cache()
-    a, b, c, d, e = (filled(cache, [n] * 20, pinned=n == 2) for n in range(5))
+    a, b, c, d, e = (filled(cache, [n] * 20) for n in range(5))
+    c.pinned = True
     cache.create(IDENTITY)
     d.busy = True
     assert [*cache.victims()] == [a, b, e]

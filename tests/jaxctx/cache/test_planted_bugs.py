@@ -19,7 +19,7 @@ BUGS = [
     # pages
     Bug("double free", Memory, "free_working", "del context.working[keep:]", "pass"),
     Bug("a page handed out stays free", PagePool, "_cut", "bytes(cut - start)", "b'\\x01' * (cut - start)"),
-    Bug("runs are not merged", PagePool, "_join", "(before := self._starts.pop(start, None)) is not None", "False"),
+    Bug("runs are not merged", PagePool, "release", "self._is_free.rfind(0, 0, start) + 1", "start"),
     Bug("a run loses its last page", PagePool, "_cut", "if cut < end:", "if cut < end - 1:"),
     Bug("eviction before refusal", Memory, "take", "self.must_have(count)", "pass"),
     Bug(
@@ -35,7 +35,7 @@ BUGS = [
     Bug("holders do not cascade on acquire", PrefixIndex, "acquire", "while node", "if node"),
     Bug("a held page is cached", PrefixIndex, "release", "node.holders == 0 and", "node.holders <= 1 and"),
     Bug("the most recent goes first", PrefixIndex, "evict", "last=False", "last=True"),
-    Bug("an evicted page is still found", PrefixIndex, "forget", "del self._by_digest[node.digest]", "pass"),
+    Bug("an evicted page is still found", PrefixIndex, "forget", "nodes.remove(node)", "pass"),
     Bug(
         "the parent is cached first",
         PrefixIndex,
@@ -50,10 +50,17 @@ BUGS = [
         "self._roots.get(identity)",
         "next(iter(self._roots.values()), None)",
     ),
-    Bug("the hash decides on tokens", PrefixIndex, "_find", "node.tokens == tokens and ", "", constant_digest),
-    Bug("the hash decides on parents", PrefixIndex, "_find", "node.parent is parent and ", "", constant_digest),
-    Bug("a collision hides a page", PrefixIndex, "commit", "self._by_digest.get(digest),", "None,", constant_digest),
-    Bug("a collision unlinks another", PrefixIndex, "forget", "if first is not node:", "if False:", constant_digest),
+    Bug("the hash decides on tokens", PrefixIndex, "child", "node.tokens == tokens and ", "", constant_digest),
+    Bug("the hash decides on parents", PrefixIndex, "child", "node.parent is parent and ", "", constant_digest),
+    Bug(
+        "a collision hides a page",
+        PrefixIndex,
+        "commit",
+        "self._by_digest.setdefault(node.digest, []).append(node)",
+        "self._by_digest[node.digest] = [node]",
+        constant_digest,
+    ),
+    Bug("a collision unlinks another", PrefixIndex, "forget", "if not nodes:", "if True:", constant_digest),
     Bug("the hold stays on the parent", PrefixIndex, "commit", "self.release(parent)", "pass"),
     Bug(
         "a new page's hold stays on the parent",
@@ -153,7 +160,7 @@ BUGS = [
     Bug("rewind keeps working pages", PageControl, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
     Bug("rewind changes before it refuses", PageControl, "rewind", "and context.tail.holders > 1", "and False"),
     Bug("rewind refuses needlessly", PageControl, "rewind", "and context.tail.holders > 1", ""),
-    Bug("stale table after a release", Memory, "free_working", "del context.table[", "context.table["),
+    Bug("stale table after a suspension", Memory, "let_go", "context.table = None", "pass"),
     Bug(
         "released pages keep their tokens",
         PageControl,

@@ -147,7 +147,7 @@ BUGS = [
     ),
     Bug("marks of the first page for all", Memory, "commit", "context.tail.depth * self.page_size, self", "0, self"),
     Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
-    Bug("the hash decides on marks", PrefixIndex, "_find", " and node.marks == marks", "", constant_digest),
+    Bug("the hash decides on marks", PrefixIndex, "child", " and node.marks == marks", "", constant_digest),
     Bug("marks are shared with the child", ContextCache, "fork", "marks=dict(context.marks)", "marks=context.marks"),
     # publications
     Bug(
@@ -161,7 +161,7 @@ BUGS = [
     Bug(
         "the hash decides on owners",
         PrefixIndex,
-        "_find",
+        "child",
         " and node.owner is owner",
         "",
         constant_digest,
@@ -196,7 +196,7 @@ BUGS = [
         "a refused publication keeps pages",
         ContextCache,
         "publish",
-        "self._unused_id(tenant, publication_id)",
+        "self._registry.unused(tenant, publication_id)",
         "publication_id",
         often=PUBLISHING,
     ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import EXPIRED_KEPT
 from jaxctx.errors import NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
@@ -29,6 +29,12 @@ def cache(time: Time) -> ContextCache:
     return ContextCache(pages=64, page_size=16, clock=time, new_id=lambda: f"c{next(ids):06}")
 
 
+def lasting(cache: ContextCache, lifetime: Lifetime, **chosen: str) -> Context:
+    context = cache.create(IDENTITY, **chosen)
+    cache.set_lifetime(context, lifetime)
+    return context
+
+
 def reason(cache: ContextCache, context_id: str, tenant: str = "t") -> str:
     with pytest.raises(NotFound) as error:
         cache.get(tenant, context_id)
@@ -36,7 +42,7 @@ def reason(cache: ContextCache, context_id: str, tenant: str = "t") -> str:
 
 
 def test_shown_until_its_end_and_never_after(cache: ContextCache, time: Time) -> None:
-    context = cache.create(IDENTITY, tenant="t", lifetime=Lifetime.begin(10, False, 0))
+    context = lasting(cache, Lifetime.begin(10, False, 0), tenant="t")
     other = cache.create(IDENTITY, tenant="t")
     time.now = 9.999
     assert cache.get("t", context.id) is context
@@ -53,7 +59,7 @@ def test_shown_until_its_end_and_never_after(cache: ContextCache, time: Time) ->
 
 
 def test_what_its_owner_closed_in_time_did_not_expire(cache: ContextCache, time: Time) -> None:
-    context = cache.create(IDENTITY, tenant="t", lifetime=Lifetime.begin(10, False, 0))
+    context = lasting(cache, Lifetime.begin(10, False, 0), tenant="t")
     cache.close(context)
     time.now = 11
     assert reason(cache, context.id) == "CONTEXT_NOT_FOUND"
@@ -61,7 +67,7 @@ def test_what_its_owner_closed_in_time_did_not_expire(cache: ContextCache, time:
 
 
 def test_an_expired_id_can_be_used_again(cache: ContextCache, time: Time) -> None:
-    cache.create(IDENTITY, tenant="t", context_id="x", lifetime=Lifetime.begin(1, False, 0))
+    lasting(cache, Lifetime.begin(1, False, 0), tenant="t", context_id="x")
     time.now = 2
     cache.close(cache.lifetimes.due(2)[0])
     again = cache.create(IDENTITY, tenant="t", context_id="x")
@@ -71,7 +77,7 @@ def test_an_expired_id_can_be_used_again(cache: ContextCache, time: Time) -> Non
 
 
 def test_a_use_begins_a_sliding_lifetime_again_and_leaves_a_fixed_one(cache: ContextCache, time: Time) -> None:
-    sliding, fixed = (cache.create(IDENTITY, tenant="t", lifetime=Lifetime.begin(10, s, 0)) for s in (True, False))
+    sliding, fixed = (lasting(cache, Lifetime.begin(10, s, 0), tenant="t") for s in (True, False))
     time.now = 9
     cache.touch(sliding)
     cache.touch(fixed)
@@ -95,7 +101,7 @@ def test_a_lifetime_can_be_changed(cache: ContextCache, time: Time) -> None:
 
 
 def test_a_fork_lives_as_long_from_its_birth_and_starts_its_own_count(cache: ContextCache, time: Time) -> None:
-    parent = cache.create(IDENTITY, tenant="t", lifetime=Lifetime.begin(10, True, 0))
+    parent = lasting(cache, Lifetime.begin(10, True, 0), tenant="t")
     fill(cache, parent, TOKENS[:40])
     cache.append(parent, TOKENS[:3])
     parent.version, parent.pinned_until = 7, 99.0
@@ -110,7 +116,7 @@ def test_a_fork_lives_as_long_from_its_birth_and_starts_its_own_count(cache: Con
 
 def test_memory_of_the_expired_is_bounded_and_each_tenant_s_own(cache: ContextCache, time: Time) -> None:
     def expire(tenant: str) -> str:
-        context = cache.create(IDENTITY, tenant=tenant, lifetime=Lifetime.begin(1, False, time.now))
+        context = lasting(cache, Lifetime.begin(1, False, time.now), tenant=tenant)
         time.now += 1
         cache.close(context)
         return context.id

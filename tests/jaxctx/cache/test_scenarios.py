@@ -40,7 +40,8 @@ def test_page_ids_are_one_run_of_the_pool():
 
 def test_fork_shares_pages_and_copies_the_partial_one():
     cache = new_cache()
-    parent = filled(cache, TOKENS, labels={"a": "b"}, priority=3, pinned=True, tenant="t")
+    parent = filled(cache, TOKENS, tenant="t")
+    parent.labels, parent.priority, parent.pinned = {"a": "b"}, 3, True
     child = cache.fork(parent)
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()

@@ -153,7 +153,8 @@ class World:
 
     def enter(self, identity: Identity, manual: bool, b: int) -> Expected:
         pinned = b % 7 == 0
-        context = self.cache.create(identity, manual_commit=manual, pinned=pinned, tenant=f"t{b % 2}")
+        context = self.cache.create(identity, manual_commit=manual, tenant=f"t{b % 2}")
+        context.pinned = pinned
         root, group = self.oracle.keys.root(identity), replace(identity, namespace="")
         self.oracle.contexts.append(Expected(context, root, group, manual, pinned))
         return self.oracle.contexts[-1]

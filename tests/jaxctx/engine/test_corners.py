@@ -10,7 +10,7 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.snapshots import _made
+from jaxctx.engine.snapshots import delivered
 from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
 from tests.echo import echo_next
 
@@ -264,7 +264,7 @@ async def test_what_is_made_for_a_caller_who_left_is_undone_before_it_goes(fails
             raise OSError("nothing was made")
         return name
 
-    making = asyncio.create_task(_made(results.append, make, "a reader"))
+    making = asyncio.create_task(delivered(asyncio.to_thread(make, "a reader"), results.append))
     await asyncio.to_thread(begun.wait, 10)
     making.cancel()
     await asyncio.sleep(0.05)
@@ -273,7 +273,7 @@ async def test_what_is_made_for_a_caller_who_left_is_undone_before_it_goes(fails
     with pytest.raises(asyncio.CancelledError):
         await making
     assert results == ([] if fails else ["a reader"])
-    assert await _made(results.append, str, 7) == "7"
+    assert await delivered(asyncio.to_thread(str, 7), results.append) == "7"
     assert len(results) == (not fails), "what its caller got is the caller's"
 
 
@@ -284,7 +284,7 @@ async def test_what_is_made_is_undone_though_its_caller_is_cancelled_twice() -> 
         begun.set()
         assert release.wait(10)
 
-    making = asyncio.create_task(_made(lambda _: undone.set(), make))
+    making = asyncio.create_task(delivered(asyncio.to_thread(make), lambda _: undone.set()))
     await asyncio.to_thread(begun.wait, 10)
     for _ in range(2):
         making.cancel()
