@@ -29,16 +29,18 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Program
 from jaxctx.model.bind import abstract
+from jaxctx.model.sharding import RULES, TENSOR
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import attend, kernel_for, plan_shape, pool_struct, unpack
 
@@ -54,6 +56,13 @@ KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "h200": "jax-cuda13-plugin"}
 
 
+class Chips(NamedTuple):
+    """What functions are compiled for."""
+
+    one: jax.Device
+    four: Mesh
+
+
 class MissingCompiler(Exception):
     """A target cannot be compiled for here; the message says why."""
 
@@ -65,14 +74,15 @@ class Target:
     platform: str
     module: str  # that brings the compiler
     extra: str  # of this distribution, which installs that
-    topology: Mapping[str, str]
+    one: Mapping[str, str]  # topology of a chip by itself
+    four: Mapping[str, str]
 
 
-_H200 = {"topology": "1x1x1", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
+_H200 = {"target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
 TARGETS: Mapping[str, Target] = {
-    "v5e": Target("tpu", "libtpu", "tpu", {"topology_name": "v5e:1x1"}),
-    "v6e": Target("tpu", "libtpu", "tpu", {"topology_name": "v6e:1x1"}),
-    "h200": Target("cuda", "jax_cuda13_plugin", "cuda13", _H200),
+    "v5e": Target("tpu", "libtpu", "tpu", {"topology_name": "v5e:1x1"}, {"topology_name": "v5e:2x2"}),
+    "v6e": Target("tpu", "libtpu", "tpu", {"topology_name": "v6e:1x1"}, {"topology_name": "v6e:2x2"}),
+    "h200": Target("cuda", "jax_cuda13_plugin", "cuda13", {"topology": "1x1x1"} | _H200, {"topology": "1x1x4"} | _H200),
 }
 # Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
 _ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}
@@ -80,8 +90,8 @@ _ALONE |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 @contextmanager
-def compiling_for(name: str) -> Iterator[jax.Device]:
-    """A device of the target, for what is lowered and compiled inside.
+def compiling_for(name: str) -> Iterator[Chips]:
+    """Devices of the target, for what is lowered and compiled inside.
 
     Raises MissingCompiler, saying what to install, where the compiler is missing or JAX is too old for it.
     """
@@ -92,14 +102,18 @@ def compiling_for(name: str) -> Iterator[jax.Device]:
         raise MissingCompiler(f"{name}: its compiler is not installed: pip install 'jaxctx[{target.extra}]'")
     os.environ.update(_ALONE)
     try:
-        device: Any = topologies.get_topology_desc(platform=target.platform, **target.topology).devices[0]
+        one, four = (
+            topologies.get_topology_desc(platform=target.platform, **topology).devices
+            for topology in (target.one, target.four)
+        )
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise MissingCompiler(f"{name}: {target.module} cannot compile for it: {error}") from error
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in the oldest JAX
 
+    device: Any = one[0]
     kind = AbstractDevice(device.device_kind, getattr(device, "num_cores", None), device.platform)
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
-        yield device
+        yield Chips(device, Mesh(np.array(four), (TENSOR,), axis_types=(AxisType.Auto,)))
 
 
 def memory_of(lowered: jax.stages.Lowered) -> Any:
@@ -108,14 +122,14 @@ def memory_of(lowered: jax.stages.Lowered) -> Any:
     return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
 
 
-Lower = Callable[[jax.Device], jax.stages.Lowered]
+Lower = Callable[[Chips], jax.stages.Lowered]
 
 
 def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
     """Attention by itself."""
 
-    def lower(device: jax.Device) -> jax.stages.Lowered:
-        place = SingleDeviceSharding(device)
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
         pool = pool_struct(KV_HEADS, pages, page_size, dim, "bfloat16", device.platform)
         name = kernel_for(device.platform, pool)
@@ -136,12 +150,17 @@ def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
     return lower
 
 
-def step(model_name: str, rows: int) -> Lower:
-    """The whole step of an engine."""
+def step(model_name: str, rows: int, *, split: bool = False) -> Lower:
+    """The whole step of an engine, on one chip or split over four."""
 
-    def lower(device: jax.Device) -> jax.stages.Lowered:
+    def lower(chips: Chips) -> jax.stages.Lowered:
         model, params = abstract(read_config(SHAPES / model_name), "bfloat16")
-        program = Program(model, params, SIZES, device)
+        if split:
+            places = [RULES.sharding(chips.four, spec.axes) for spec in model.specs]
+            params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
+        program = Program(model, params, SIZES, chips.four if split else chips.one)
+        if program.shapes[0].plan.kernel == "reference":
+            raise LookupError("no kernel is chosen")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower
@@ -151,6 +170,7 @@ def checks() -> Iterator[tuple[str, Lower]]:
     """Names and what they lower."""
     for model_name, rows in STEPS:
         yield f"step {model_name}, {rows} rows", step(model_name, rows)
+    yield "step qwen3-0.6b, 8 rows, on four chips", step("qwen3-0.6b", 8, split=True)
     for dim, page_size, group in product((64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)):
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
@@ -182,7 +202,7 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
     jax.config.update("jax_platforms", "cpu")  # nothing of this machine is used, were it there
-    with compiling_for(target) as device:
+    with compiling_for(target) as chips:
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
         same = versions == kept["versions"]
         if not (same or update):
@@ -194,7 +214,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
                 continue
             start = time.monotonic()
             try:
-                found = measure(lower(device))
+                found = measure(lower(chips))
             except Exception as error:  # compilers raise what they like
                 wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
             else:

@@ -50,6 +50,7 @@ class Program:
         self.platform: str = device.platform
         self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
         self.pools = self._pools(mesh)
+        self._split = mesh if self.pools[0].k.sharding != self.whole else None
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
@@ -65,7 +66,7 @@ class Program:
         pools, state, pages = self.pools, self.state, self._ints(self.chunk)
         match what:
             case StepShape():
-                jitted = jax.jit(step.make_step(self._model, what), donate_argnums=(1, 2))
+                jitted = jax.jit(step.make_step(self._model, what, self._split), donate_argnums=(1, 2))
                 return jitted.lower(self.params, pools, state, self._ints(what.size))
             case "page copy":
                 return jax.jit(step.copy_in, donate_argnums=0).lower(pools, self._ints(2, self.chunk))
@@ -90,8 +91,9 @@ class Program:
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1
-        # XLA does not split a kernel over a mesh.
-        kernel = kernel_for(self.platform, self.pools[0].k) if len(self.whole.device_set) == 1 else "reference"
+        # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
+        whole = self._split is None and len(self.whole.device_set) > 1
+        kernel = "reference" if whole else kernel_for(self.platform, self.pools[0].k)
         plan = plan_shape(rows, self._config.page_size, longest, pages, kernel)
         return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
 

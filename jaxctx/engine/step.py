@@ -16,17 +16,19 @@ values. So a page can be kept, checked and given up on its own, and its bytes ar
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
+from jaxctx.model.sharding import TENSOR
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 
@@ -87,19 +89,26 @@ def split(packed: Any, shape: StepShape) -> StepInputs:
 class PagedKV:
     """`KVAccess` over the page arrays for one trace; holds the arrays as they are updated layer by layer."""
 
-    def __init__(self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape) -> None:
+    def __init__(
+        self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
+    ) -> None:
+        """`mesh`: the pools are split over it."""
         self.pools = list(pools)
         self.kv_slots: jax.Array = inputs.kv_slots
         self.plan = kernels.unpack(shape.plan, inputs.plan)
         self.shape = shape.plan
         self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        self._attend: Callable[..., jax.Array] = partial(kernels.attend, shape=self.shape)
+        if mesh is not None:  # XLA cannot split a kernel; no head needs another, and all have the same plan
+            heads, pool, whole = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
+            read = (heads, pool, pool, whole, whole)
+            self._attend = jax.shard_map(self._attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False)
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         pool = self.pools[layer]
         pool = LayerPool(kernels.write_rows(pool.k, k, self.kv_slots), kernels.write_rows(pool.v, v, self.kv_slots))
         self.pools[layer] = pool
-        out: jax.Array = kernels.attend(q, pool.k, pool.v, self.plan, shape=self.shape, mask=self.mask)
-        return out
+        return self._attend(q, pool.k, pool.v, self.plan, self.mask)
 
 
 def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
@@ -111,8 +120,10 @@ def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 
-def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
-    """The step for one shape, to be jitted with arguments 1 and 2 donated.
+def make_step(
+    model: Model, shape: StepShape, mesh: Mesh | None = None
+) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
+    """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
 
     Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
     of a pass also float32 logits `[samples, vocab]`.
@@ -122,7 +133,7 @@ def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, SlotSt
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-        kv = PagedKV(pools, inputs, shape)
+        kv = PagedKV(pools, inputs, shape, mesh)
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)

@@ -31,9 +31,9 @@ def attend(
     k_pool: Pool,
     v_pool: Pool,
     plan: AttentionPlan,
+    mask: Mask | None = None,
     *,
     shape: PlanShape,
-    mask: Mask | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens that its plan and `mask` let it see.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Literal
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter  # its verdict on races
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, tpu, unpack
 
@@ -153,6 +155,20 @@ def test_heads_in_turn(
     monkeypatch.setattr(tpu, "STATE_BYTES", 1)
     case = Case(16, 16, 128, 2, kv_heads=3)
     case.check(rng, case.program(), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
+
+
+def test_heads_on_two_devices(rng: Generator, grow: Callable, visible: Callable, dense: Callable) -> None:
+    """As steps run it on a mesh: a shard of the KV heads on each device, the plan on both."""
+    case, heads, pool = Case(16, 16, 128, 2), PartitionSpec(None, "heads"), PartitionSpec("heads")
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        places = (heads, pool, pool, PartitionSpec())
+        mesh = jax.make_mesh((2,), ("heads",), axis_types=(AxisType.Auto,))
+        local = partial(attend, shape=case.shape)
+        split = jax.shard_map(local, mesh=mesh, in_specs=places, out_specs=heads, check_vma=False)
+        return split(q, k, v, unpack(case.shape, packed))
+
+    case.check(rng, jax.jit(run), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
 
 
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> None:

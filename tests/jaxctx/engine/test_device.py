@@ -10,7 +10,7 @@ from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import REAL_WORLD, stored_as
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
-from jaxctx.engine.device import Device
+from jaxctx.engine.device import Device, Program
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
@@ -88,6 +88,20 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     key_pool = core.device._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each
     assert len(set(alone)) > 10  # it says something
+
+
+@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])
+def test_a_mesh_has_its_kernel_where_heads_can_be_split(
+    platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
+    monkeypatch.setattr("jaxctx.engine.device.kernel_for", lambda *_: "tpu")
+    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], platform))
+    model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
+    mesh = make_mesh(tensor=2)
+    program = Program(model, shard(mesh, model, params), CONFIG, mesh)
+    assert {shape.plan.kernel for shape in program.shapes} == {kernel}
+    assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
 
 
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
