@@ -42,7 +42,7 @@ from jaxctx.engine.device import Program
 from jaxctx.model.bind import abstract
 from jaxctx.model.sharding import RULES, TENSOR
 from jaxctx.model.weights import read_config
-from jaxctx_kernels import attend, kernel_for, plan_shape, pool_struct, unpack
+from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SHAPES = Path(__file__).with_name("shapes")
@@ -50,6 +50,7 @@ SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
 STEPS = (("qwen3-0.6b", 8), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 KERNEL_ROWS = 64
+EIGHT_BITS = ((64, "int8"), (128, "int8"), (128, "float8_e4m3fn"), (256, "int8"))
 KV_HEADS = 8
 SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
 KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
@@ -125,13 +126,13 @@ def memory_of(lowered: jax.stages.Lowered) -> Any:
 Lower = Callable[[Chips], jax.stages.Lowered]
 
 
-def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
+def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat16") -> Lower:
     """Attention by itself."""
 
     def lower(chips: Chips) -> jax.stages.Lowered:
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
-        pool = pool_struct(KV_HEADS, pages, page_size, dim, "bfloat16", device.platform)
+        pool = pool_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
         name = kernel_for(device.platform, pool)
         if name == "reference":
             raise LookupError("no kernel is chosen")
@@ -140,21 +141,21 @@ def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
 
-        def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        def run(q: jax.Array, k: Pool, v: Pool, packed: jax.Array) -> jax.Array:
             return attend(q, k, v, unpack(shape, packed), shape=shape)
 
-        stored = struct(pool.shape, pool.dtype)
+        stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), pool)
         query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)
         return jax.jit(run).lower(query, stored, stored, struct((shape.size(),), jnp.int32))
 
     return lower
 
 
-def step(model_name: str, rows: int, *, split: bool = False) -> Lower:
+def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bfloat16") -> Lower:
     """The whole step of an engine, on one chip or split over four."""
 
     def lower(chips: Chips) -> jax.stages.Lowered:
-        model, params = abstract(read_config(SHAPES / model_name), "bfloat16")
+        model, params = abstract(read_config(SHAPES / model_name), "bfloat16", kv_dtype=kv_dtype)
         if split:
             places = [RULES.sharding(chips.four, spec.axes) for spec in model.specs]
             params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
@@ -166,11 +167,15 @@ def step(model_name: str, rows: int, *, split: bool = False) -> Lower:
     return lower
 
 
-def checks() -> Iterator[tuple[str, Lower]]:
-    """Names and what they lower."""
+def checks(platform: str) -> Iterator[tuple[str, Lower]]:
+    """Names and what they lower. For 8 bits only TPUs have a kernel."""
     for model_name, rows in STEPS:
         yield f"step {model_name}, {rows} rows", step(model_name, rows)
     yield "step qwen3-0.6b, 8 rows, on four chips", step("qwen3-0.6b", 8, split=True)
+    if platform == "tpu":
+        yield "step qwen3-0.6b, 8 rows, KV of int8", step("qwen3-0.6b", 8, kv_dtype="int8")
+        for dim, dtype in EIGHT_BITS:
+            yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
     for dim, page_size, group in product((64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)):
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
@@ -209,7 +214,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
         functions = dict(kept["functions"]) if same else {}
         failed = 0
-        for name, lower in checks():
+        for name, lower in checks(TARGETS[target].platform):
             if not fnmatch.fnmatch(name, only):
                 continue
             start = time.monotonic()

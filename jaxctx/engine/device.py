@@ -50,7 +50,7 @@ class Program:
         self.platform: str = device.platform
         self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
         self.pools = self._pools(mesh)
-        self._split = mesh if self.pools[0].k.sharding != self.whole else None
+        self._split = mesh if jax.tree.leaves(self.pools)[0].sharding != self.whole else None
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
         self.shapes = tuple(self._shape(rows, config.max_batch) for rows in config.row_buckets())
@@ -84,10 +84,10 @@ class Program:
         spec, sharding = self._model.kv, self.whole
         sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
-        if mesh is not None and stored.shape[0] % mesh.shape[TENSOR] == 0:
+        if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(mesh, KV_POOL_AXES)
-        array: Any = self._struct(stored.shape, stored.dtype, sharding)
-        return (LayerPool(array, array),) * spec.layers
+        pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
+        return (LayerPool(pool, pool),) * spec.layers
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1

@@ -11,7 +11,8 @@ a context. Other steps carry neither.
 
 Between steps whole pages of all layers are copied, read out and written; page 0 is scratch and pads. Outside the pools
 a page is one array of the dtype in which the pools store it, `[layers, 2, kv_heads, page_size, head_dim]`: keys and
-values. So a page can be kept, checked and given up on its own, and its bytes are the same on every platform.
+values; or of bytes where they store 8 bits, a scale of four after each token's. So a page can be kept, checked and
+given up on its own, and its bytes are the same on every platform.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 class LayerPool(NamedTuple):
     """One layer's page arrays."""
 
-    k: jax.Array  # [kv_heads, pages, page_size, head_dim]
-    v: jax.Array
+    k: kernels.Pool  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
+    v: kernels.Pool
 
 
 Pools: TypeAlias = tuple[LayerPool, ...]
@@ -165,8 +166,8 @@ def read_output(packed: np.ndarray) -> StepOutput:
     return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
 
 
-def each_array(function: Callable[[jax.Array, int, int], jax.Array], pools: Pools) -> Pools:
-    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array."""
+def each_array(function: Callable[[kernels.Pool, int, int], kernels.Pool], pools: Pools) -> Pools:
+    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array, with its scales."""
     return tuple(LayerPool(function(pool.k, layer, 0), function(pool.v, layer, 1)) for layer, pool in enumerate(pools))
 
 
@@ -190,13 +191,12 @@ def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) 
 
 def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a page outside the pools, split over devices as the pools are."""
-    keys = pools[0].k
-    heads, _, page_size, head_dim = keys.shape
-    sharding = keys.sharding
+    page = jax.eval_shape(save_from, pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
+    sharding = jax.tree.leaves(pools)[0].sharding
     if isinstance(sharding, NamedSharding):
         spec = PartitionSpec(None, None, *sharding.spec[:1])
         sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    return jax.ShapeDtypeStruct((len(pools), 2, heads, page_size, head_dim), keys.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=sharding)
 
 
 def on_host(sharding: Sharding) -> Sharding:
