@@ -29,18 +29,20 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Program
 from jaxctx.model.bind import abstract
+from jaxctx.model.sharding import RULES, TENSOR
 from jaxctx.model.weights import read_config
-from jaxctx_kernels import attend, kernel_for, plan_shape, pool_struct, unpack
+from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SHAPES = Path(__file__).with_name("shapes")
@@ -48,10 +50,18 @@ SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
 STEPS = (("qwen3-0.6b", 8), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 KERNEL_ROWS = 64
+EIGHT_BITS = ((64, "int8"), (128, "int8"), (128, "float8_e4m3fn"), (256, "int8"))
 KV_HEADS = 8
 SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
 KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "h200": "jax-cuda13-plugin"}
+
+
+class Chips(NamedTuple):
+    """What functions are compiled for."""
+
+    one: jax.Device
+    four: Mesh
 
 
 class MissingCompiler(Exception):
@@ -65,14 +75,15 @@ class Target:
     platform: str
     module: str  # that brings the compiler
     extra: str  # of this distribution, which installs that
-    topology: Mapping[str, str]
+    one: Mapping[str, str]  # topology of a chip by itself
+    four: Mapping[str, str]
 
 
-_H200 = {"topology": "1x1x1", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
+_H200 = {"target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
 TARGETS: Mapping[str, Target] = {
-    "v5e": Target("tpu", "libtpu", "tpu", {"topology_name": "v5e:1x1"}),
-    "v6e": Target("tpu", "libtpu", "tpu", {"topology_name": "v6e:1x1"}),
-    "h200": Target("cuda", "jax_cuda13_plugin", "cuda13", _H200),
+    "v5e": Target("tpu", "libtpu", "tpu", {"topology_name": "v5e:1x1"}, {"topology_name": "v5e:2x2"}),
+    "v6e": Target("tpu", "libtpu", "tpu", {"topology_name": "v6e:1x1"}, {"topology_name": "v6e:2x2"}),
+    "h200": Target("cuda", "jax_cuda13_plugin", "cuda13", {"topology": "1x1x1"} | _H200, {"topology": "1x1x4"} | _H200),
 }
 # Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
 _ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}
@@ -80,8 +91,8 @@ _ALONE |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 @contextmanager
-def compiling_for(name: str) -> Iterator[jax.Device]:
-    """A device of the target, for what is lowered and compiled inside.
+def compiling_for(name: str) -> Iterator[Chips]:
+    """Devices of the target, for what is lowered and compiled inside.
 
     Raises MissingCompiler, saying what to install, where the compiler is missing or JAX is too old for it.
     """
@@ -92,14 +103,18 @@ def compiling_for(name: str) -> Iterator[jax.Device]:
         raise MissingCompiler(f"{name}: its compiler is not installed: pip install 'jaxctx[{target.extra}]'")
     os.environ.update(_ALONE)
     try:
-        device: Any = topologies.get_topology_desc(platform=target.platform, **target.topology).devices[0]
+        one, four = (
+            topologies.get_topology_desc(platform=target.platform, **topology).devices
+            for topology in (target.one, target.four)
+        )
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise MissingCompiler(f"{name}: {target.module} cannot compile for it: {error}") from error
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in the oldest JAX
 
+    device: Any = one[0]
     kind = AbstractDevice(device.device_kind, getattr(device, "num_cores", None), device.platform)
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
-        yield device
+        yield Chips(device, Mesh(np.array(four), (TENSOR,), axis_types=(AxisType.Auto,)))
 
 
 def memory_of(lowered: jax.stages.Lowered) -> Any:
@@ -108,16 +123,16 @@ def memory_of(lowered: jax.stages.Lowered) -> Any:
     return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
 
 
-Lower = Callable[[jax.Device], jax.stages.Lowered]
+Lower = Callable[[Chips], jax.stages.Lowered]
 
 
-def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
+def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat16") -> Lower:
     """Attention by itself."""
 
-    def lower(device: jax.Device) -> jax.stages.Lowered:
-        place = SingleDeviceSharding(device)
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
-        pool = pool_struct(KV_HEADS, pages, page_size, dim, "bfloat16", device.platform)
+        pool = pool_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
         name = kernel_for(device.platform, pool)
         if name == "reference":
             raise LookupError("no kernel is chosen")
@@ -126,31 +141,41 @@ def kernel(rows: int, dim: int, page_size: int, group: int) -> Lower:
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
 
-        def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        def run(q: jax.Array, k: Pool, v: Pool, packed: jax.Array) -> jax.Array:
             return attend(q, k, v, unpack(shape, packed), shape=shape)
 
-        stored = struct(pool.shape, pool.dtype)
+        stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), pool)
         query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)
         return jax.jit(run).lower(query, stored, stored, struct((shape.size(),), jnp.int32))
 
     return lower
 
 
-def step(model_name: str, rows: int) -> Lower:
-    """The whole step of an engine."""
+def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bfloat16") -> Lower:
+    """The whole step of an engine, on one chip or split over four."""
 
-    def lower(device: jax.Device) -> jax.stages.Lowered:
-        model, params = abstract(read_config(SHAPES / model_name), "bfloat16")
-        program = Program(model, params, SIZES, device)
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        model, params = abstract(read_config(SHAPES / model_name), "bfloat16", kv_dtype=kv_dtype)
+        if split:
+            places = [RULES.sharding(chips.four, spec.axes) for spec in model.specs]
+            params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
+        program = Program(model, params, SIZES, chips.four if split else chips.one)
+        if program.shapes[0].plan.kernel == "reference":
+            raise LookupError("no kernel is chosen")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower
 
 
-def checks() -> Iterator[tuple[str, Lower]]:
-    """Names and what they lower."""
+def checks(platform: str) -> Iterator[tuple[str, Lower]]:
+    """Names and what they lower. For 8 bits only TPUs have a kernel."""
     for model_name, rows in STEPS:
         yield f"step {model_name}, {rows} rows", step(model_name, rows)
+    yield "step qwen3-0.6b, 8 rows, on four chips", step("qwen3-0.6b", 8, split=True)
+    if platform == "tpu":
+        yield "step qwen3-0.6b, 8 rows, KV of int8", step("qwen3-0.6b", 8, kv_dtype="int8")
+        for dim, dtype in EIGHT_BITS:
+            yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
     for dim, page_size, group in product((64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)):
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
@@ -182,19 +207,19 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
     jax.config.update("jax_platforms", "cpu")  # nothing of this machine is used, were it there
-    with compiling_for(target) as device:
+    with compiling_for(target) as chips:
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
         same = versions == kept["versions"]
         if not (same or update):
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
         functions = dict(kept["functions"]) if same else {}
         failed = 0
-        for name, lower in checks():
+        for name, lower in checks(TARGETS[target].platform):
             if not fnmatch.fnmatch(name, only):
                 continue
             start = time.monotonic()
             try:
-                found = measure(lower(device))
+                found = measure(lower(chips))
             except Exception as error:  # compilers raise what they like
                 wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
             else:

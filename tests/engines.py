@@ -37,7 +37,14 @@ SMALL = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_to
 
 def poison(device: Device) -> None:
     """Fill all pages with what must never be read: NaN in the model's float type, or a telling integer."""
-    values = {"float32": np.nan, "bfloat16": np.nan, "uint16": 0x7FC0, "uint32": 0xDEADBEEF}
+    values = {
+        "float32": np.nan,
+        "bfloat16": np.nan,
+        "uint16": 0x7FC0,
+        "uint32": 0xDEADBEEF,
+        "int8": 0x55,
+        "uint8": 0x7F,
+    }
     device._pools = jax.tree.map(lambda pool: jnp.full_like(pool, values[pool.dtype.name]), device._pools)
 
 

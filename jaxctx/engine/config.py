@@ -93,8 +93,9 @@ class EngineConfig:
 
 
 def page_bytes(spec: KVSpec, page_size: int) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in all layers."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * page_size * jnp.dtype(spec.dtype).itemsize
+    """Bytes of one page: keys and values of `page_size` tokens in all layers, and the scales of 8 bits."""
+    size = jnp.dtype(spec.dtype).itemsize
+    return 2 * spec.layers * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0)) * page_size
 
 
 def pages_in_host_memory(spec: KVSpec, page_size: int) -> int:

@@ -50,6 +50,7 @@ class Program:
         self.platform: str = device.platform
         self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
         self.pools = self._pools(mesh)
+        self._split = mesh if jax.tree.leaves(self.pools)[0].sharding != self.whole else None
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
         self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in config.row_buckets())
@@ -65,7 +66,7 @@ class Program:
         pools, state, pages = self.pools, self.state, self._ints(self.chunk)
         match what:
             case StepShape():
-                jitted = jax.jit(step.make_step(self._model, what), donate_argnums=(1, 2))
+                jitted = jax.jit(step.make_step(self._model, what, self._split), donate_argnums=(1, 2))
                 return jitted.lower(self.params, pools, state, self._ints(what.size))
             case "page copy":
                 return jax.jit(step.copy_in, donate_argnums=0).lower(pools, self._ints(2, self.chunk))
@@ -83,15 +84,16 @@ class Program:
         spec, sharding = self._model.kv, self.whole
         sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
-        if mesh is not None and stored.shape[0] % mesh.shape[TENSOR] == 0:
+        if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(mesh, KV_POOL_AXES)
-        array: Any = self._struct(stored.shape, stored.dtype, sharding)
-        return (LayerPool(array, array),) * spec.layers
+        pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
+        return (LayerPool(pool, pool),) * spec.layers
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1
-        # XLA does not split a kernel over a mesh.
-        kernel = kernel_for(self.platform, self.pools[0].k) if len(self.whole.device_set) == 1 else "reference"
+        # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
+        whole = self._split is None and len(self.whole.device_set) > 1
+        kernel = "reference" if whole else kernel_for(self.platform, self.pools[0].k)
         plan = plan_shape(rows, self._config.page_size, longest, pages, kernel)
         return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
 

@@ -11,22 +11,25 @@ a context. Other steps carry neither.
 
 Between steps whole pages of all layers are copied, read out and written; page 0 is scratch and pads. Outside the pools
 a page is one array of the dtype in which the pools store it, `[layers, 2, kv_heads, page_size, head_dim]`: keys and
-values. So a page can be kept, checked and given up on its own, and its bytes are the same on every platform.
+values; or of bytes where they store 8 bits, a scale of four after each token's. So a page can be kept, checked and
+given up on its own, and its bytes are the same on every platform.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
+from jaxctx.model.sharding import TENSOR
 
 OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 
@@ -34,8 +37,8 @@ OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 class LayerPool(NamedTuple):
     """One layer's page arrays."""
 
-    k: jax.Array  # [kv_heads, pages, page_size, head_dim]
-    v: jax.Array
+    k: kernels.Pool  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
+    v: kernels.Pool
 
 
 Pools: TypeAlias = tuple[LayerPool, ...]
@@ -87,19 +90,26 @@ def split(packed: Any, shape: StepShape) -> StepInputs:
 class PagedKV:
     """`KVAccess` over the page arrays for one trace; holds the arrays as they are updated layer by layer."""
 
-    def __init__(self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape) -> None:
+    def __init__(
+        self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
+    ) -> None:
+        """`mesh`: the pools are split over it."""
         self.pools = list(pools)
         self.kv_slots: jax.Array = inputs.kv_slots
         self.plan = kernels.unpack(shape.plan, inputs.plan)
         self.shape = shape.plan
         self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        self._attend: Callable[..., jax.Array] = partial(kernels.attend, shape=self.shape)
+        if mesh is not None:  # XLA cannot split a kernel; no head needs another, and all have the same plan
+            heads, pool, whole = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
+            read = (heads, pool, pool, whole, whole)
+            self._attend = jax.shard_map(self._attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False)
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         pool = self.pools[layer]
         pool = LayerPool(kernels.write_rows(pool.k, k, self.kv_slots), kernels.write_rows(pool.v, v, self.kv_slots))
         self.pools[layer] = pool
-        out: jax.Array = kernels.attend(q, pool.k, pool.v, self.plan, shape=self.shape, mask=self.mask)
-        return out
+        return self._attend(q, pool.k, pool.v, self.plan, self.mask)
 
 
 def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
@@ -111,8 +121,10 @@ def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 
-def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
-    """The step for one shape, to be jitted with arguments 1 and 2 donated.
+def make_step(
+    model: Model, shape: StepShape, mesh: Mesh | None = None
+) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
+    """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
 
     Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
     of a pass also float32 logits `[samples, vocab]`.
@@ -122,7 +134,7 @@ def make_step(model: Model, shape: StepShape) -> Callable[[Params, Pools, SlotSt
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-        kv = PagedKV(pools, inputs, shape)
+        kv = PagedKV(pools, inputs, shape, mesh)
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
@@ -154,8 +166,8 @@ def read_output(packed: np.ndarray) -> StepOutput:
     return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
 
 
-def each_array(function: Callable[[jax.Array, int, int], jax.Array], pools: Pools) -> Pools:
-    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array."""
+def each_array(function: Callable[[kernels.Pool, int, int], kernels.Pool], pools: Pools) -> Pools:
+    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array, with its scales."""
     return tuple(LayerPool(function(pool.k, layer, 0), function(pool.v, layer, 1)) for layer, pool in enumerate(pools))
 
 
@@ -179,13 +191,12 @@ def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) 
 
 def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a page outside the pools, split over devices as the pools are."""
-    keys = pools[0].k
-    heads, _, page_size, head_dim = keys.shape
-    sharding = keys.sharding
+    page = jax.eval_shape(save_from, pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
+    sharding = jax.tree.leaves(pools)[0].sharding
     if isinstance(sharding, NamedSharding):
         spec = PartitionSpec(None, None, *sharding.spec[:1])
         sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    return jax.ShapeDtypeStruct((len(pools), 2, heads, page_size, head_dim), keys.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=sharding)
 
 
 def on_host(sharding: Sharding) -> Sharding:

@@ -51,7 +51,8 @@ class DecoderModel:
         return KVSpec(self.config.layers, self.config.kv_heads, self.config.head_dim, self.kv_dtype)
 
     def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
-        return self._merge(params).hidden(tokens, positions, kv, self.kv_dtype)
+        reaches = self.kv_dtype if jnp.dtype(self.kv_dtype).itemsize > 1 else "float32"
+        return self._merge(params).hidden(tokens, positions, kv, reaches)
 
     def logits(self, params: FlatParams, hidden: jax.Array) -> jax.Array:
         return self._merge(params).logits(hidden)
@@ -60,7 +61,7 @@ class DecoderModel:
 def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
     """Split a decoder, concrete or abstract, into its static part and its parameters.
 
-    `kv_dtype` is the type of keys, values and queries ("bfloat16", "float32"); None: that of the parameters.
+    `kv_dtype` is the type of keys and values, see `KVSpec`; None: that of the parameters.
     """
     graph, state = nnx.split(decoder)
     entries, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))

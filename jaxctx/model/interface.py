@@ -15,7 +15,11 @@ Params = Any  # a pytree of arrays
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The shape of one token's keys and values. `dtype` is the numerical type ("bfloat16", "float32", "uint32")."""
+    """The shape of one token's keys and values.
+
+    `dtype` is the numerical type: "bfloat16", "float32", "uint32"; or of 8 bits, with a scale for each token and head,
+    "int8", "float8_e4m3fn".
+    """
 
     layers: int
     kv_heads: int
@@ -30,7 +34,7 @@ class KVAccess(Protocol):
         """Store k and v of the rows in `layer`, then attend: each row over what it sees, itself included.
 
         Softmax attention with scale head_dim**-0.5. q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`
-        in the KV dtype; returns float32 `[rows, heads, head_dim]`.
+        in the KV dtype, in float32 if that has 8 bits; returns float32 `[rows, heads, head_dim]`.
         """
 
 

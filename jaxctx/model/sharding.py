@@ -1,7 +1,8 @@
 """Tensor parallelism as one table: logical axis of a parameter or of the KV pool → axis of the device mesh.
 
 Parameters carry logical axes (`ParamSpec.axes`), the pool has `KV_POOL_AXES`; this table alone says what is split.
-Under a mesh the jitted step is partitioned by XLA from where its arguments lie, so the model has no other trace of it.
+Under a mesh the jitted step is partitioned by XLA from where its arguments lie, so the model has no other trace of it;
+but for attention, which runs on each device over the heads that it has.
 On a mesh of one device everything here changes nothing.
 """
 

@@ -4,6 +4,7 @@ Kernels know nothing of masks, which only passes have: under a mask the referenc
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,21 @@ from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import Mask
 
 
-def kernel_for(platform: str, pool: jax.ShapeDtypeStruct | jax.Array) -> Kernel:
-    """What computes attention over such pools on `platform`: its kernel, if that is made for them."""
-    page_size, lanes = pool.shape[2:]
-    if platform == "gpu" and pool.dtype == jnp.bfloat16 and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
+def kernel_for(platform: str, pool: Any) -> Kernel:
+    """What computes attention over such pools on `platform`: its kernel, if that is made for them.
+
+    `pool` is of arrays or ShapeDtypeStructs. There is no kernel for 8 bits on a GPU.
+    """
+    numbers = jax.tree.leaves(pool)[0]
+    page_size, lanes = numbers.shape[2:]
+    if (
+        platform == "gpu"
+        and numbers.dtype == jnp.bfloat16
+        and lanes in (64, 128, 256)
+        and page_size in (16, 32, 64, 128)
+    ):
         return "gpu"
-    if platform == "tpu" and pool.dtype != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
+    if platform == "tpu" and numbers.dtype != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
         return "tpu"
     return "reference"
 
@@ -31,9 +41,9 @@ def attend(
     k_pool: Pool,
     v_pool: Pool,
     plan: AttentionPlan,
+    mask: Mask | None = None,
     *,
     shape: PlanShape,
-    mask: Mask | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens that its plan and `mask` let it see.
 

@@ -29,7 +29,7 @@ from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx_kernels.plan import AttentionPlan, PlanShape
-from jaxctx_kernels.pool import Pool
+from jaxctx_kernels.pool import Plain, Pool, Scaled
 from jaxctx_kernels.reference import FAR
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
@@ -99,6 +99,8 @@ def attend(
     q: Float[Array, "rows heads head_dim"], k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
+    if isinstance(k_pool, Scaled) or isinstance(v_pool, Scaled):
+        raise ValueError("no kernel for 8 bits")
     (rows, heads, dim), kv_heads = q.shape, k_pool.shape[0]
     group = heads // kv_heads
     if k_pool.dtype == jnp.uint16:  # bfloat16 as CPUs keep it
@@ -147,7 +149,9 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     return Work(*(x.astype(jnp.int32) for x in (jnp.stack(fields, 1), firsts, units, slots, length)))
 
 
-def attend_units(q: jax.Array, k: Pool, v: Pool, pages: jax.Array, work: Work, cut: Cut) -> tuple[jax.Array, jax.Array]:
+def attend_units(
+    q: jax.Array, k: Plain, v: Plain, pages: jax.Array, work: Work, cut: Cut
+) -> tuple[jax.Array, jax.Array]:
     """Of each slot's consumers: outputs `[kv_heads, partials, 64, head_dim]` not divided by sums; maxima and sums."""
     kv_heads, _, _, dim = q.shape
     stages = 4 if dim <= 128 else 2  # a multiple of the ways, so that each buffer is always one consumer's

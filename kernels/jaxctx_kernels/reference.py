@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
-from jaxctx_kernels.pool import Pool, numbers
+from jaxctx_kernels.pool import Pool, Scaled, numbers
 
 Carry = TypeVar("Carry")
 Mask = Bool[Array, "rows indices"]
@@ -50,7 +50,8 @@ def attend(
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`."""
     rows, heads, dim = q.shape
-    kv_heads = k_pool.shape[0] * (k_pool.shape[3] // dim)
+    stored = jax.tree.leaves(k_pool)[0].shape
+    kv_heads = stored[0] * (stored[3] // dim)
     group = heads // kv_heads
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
     query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
@@ -61,13 +62,18 @@ def attend(
         mine, peak, total, out = (take_rows(x, at) for x in (query, *carry))
         known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens[:, None]
         k, v = read(k_pool, at, dim), jnp.where(known[..., None], read(v_pool, at, dim), 0)
+        k_scale, v_scale = read_scales(k_pool, at), read_scales(v_pool, at)
         planned = jnp.arange(known.shape[1]) < jnp.repeat(at.seen, group, 1)[..., None]
         seen, odd = planned, None
         if allowed is not None:
             seen &= jnp.repeat(allowed_in(allowed, at, shape), group, 1)
             odd = ~jnp.isfinite(v).all(-1)  # a row that does not see the slot must not get 0 * NaN
             v = jnp.where(jnp.isfinite(v), v, 0)
-        score = jnp.where(seen, scores(mine.astype(k.dtype), k) * dim**-0.5, FAR)
+            if v_scale is not None:
+                odd |= ~jnp.isfinite(v_scale[:, :, 0])
+                v_scale = jnp.where(jnp.isfinite(v_scale), v_scale, 0)
+        score = scores(mine.astype(k.dtype), k) * dim**-0.5
+        score = jnp.where(seen, score if k_scale is None else score * k_scale, FAR)
         top = score.max(-1)
         same = at.row[:, None] == at.row  # lanes of one row end with the same sums
         if len(at.row) > 1:
@@ -76,9 +82,13 @@ def attend(
         weight = jnp.exp(score - new_peak[..., None])
         if allowed is not None:  # else a row that is inside sees something, and FAR below its peak is 0
             weight = jnp.where(seen, weight, 0)
-        # Narrow weights are summed as they are multiplied: what rounding does to them cancels.
-        weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
-        new_total = weight.sum(-1, dtype=jnp.float32)
+        if v_scale is None:  # narrow weights are summed as they are multiplied: what rounding does to them cancels
+            weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
+            new_total = weight.sum(-1, dtype=jnp.float32)
+        else:
+            new_total = weight.sum(-1)
+            weight *= jnp.where(known[:, None], v_scale, 0)
+            weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
         new_out = matmul("hnms,hnsd->hnmd", weight, v)
         if odd is not None:
             new_out = jnp.where((seen & odd[:, :, None]).any(-1)[..., None], jnp.nan, new_out)
@@ -173,12 +183,21 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
 
 
 def read(pool: Pool, at: Round, dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
-    """The pages of a round, heads that lie side by side (`pool.pool_struct`) taken apart."""
+    """The pages of a round, heads that lie side by side (`pool.pool_struct`) taken apart. Not yet scaled."""
+    pool = pool.numbers if isinstance(pool, Scaled) else pool
     pages = numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
     if pool.shape[3] == dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
         return pages.reshape(pool.shape[0], len(at.row), -1, dim)
     pages = pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3] // dim, dim)
     return jnp.moveaxis(pages, 3, 1).reshape(-1, len(at.row), pages.shape[2], dim)
+
+
+def read_scales(pool: Pool, at: Round) -> Float32[Array, "kv_heads lanes one slots"] | None:
+    """What scores of keys, or weights of values, are multiplied by: less than all the numbers that these scale."""
+    if not isinstance(pool, Scaled):
+        return None
+    scales = pool.scales.at[:, at.pages].get(mode="promise_in_bounds")
+    return jnp.moveaxis(scales, 3, 1).reshape(-1, len(at.row), 1, at.kind.pages * scales.shape[-1])
 
 
 def scores(

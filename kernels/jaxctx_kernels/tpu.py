@@ -18,6 +18,9 @@ If not all of this fits into VMEM, the outer grid takes a few KV heads at a time
 Heads narrower than the 128 lanes lie side by side in a pool (`pool.pool_struct`): a query is zero but in the lanes of
 its head, and takes those lanes of the output.
 
+Numbers of 8 bits are multiplied as bfloat16. Scores are then scaled by the keys' scales, and weights, before they are
+rounded, by the values': no key or value is written a second time.
+
 Under a mesh this runs per shard of the KV heads, in `shard_map(…, check_vma=False)`: no head needs another, all have
 the same plan. Where the ideas came from: ragged paged attention (arXiv 2604.15464), FlashAttention (arXiv 2205.14135).
 """
@@ -33,7 +36,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
-from jaxctx_kernels.pool import Pool
+from jaxctx_kernels.pool import Pool, Scaled
 from jaxctx_kernels.reference import FAR
 
 RING = 4  # items whose pages are on their way or being computed
@@ -68,9 +71,11 @@ def attend(
     if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
     rows, heads, dim = q.shape
-    stored, _, page_size, lanes = k_pool.shape
+    held = k_pool.numbers if isinstance(k_pool, Scaled) else k_pool
+    kind = held.dtype if held.dtype.itemsize > 1 else jnp.bfloat16  # what is multiplied
+    stored, _, page_size, lanes = held.shape
     beside, group = lanes // dim, heads // stored  # KV heads side by side; query heads that read one row of lanes
-    query = q[plan.order].astype(k_pool.dtype).reshape(rows, stored, beside, group // beside, 1, dim)
+    query = q[plan.order].astype(kind).reshape(rows, stored, beside, group // beside, 1, dim)
     mine = jnp.eye(beside, dtype=bool)[:, None, :, None]
     query = jnp.where(mine, query, 0).reshape(rows, stored, group, lanes)
 
@@ -79,9 +84,11 @@ def attend(
     query = jnp.pad(query.transpose(1, 0, 2, 3).reshape(stored, rows * group, lanes), room)
     length = jnp.pad(jnp.repeat(plan.length, group), room[1])[:, None]
     most = max(c.pages for c in shape.classes)
-    together = heads_at_once(stored, height, lanes, most * page_size, k_pool.dtype.itemsize)
+    together = heads_at_once(stored, height, lanes, most * page_size, jnp.dtype(kind).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
-    ring = pltpu.VMEM((RING, together, most, page_size, lanes), k_pool.dtype)
+    ring = jax.tree.map(lambda array: pltpu.VMEM((RING, together, most, *array.shape[2:]), array.dtype), k_pool)
+    anywhere = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), k_pool)
+    scales = pltpu.VMEM((2, together, beside, most * page_size), jnp.float32)
     out = pl.pallas_call(
         partial(kernel, shape=shape, group=group, scale=dim**-0.5 / math.log(2)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -90,8 +97,8 @@ def attend(
             in_specs=[
                 of_heads,
                 pl.BlockSpec((height, 1), lambda *_: (0, 0)),
-                pl.BlockSpec(memory_space=pl.ANY),
-                pl.BlockSpec(memory_space=pl.ANY),
+                anywhere,
+                anywhere,
             ],
             out_specs=of_heads,
             scratch_shapes=[
@@ -99,6 +106,7 @@ def attend(
                 pltpu.VMEM((together, height, LANES), jnp.float32),
                 ring,
                 ring,
+                scales if isinstance(k_pool, Scaled) else None,
                 pltpu.SemaphoreType.DMA((RING,)),
             ],
         ),
@@ -133,6 +141,7 @@ def kernel(
     total: Any,
     k_ring: Any,
     v_ring: Any,
+    scales: Any,
     arrived: Any,
     *,
     shape: PlanShape,
@@ -143,10 +152,13 @@ def kernel(
 
     In SMEM: ends, items, pages. In VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
     `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. In HBM: pools.
+    Of 8 bits pools and rings are `Scaled`, `scales` `[2, heads, beside, tokens]` those of an item's keys and values.
     """
     heads, height, lanes = query.shape
+    copied = list(zip(jax.tree.leaves((k_pool, v_pool)), jax.tree.leaves((k_ring, v_ring)), strict=True))
+    rings = k_ring, v_ring
+    k_ring, v_ring = (ring.numbers if isinstance(ring, Scaled) else ring for ring in rings)
     page_size = k_ring.shape[3]
-    rings = (k_pool, k_ring), (v_pool, v_ring)
     count = ends[len(shape.classes) - 1]
     first_head = pl.program_id(0) * heads
 
@@ -160,7 +172,7 @@ def kernel(
 
         def order(n: jax.Array) -> None:
             page = pages[at.entry + n]
-            for pool, ring in rings:
+            for pool, ring in copied:
                 source = pool.at[pl.ds(first_head, heads), page]
                 pltpu.make_async_copy(source, ring.at[slot, :, n], arrived.at[slot]).start()
 
@@ -172,12 +184,14 @@ def kernel(
         pl.loop(count // ORDERS * ORDERS, count)(order)
 
     def receive(tokens: jax.Array, slot: jax.Array) -> None:
-        for _, ring in rings:
+        for _, ring in copied:
             here = ring.at[slot, :, pl.ds(0, pl.cdiv(tokens, page_size))]
             pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
 
     def clear(tokens: jax.Array, slot: jax.Array, held: int) -> None:
         """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
+        if v_ring.dtype == jnp.int8:
+            return
 
         @pl.loop(tokens // page_size, held)
         def _(n: jax.Array) -> None:
@@ -185,10 +199,21 @@ def kernel(
             token = n * page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
             v_ring[slot, :, n] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
 
+    def lay_out(slot: jax.Array, held: int) -> None:
+        """The scales of an item's tokens, of each page by itself, side by side."""
+
+        @pl.loop(0, heads)
+        def _(h: jax.Array) -> None:
+            for of, ring in enumerate(rings):
+                for n in range(held):
+                    scales[of, h, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, h, n]
+
     def visit(kind: ItemClass, index: jax.Array) -> None:
         at, slot = item(index), jax.lax.rem(index, RING)
         receive(at.tokens, slot)
         clear(at.tokens, slot, kind.pages)
+        if scales is not None:
+            lay_out(slot, kind.pages)
         wide, tokens = -(-kind.rows * group // TILE) * TILE, kind.pages * page_size
         first, last = at.row * group, (at.row + at.rows) * group
         base = first // TILE * TILE
@@ -203,14 +228,24 @@ def kernel(
             seen = jnp.where(inside, jnp.clip(length[here] - at.start, 0, at.tokens), 0)
             visible = jax.lax.broadcasted_iota(jnp.int32, (wide, tokens), 1) < seen
 
+            def scaled(x: jax.Array, of: int, h: jax.Array) -> jax.Array:
+                """Columns times their tokens' scales, in a row's own head of those that lie side by side."""
+                if scales is None:
+                    return x
+                known = scales[of, h, :, :tokens]
+                mine = known[:1]
+                for n in range(1, scales.shape[2]):
+                    mine = jnp.where(row % group // (group // scales.shape[2]) == n, known[n : n + 1], mine)
+                return jnp.where(visible, x * mine, 0)
+
             def head(h: jax.Array) -> None:
                 k, v = (ring[slot, h, : kind.pages].reshape(tokens, lanes) for ring in (k_ring, v_ring))
-                score = jnp.where(visible, matmul(query[h, here], k, 1) * scale, FAR)
+                score = jnp.where(visible, scaled(matmul(query[h, here], k, 1) * scale, 0, h), FAR)
                 old = peak[h, here]
                 new = jnp.maximum(old, score.max(-1, keepdims=True))
                 weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
                 shrink = jnp.exp2(old - new)
-                more = out[h, here] * shrink[:, :1] + matmul(weight.astype(v.dtype), v, 0)
+                more = out[h, here] * shrink[:, :1] + matmul(scaled(weight, 1, h).astype(query.dtype), v, 0)
                 peak[h, here] = new
                 total[h, here] = total[h, here] * shrink + weight.sum(-1, keepdims=True)
                 out[h, here] = jnp.where(inside, more, out[h, here])  # values may be NaN, of another sequence
@@ -242,6 +277,7 @@ def kernel(
 def matmul(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
     """Products of float32 exactly, of bfloat16 as they are; sums in float32. Contracts b's axis `contracted`."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    b = b.astype(a.dtype)  # from 8 bits
     axes = (((1,), (contracted,)), ((), ()))
     product: jax.Array = jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
     return product

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from jaxctx_kernels import Segment
+from jaxctx_kernels import Pool, Scaled, Segment
+from jaxctx_kernels.pool import numbers
 
 Generator = np.random.Generator
 
@@ -123,6 +124,17 @@ def dense_attention(
     return out
 
 
+def dequantised(pool: Pool) -> np.ndarray:
+    """float64 `[kv_heads, pages, page_size, head_dim]`: the numbers that a pool on a CPU stands for, exactly."""
+    if not isinstance(pool, Scaled):
+        return np.asarray(numbers(pool), np.float64)
+    heads, pages, beside, size = pool.scales.shape
+    held = np.asarray(numbers(pool.numbers), np.float64).reshape(heads, pages, size, beside, -1)
+    with np.errstate(invalid="ignore"):
+        scaled = held * np.asarray(pool.scales, np.float64).swapaxes(2, 3)[..., None]
+    return scaled.transpose(0, 3, 1, 2, 4).reshape(heads * beside, pages, size, -1)
+
+
 @pytest.fixture
 def rng() -> Generator:
     """Another seed every time; pytest shows it where a test fails."""
@@ -151,6 +163,11 @@ def kinds() -> list[str]:
 @pytest.fixture
 def dense() -> Callable[..., np.ndarray]:
     return dense_attention
+
+
+@pytest.fixture
+def exact() -> Callable[[Pool], np.ndarray]:
+    return dequantised
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from jaxctx_kernels import (
     write_rows,
 )
 from jaxctx_kernels import pool as pool_module
-from jaxctx_kernels.pool import numbers
 from tests.sums import visible_sum
 
 Generator = np.random.Generator
 ROWS, POOL = 64, 120
+EIGHT = ("int8", "float8_e4m3fn")
 
 
 @partial(jax.jit, static_argnames="shape")
@@ -47,7 +47,8 @@ def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
 def filled_pool(values: np.ndarray, dtype: str) -> jax.Array:
     """A pool of `values` `[kv_heads, pages, page_size, head_dim]`."""
     heads, pages, size, dim = values.shape
-    rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), dtype)
+    rows = values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim)
+    rows = jnp.asarray(rows, "float32" if dtype in EIGHT else dtype)
     return write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
 
 
@@ -62,6 +63,9 @@ def filled_pool(values: np.ndarray, dtype: str) -> jax.Array:
         (2, 128, 32, "float32", True),
         (8, 128, 32, "bfloat16", False),
         (8, 128, 32, "bfloat16", True),
+        (4, 64, 16, "int8", False),
+        (8, 128, 32, "int8", True),
+        (4, 128, 16, "float8_e4m3fn", True),
     ],
 )
 def test_equals_dense_attention(
@@ -70,6 +74,7 @@ def test_equals_dense_attention(
     kinds: list[str],
     visible: Callable,
     dense: Callable,
+    exact: Callable,
     group: int,
     dim: int,
     page_size: int,
@@ -77,7 +82,7 @@ def test_equals_dense_attention(
     narrow: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`narrow`: on a CPU that multiplies bfloat16 by itself."""
+    """`narrow`: on a CPU that multiplies bfloat16 by itself. Keys and values of 8 bits are as they are kept."""
     monkeypatch.setattr(pool_module, "NARROW_PRODUCTS", narrow)
     jax.clear_caches()
     kv_heads = 2
@@ -93,20 +98,39 @@ def test_equals_dense_attention(
         for s in forest.segments:
             padding[s.first_row : s.first_row + s.rows] = False
         q[padding] = np.nan
-        q = jnp.asarray(q, dtype)
+        q = jnp.asarray(q, "bfloat16" if narrow else "float32" if dtype in EIGHT else dtype)
         got = run_attend(q, k, v, packed_plan(forest.segments, shape), shape=shape)
         assert got.dtype == jnp.float32
-        arrays = [np.asarray(x, np.float64) for x in (q, numbers(k), numbers(v))]
+        arrays = [np.asarray(q, np.float64), exact(k), exact(v)]
         v64 = arrays[2]
         want = dense(*arrays, forest.segments, page_size)
         # Weights that are multiplied as bfloat16 are each up to 2**-9 off, in the sum and in the total.
         slack = (
             2**-8 * dense(*(np.abs(x) if x is v64 else x for x in arrays), forest.segments, page_size)
-            if narrow and dtype == "bfloat16"
+            if narrow and dtype != "float32"
             else 0
         )
         assert (np.abs(got - want) <= 1e-4 * np.abs(want) + 1e-5 * scale**2 + slack).all(), kind
         assert not np.asarray(got)[padding].any()
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("int8", 0.02), ("float8_e4m3fn", 0.08)])
+def test_8_bits_are_close_to_what_they_stand_for(
+    rng: Generator, grow: Callable, dense: Callable, dtype: str, off: float
+) -> None:
+    """Of normally distributed keys and values, whatever their size: twice what is seen."""
+    shape, sizes = plan_shape(ROWS, 16, POOL * 16, POOL), rng.choice([0.1, 1, 30], (2, 2, 1, 1, 1))
+    segments = grow("many_prefixes", ROWS, 16, POOL).segments
+    k, v = rng.normal(size=(2, 2, POOL, 16, 128)) * sizes
+    q = rng.normal(size=(ROWS, 8, 128)) / np.repeat(sizes[0], 4).reshape(8, 1)
+    pools = (filled_pool(x, dtype) for x in (k, v))
+    got = run_attend(jnp.asarray(q, "float32"), *pools, packed_plan(segments, shape), shape=shape)
+    want = dense(q, k, v, segments, 16)
+    wrong = np.linalg.norm(got - want, axis=-1)
+    rows = [row for s in segments for row in range(s.first_row, s.first_row + s.rows)]
+    assert (wrong[rows] <= off * np.linalg.norm(want[rows], axis=-1)).all(), (
+        wrong / np.linalg.norm(want, axis=-1)
+    ).max()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 300])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,9 @@ from jaxctx_kernels import (
     plan_shape,
     pool_array,
     pool_struct,
+    read_pages,
     unpack,
+    write_pages,
     write_rows,
 )
 from jaxctx_kernels.pool import numbers
@@ -70,6 +74,49 @@ def test_every_bfloat16_survives_storage() -> None:
     np.testing.assert_array_equal(got.view(np.uint32), bits.astype(np.uint32) << 16)
 
 
+@pytest.mark.parametrize(("dtype", "most", "off"), [("int8", 127, 1 / 254), ("float8_e4m3fn", 448, 2**-4)])
+def test_rows_of_8_bits_keep_their_scale(
+    rng: Generator, exact: Callable[[object], np.ndarray], dtype: str, most: int, off: float
+) -> None:
+    """The greatest number of a row is kept as it is, zeros are zeros, others are off by half a step at most."""
+    pool = pool_array(HEADS, PAGES, SIZE, DIM, dtype)
+    slots = rng.choice(PAGES * SIZE, 20, replace=False).astype(np.int32)
+    values = rng.normal(size=(20, HEADS, DIM)).astype(np.float32) * np.float32(10.0) ** rng.integers(-9, 9, (20, 1, 1))
+    values[3, 1], values[4, 0, 5] = 0, np.nan
+    got = exact(write_rows(pool, jnp.asarray(values), jnp.asarray(slots)))
+    rows = got[:, slots // SIZE, slots % SIZE].swapaxes(0, 1)
+    assert np.isnan(rows[4, 0]).all()
+    rows[4, 0] = values[4, 0] = 0
+    greatest = np.abs(values).max(-1, keepdims=True)
+    np.testing.assert_allclose(np.abs(rows).max(-1, keepdims=True), greatest, rtol=1e-6)
+    step = greatest if dtype == "int8" else np.maximum(np.abs(values), greatest * 2.0**-6 / most)
+    assert (np.abs(rows - values) <= off * step * 1.001).all()
+    got[:, slots // SIZE, slots % SIZE] = 0
+    assert not got.any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_pages_of_8_bits_are_bytes_outside(rng: Generator, dtype: str, platform: str) -> None:
+    """Scales and all, whatever the bits; heads side by side too. What was copied or written back is the same."""
+    beside = 2 if platform == "tpu" else 1
+    pool = jax.tree.map(jnp.zeros_like, pool_struct(HEADS, PAGES, SIZE, DIM, dtype, platform))
+    pages = rng.integers(0, 256, (6, HEADS // beside, SIZE, (DIM + 4) * beside)).astype(np.uint8)
+    pool = write_pages(pool, jnp.arange(1, 7), list(jnp.asarray(pages)))
+    pool = write_pages(pool, jnp.arange(1, 3), list(jnp.asarray(pages[:2])))
+    copied = copy_pages(pool, jnp.arange(1, 7), jnp.arange(11, 17))
+    for held in (read_pages(copied, jnp.arange(1, 7)), read_pages(copied, jnp.arange(11, 17))):
+        assert held.dtype == jnp.uint8
+        np.testing.assert_array_equal(held, pages)
+    values = jnp.asarray(rng.normal(size=(20, HEADS, DIM)), jnp.float32)
+    slots = jnp.asarray(rng.choice(PAGES * SIZE, 20, replace=False), jnp.int32)
+    alone = write_rows(jax.tree.map(jnp.zeros_like, pool_struct(HEADS, PAGES, SIZE, DIM, dtype, "gpu")), values, slots)
+    pool = write_rows(jax.tree.map(jnp.zeros_like, pool), values, slots)
+    got = read_pages(pool, jnp.arange(PAGES))[..., DIM * beside :].reshape(PAGES, -1, SIZE, beside, 4)
+    want = read_pages(alone, jnp.arange(PAGES))[..., DIM:]
+    np.testing.assert_array_equal(got.swapaxes(2, 3).reshape(want.shape), want)
+
+
 def test_copy_pages_reads_before_it_writes(rng: Generator) -> None:
     values = rng.normal(size=(HEADS, PAGES, SIZE, DIM)).astype(np.float32)
     sources, targets = np.array([3, 5, 4, 0, 0], np.int32), np.array([4, 6, 5, 0, 0], np.int32)
@@ -85,10 +132,10 @@ def layer(
     return attend(q, k, v, unpack(shape, packed), shape=shape), k, v
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
 def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
     """A donated step needs far less memory beside its arguments than one pool takes."""
-    rows, pages = 16, 2000
+    rows, pages, kind = 16, 8000, "float32" if jnp.dtype(dtype).itemsize == 1 else dtype
     shape = plan_shape(rows, SIZE, 4096, pages)
     struct = jax.ShapeDtypeStruct
     pool = jax.eval_shape(lambda: pool_array(HEADS, pages, SIZE, DIM, dtype))
@@ -102,22 +149,25 @@ def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
         jax.jit(step, donate_argnums=0)
         .lower(
             [pool] * 4,
-            struct((rows, 2 * HEADS, DIM), dtype),
-            struct((rows, HEADS, DIM), dtype),
+            struct((rows, 2 * HEADS, DIM), kind),
+            struct((rows, HEADS, DIM), kind),
             struct((rows,), jnp.int32),
             struct((shape.size(),), jnp.int32),
         )
         .compile()
     )
     memory = compiled.memory_analysis()
-    pool_bytes = HEADS * pages * SIZE * DIM * pool.dtype.itemsize
+    pool_bytes = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(pool))
     assert memory.alias_size_in_bytes >= 4 * pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 2
 
 
-@pytest.mark.parametrize("change", [lambda p, i: copy_pages(p, i, i + 9), lambda p, i: write_rows(p, p[:, :4, 0], i)])
-def test_changes_of_a_donated_pool_allocate_no_pool(change: object) -> None:
-    pool = jax.eval_shape(lambda: pool_array(4, 2000, SIZE, DIM, "bfloat16"))
+@pytest.mark.parametrize(
+    "change", [lambda p, i: copy_pages(p, i, i + 9), lambda p, i: write_rows(p, jax.tree.leaves(p)[0][:, :4, 0], i)]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_changes_of_a_donated_pool_allocate_no_pool(change: object, dtype: str) -> None:
+    pool = jax.eval_shape(lambda: pool_array(4, 2000, SIZE, DIM, dtype))
     lowered = jax.jit(change, donate_argnums=0).lower(pool, jax.ShapeDtypeStruct((4,), jnp.int32))
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 10**6
 

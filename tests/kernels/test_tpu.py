@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Literal
 
@@ -16,8 +17,22 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter  # its verdict on races
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, PartitionSpec
 
-from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, tpu, unpack
+from jaxctx_kernels import (
+    PlanShape,
+    Pool,
+    Segment,
+    attend,
+    plan_attention,
+    plan_shape,
+    pool_struct,
+    tpu,
+    unpack,
+    write_rows,
+)
+
+from .conftest import dequantised
 
 Generator = np.random.Generator
 
@@ -40,15 +55,23 @@ class Case:
     def shape(self) -> PlanShape:
         return plan_shape(self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages, "tpu")
 
+    @property
+    def multiplied(self) -> str:
+        return self.dtype if self.dtype in ("float32", "bfloat16") else "bfloat16"
+
     def random(self, rng: Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries, keys, values: numbers that the dtype holds."""
+        """Queries, keys, values: numbers that the dtype holds, or that are kept as 8 bits."""
         pools = (2, self.kv_heads, self.pool_pages, self.page_size, self.dim)
         queries = (self.rows, self.kv_heads * self.group, self.dim)
-        q, kv = (np.array(jnp.asarray(rng.normal(size=size), self.dtype), np.float64) for size in (queries, pools))
+        q, kv = (np.array(jnp.asarray(rng.normal(size=size), self.multiplied), np.float64) for size in (queries, pools))
         return q, kv[0], kv[1]
 
-    def stored(self, values: np.ndarray) -> jax.Array:
-        _, pages, size, dim = values.shape
+    def stored(self, values: np.ndarray) -> Pool:
+        heads, pages, size, dim = values.shape
+        if self.multiplied != self.dtype:
+            struct = pool_struct(heads, pages, size, dim, self.dtype, "tpu")
+            rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), jnp.float32)
+            return write_rows(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
         side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
         return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
 
@@ -63,7 +86,7 @@ class Case:
             detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
         )
         with pltpu.force_tpu_interpret_mode(params):
-            got = np.array(run(jnp.asarray(q, self.dtype), self.stored(k), self.stored(v), self.packed(segments)))
+            got = np.array(run(jnp.asarray(q, self.multiplied), self.stored(k), self.stored(v), self.packed(segments)))
         assert got.dtype == np.float32
         assert not interpreter.races.races_found
         return got
@@ -80,7 +103,7 @@ class Case:
             padding[s.first_row : s.first_row + s.rows] = False
         q[padding] = np.nan
         got = self.attend(run, q, k, v, segments)
-        want = dense(q, k, v, segments, self.page_size)
+        want = dense(q, *(dequantised(self.stored(x)) for x in (k, v)), segments, self.page_size)
         tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
         assert not got[padding].any()
@@ -100,6 +123,8 @@ CASES = [
     (Case(50, 16, 64, 8, kv_heads=1, dtype="float32"), ["three_levels"]),
     (Case(50, 64, 256, 1), ["chunks_and_decode"]),
     (Case(16, 128, 128, 8, kv_heads=1), ["one_prefix"]),
+    (Case(50, 16, 128, 4, dtype="int8"), ["chunks_and_decode", "one_prefix"]),
+    (Case(50, 32, 64, 4, dtype="float8_e4m3fn", beside=2), ["three_levels"]),
     (Case(50, 16, 128, 3, dtype="float32"), ["chunks_and_decode"]),  # rows' heads straddle the windows' ends
 ]
 
@@ -153,6 +178,20 @@ def test_heads_in_turn(
     monkeypatch.setattr(tpu, "STATE_BYTES", 1)
     case = Case(16, 16, 128, 2, kv_heads=3)
     case.check(rng, case.program(), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
+
+
+def test_heads_on_two_devices(rng: Generator, grow: Callable, visible: Callable, dense: Callable) -> None:
+    """As steps run it on a mesh: a shard of the KV heads on each device, the plan on both."""
+    case, heads, pool = Case(16, 16, 128, 2), PartitionSpec(None, "heads"), PartitionSpec("heads")
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        places = (heads, pool, pool, PartitionSpec())
+        mesh = jax.make_mesh((2,), ("heads",), axis_types=(AxisType.Auto,))
+        local = partial(attend, shape=case.shape)
+        split = jax.shard_map(local, mesh=mesh, in_specs=places, out_specs=heads, check_vma=False)
+        return split(q, k, v, unpack(case.shape, packed))
+
+    case.check(rng, jax.jit(run), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
 
 
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> None:

@@ -56,7 +56,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "unix_socket": ("/run/s", Path("/run/s")),
     "keys": ("keys", Path("keys")),
     "dtype": ("bfloat16", "bfloat16"),
-    "kv_dtype": ("float32", "float32"),
+    "kv_dtype": ("int8", "int8"),
     "tensor": ("2", 2),
     "page_size": ("32", 32),
     "kv_tokens": ("1000", 1000),

@@ -10,7 +10,7 @@ from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import REAL_WORLD, stored_as
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
-from jaxctx.engine.device import Device
+from jaxctx.engine.device import Device, Program
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
@@ -90,6 +90,20 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     assert len(set(alone)) > 10  # it says something
 
 
+@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])
+def test_a_mesh_has_its_kernel_where_heads_can_be_split(
+    platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
+    monkeypatch.setattr("jaxctx.engine.device.kernel_for", lambda *_: "tpu")
+    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], platform))
+    model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
+    mesh = make_mesh(tensor=2)
+    program = Program(model, shard(mesh, model, params), CONFIG, mesh)
+    assert {shape.plan.kernel for shape in program.shapes} == {kernel}
+    assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
+
+
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pools are laid out for a TPU. Their pages are of another kind: no snapshot may mix them up."""
     narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
@@ -104,12 +118,12 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32, 2 heads side by side"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
     """Its temporary memory does not grow with the pool: no copy of a page array, in any layer. Nor does a save's."""
     temporaries = []
     for pages in (64, 4096):
-        model, params = init_random(TINY, seed=3, dtype=dtype)
+        model, params = init_random(TINY, seed=3, dtype="float32" if "8" in dtype else dtype, kv_dtype=dtype)
         device = Device(model, params, replace(CONFIG, pages=pages))
         device._compile(device.shapes[0])
         for name in ("page copy", "page load", "page save"):
@@ -117,9 +131,9 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
         changing = [device._compiled[device.shapes[0]], device._compiled["page copy"], device._compiled["page load"]]
         analyses = [executable.memory_analysis() for executable in (*changing, device._compiled["page save"])]
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
-        pool_bytes = sum(pool.k.nbytes + pool.v.nbytes for pool in device._pools)
+        pool_bytes = sum(array.nbytes for array in jax.tree.leaves(device._pools))
         assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses[:-1])  # donated, and used so
-    one_layer = device._pools[0].k.nbytes
+    one_layer = jax.tree.leaves(device._pools)[0].nbytes
     for small, large in zip(*temporaries, strict=True):
         assert large - small < one_layer / 4
 
