@@ -8,7 +8,7 @@
     operations.py  what changes contexts without computing: fork, rewind, reserve, …   archive.py: of what is kept
     lives.py       contexts from birth to end: time to live, pins, word of changes   watch.py
     scheduler.py   who runs: admission, memory, preemption, the next batch   budget.py, sequence.py
-    batch.py       a batch's rows written into a step's inputs   passes.py: explicit tokens, and what is told of them
+    batch.py       a batch's rows written into a step's inputs   drafts.py, passes.py: guessed tokens, explicit ones
     step.py        the jitted step: model, paged KV, sampling; page moves
     device.py      the arrays, and every executable compiled before ready
     transfers.py   the cache's page moves carried out, to host memory and disk and back

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Int32
 
 from jaxctx.cache.contexts import Context
+from jaxctx.cache.prefix import TOKEN_BYTES
 
 T = TypeVar("T")
 LEAST = 2  # last tokens that must have stood there before
@@ -28,8 +28,7 @@ LONGEST_PAUSE = 64  # tokens without guesses after wrong ones
 class PromptLookup:
     """What one sequence is expected to go on with. It pauses after wrong guesses, twice as long after each."""
 
-    _tokens: Int32[np.ndarray, " room"] = field(default_factory=lambda: np.zeros(0, np.int32))
-    _length: int = 0
+    _text: bytearray = field(default_factory=bytearray)  # the tokens of the context, int32
     _pause: int = 0
     _resume_at: int = 0  # tokens of the context
 
@@ -38,8 +37,8 @@ class PromptLookup:
         length = context.length
         if count <= 0 or length < max(self._resume_at, LEAST + 1):
             return []
-        self._catch_up(context, length)
-        tokens = self._tokens[max(length - WINDOW, 0) : length]
+        self._text += context.tokens(len(self._text) // TOKEN_BYTES).tobytes()
+        tokens = np.frombuffer(self._text, np.int32)[-WINDOW:]
         last = len(tokens) - 1
         places = np.flatnonzero(tokens[:last] == tokens[last])
         for agreeing in range(1, ENOUGH):
@@ -57,12 +56,6 @@ class PromptLookup:
         """So many of the last guesses were right."""
         self._pause = 0 if accepted else min(2 * self._pause + 1, LONGEST_PAUSE)
         self._resume_at = context.length + self._pause
-
-    def _catch_up(self, context: Context, length: int) -> None:
-        if length > len(self._tokens):
-            self._tokens = np.concatenate([self._tokens[: self._length], np.zeros(length + 256, np.int32)])
-        self._tokens[self._length : length] = context.tokens(self._length)
-        self._length = length
 
 
 def share(guesses: Mapping[T, list[int]], rows: int) -> dict[T, list[int]]:

@@ -22,15 +22,10 @@ def kernel_for(platform: str, pool: Any) -> Kernel:
     `pool` is of arrays or ShapeDtypeStructs. There is no kernel for 8 bits on a GPU.
     """
     numbers = jax.tree.leaves(pool)[0]
-    page_size, lanes = numbers.shape[2:]
-    if (
-        platform == "gpu"
-        and numbers.dtype == jnp.bfloat16
-        and lanes in (64, 128, 256)
-        and page_size in (16, 32, 64, 128)
-    ):
+    (page_size, lanes), kind = numbers.shape[2:], numbers.dtype
+    if platform == "gpu" and kind == jnp.bfloat16 and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
         return "gpu"
-    if platform == "tpu" and numbers.dtype != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
+    if platform == "tpu" and kind != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
         return "tpu"
     return "reference"
 

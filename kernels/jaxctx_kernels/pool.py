@@ -70,16 +70,13 @@ def numbers(stored: jax.Array) -> jax.Array:
 
     Both are exact, and the conversion rides on the copy out of the pool. Numbers of 8 bits are not yet scaled.
     """
-    fast = jnp.bfloat16 if NARROW_PRODUCTS else jnp.float32
-    if stored.dtype == jnp.uint8:
-        stored = jax.lax.bitcast_convert_type(stored, jnp.float8_e4m3fn)
+    if stored.dtype == jnp.uint16 and not NARROW_PRODUCTS:
+        return jax.lax.bitcast_convert_type(stored.astype(jnp.uint32) << 16, jnp.float32)
+    if stored.dtype in BITS_OF:
+        stored = jax.lax.bitcast_convert_type(stored, BITS_OF[stored.dtype])
     if stored.dtype.itemsize == 1:
-        return stored.astype(fast)
-    if stored.dtype != jnp.uint16:
-        return stored
-    if NARROW_PRODUCTS:
-        return jax.lax.bitcast_convert_type(stored, jnp.bfloat16)
-    return jax.lax.bitcast_convert_type(stored.astype(jnp.uint32) << 16, jnp.float32)
+        return stored.astype(jnp.bfloat16 if NARROW_PRODUCTS else jnp.float32)
+    return stored
 
 
 def bits(values: jax.Array, pool: Plain) -> jax.Array:

@@ -64,6 +64,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_context_tokens": ("2048", 2048),
     "max_batch": ("4", 4),
     "max_batch_tokens": ("64", 64),
+    "draft_tokens": ("3", 3),
     "queue_limit": ("10", 10),
     "max_calls": ("11", 11),
     "default_max_tokens": ("12", 12),
