@@ -41,6 +41,10 @@ class Target(Protocol):
         """Continue a prompt greedily by exactly `max_tokens` tokens, past any end of sequence."""
         ...
 
+    async def drafts(self) -> tuple[int, int] | None:
+        """Tokens guessed ahead since it started, and how many of them were right, where it tells. Not under load."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -51,6 +55,8 @@ class Measure:
     tokens_per_s: float  # output tokens of all requests over the wall time
     wall_s: float
     cached: int | None  # prompt tokens of the last request found in a cache
+    drafted: int | None = None  # tokens guessed ahead in the whole scenario, where the server tells
+    accepted: int | None = None  # of these, how many were right
 
 
 class Load:
