@@ -227,8 +227,8 @@ class Attention:
         pages = pools[0][0].shape[1]
         kernel = kernel_for(jax.default_backend(), pools[0][0])
         self._shape = plan_shape(batch.rows, layer.page_size, longest, pages, kernel)
-        tables = batch.rows * -(-longest // layer.page_size)  # room for one a row
-        most = plan_shape(batch.rows, layer.page_size, longest, tables, kernel)
+        listed = sum(len(table) for table in sees(batch.segments, layer.page_size))  # without sharing
+        most = plan_shape(batch.rows, layer.page_size, longest, listed, kernel)
         self._unshared = replace(most, pool_pages=pages, share_tokens=NEVER)
         heads = layer.kv_heads * layer.group
         q = jax.random.normal(jax.random.key(1), (batch.rows, heads, layer.dim), jnp.bfloat16)
