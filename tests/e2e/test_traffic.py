@@ -16,6 +16,7 @@ import jaxctx
 from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
+from jaxctx.errors import NotFound
 from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
 
@@ -144,3 +145,18 @@ async def test_ten_thousand_requests(client: jaxctx.aio.Client, engine: LocalEng
     stats = await engine.stats()
     assert stats.suspensions > 0
     assert stats.tokens_restored > 0
+
+
+# --- found by it -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_save_that_fails_takes_nobody_elses_place(client: jaxctx.aio.Client, engine: LocalEngine) -> None:
+    """As long as their versions are not known, saves look alike."""
+    alive = [await client.create(tokens=[k, 7, 7]) for k in range(10)]
+    gone = [await client.create(tokens=[k, 8, 8]) for k in range(10)]
+    for context in gone:
+        await context.close()
+    saves = [each.save(each.id) for pair in zip(alive, gone, strict=True) for each in pair]
+    results = await asyncio.gather(*saves, return_exceptions=True)
+    assert [getattr(result, "name", type(result)) for result in results[::2]] == [context.id for context in alive]
+    assert {type(result) for result in results[1::2]} == {NotFound}
