@@ -241,7 +241,7 @@ def main() -> int:
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
     failed = missing = 0
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(len(options.target), multiprocessing.get_context("spawn")) as pool:
         running = {
             target: pool.submit(check, target, options.only, baseline.get(target, nothing), options.update)
             for target in options.target

@@ -1,8 +1,15 @@
-"""For all tests: JAX on the CPU with two fake devices, so that meshes can be tested beside everything else."""
+"""For all tests: JAX on the CPU with two fake devices, so that meshes can be tested beside everything else.
+
+What is compiled once in a session is compiled no more in it: there is a compilation cache for this process and those
+that it starts, new for each session, so that no session tests what another one left. `JAX_COMPILATION_CACHE_DIR` names
+another, which is kept.
+"""
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +17,10 @@ import pytest
 pytest_plugins = ["tests.engines", "tests.readme"]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_CACHE = tempfile.mkdtemp(prefix="jaxctx-tests-compiled-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=2".strip()
@@ -22,3 +33,8 @@ def programs_end_with_their_module() -> Iterator[None]:
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
+
+
+def pytest_unconfigure() -> None:
+    """The cache goes with the session. Processes that were started in it have ended."""
+    shutil.rmtree(_CACHE, ignore_errors=True)

@@ -59,9 +59,9 @@ class OnDemand(dict[object, object]):
         return self[what]
 
 
-def on_demand(served: ServedModel, config: EngineConfig) -> Device:
-    """A device for `make_engine`'s `devices` that costs only what is used of it."""
-    device = Device(served.model, served.params, config)
+def on_demand(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> Device:
+    """A device, also for `make_engine`'s `devices`, that costs only what is used of it."""
+    device = Device(served.model, served.params, config, mesh)
     device._compiled = OnDemand(device)  # type: ignore[assignment]
     return device
 
@@ -118,11 +118,13 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         served: ServedModel = echo_served,
         device_config: EngineConfig = ROOMY,
         store: str | None = None,
+        whole: bool = True,  # else the device compiles what it is asked for, when it is
     ) -> LocalEngine:
         key = (served.revision, config.page_size)
         if key not in devices:
-            devices[key] = Device(served.model, served.params, replace(device_config, page_size=config.page_size))
-            devices[key].compile()
+            devices[key] = on_demand(served, replace(device_config, page_size=config.page_size))
+            if whole:
+                devices[key].compile()
         poison(devices[key])
         # Engines that share a store must not take each other's objects for their own.
         rng, ids = random.Random(1 + len(started)), itertools.count()

@@ -221,7 +221,8 @@ class EngineCore:
             sequence = part.sequence
             try:
                 if sequence.passing is not None:
-                    sequence.rows += sequence.passing.rows(part.outputs, logits, output.tokens)
+                    told = sequence.passing.rows(part.outputs, logits, output.tokens)
+                    sequence.rows |= {row.asked.index: row for row in told}  # again, where it was preempted
                 self.lives.changed(sequence.context)
                 if part.drafts:
                     self._take_drafts(part, output)

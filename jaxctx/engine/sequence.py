@@ -64,7 +64,7 @@ class Sequence:
     pending: int = 0  # of these, without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
-    rows: list[PassRow] = field(default_factory=list)  # of a pass, those that have been answered
+    rows: dict[int, PassRow] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
 
     @property
@@ -139,7 +139,7 @@ class Sequence:
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:
         """Of a fill, an opening or a pass that is done; `info` is of its context."""
         if self.passing is not None:
-            return self.rows, info
+            return [*self.rows.values()], info
         assert self.computed is not None
         return FillResult(resident=self.resident, restored=self.restored, computed=self.computed, context=info)
 

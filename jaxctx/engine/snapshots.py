@@ -36,7 +36,7 @@ class Snapshots:
         self.loop = loop
         self.store = store
         self._archive = loop.core.archive
-        self._saves: list[list[Version]] = []  # under way: the version of each, once it is known
+        self._saves: dict[int, list[Version]] = {}  # under way, by identity: the version of each, once it is known
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
@@ -50,7 +50,7 @@ class Snapshots:
             self.loop.core.raise_if_draining()
             hidden.append(self._archive.freeze(caller, request.context_id))
 
-        self._saves.append(saving)
+        self._saves[id(saving)] = saving
         try:
             await self.loop.call(freeze)
             frozen = hidden[0]
@@ -58,7 +58,7 @@ class Snapshots:
                 await self._resume(caller, frozen)
             version = await self.loop.call(self._archive.version, caller, request, frozen)
             saving.append(version)
-            usage = self.store.usage(caller.tenant, chain.from_iterable(self._saves))
+            usage = self.store.usage(caller.tenant, chain.from_iterable(self._saves.values()))
             self.loop.core.lives.quotas.check_snapshots(*usage)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
@@ -68,7 +68,7 @@ class Snapshots:
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
         finally:
-            self._saves.remove(saving)
+            del self._saves[id(saving)]
             self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
 

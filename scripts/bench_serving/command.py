@@ -17,6 +17,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -133,8 +134,12 @@ async def all_rounds(
                         other.pause()
                 if server in started:
                     started[server].resume()
+                before = await target.drafts()
                 results = await scenario.run(Load(target, vocab_size, f"{seed} {number} {name}"))
+                after = await target.drafts()
                 for result, value in results.items():
+                    if before and after:
+                        value = replace(value, drafted=after[0] - before[0], accepted=after[1] - before[1])
                     measured.setdefault(result, {each: [] for each in targets})[server].append(value)
                     print(
                         f"round {number + 1}/{rounds} {result:14} {server:7} {value.tokens_per_s:8.1f} tokens/s "

@@ -41,6 +41,10 @@ class Target(Protocol):
         """Continue a prompt greedily by exactly `max_tokens` tokens, past any end of sequence."""
         ...
 
+    async def drafts(self) -> tuple[int, int] | None:
+        """Tokens guessed ahead since it started, and how many of them were right, where it tells. Not under load."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -51,6 +55,8 @@ class Measure:
     tokens_per_s: float  # output tokens of all requests over the wall time
     wall_s: float
     cached: int | None  # prompt tokens of the last request found in a cache
+    drafted: int | None = None  # tokens guessed ahead in the whole scenario, where the server tells
+    accepted: int | None = None  # of these, how many were right
 
 
 class Load:
@@ -154,6 +160,22 @@ async def _multiturn(load: Load) -> Results:
     }
 
 
+def _quotations(load: Load) -> Tokens:
+    """A passage of 96 tokens, quoted five times between other words and then begun once more."""
+    passage = load.tokens(96)
+    prompt = [token for _ in range(5) for token in load.tokens(8) + passage]
+    return prompt + load.tokens(8) + passage[:24]
+
+
+async def _repeat(load: Load) -> Results:
+    """What was said before is likely to be said again, so guesses from the text so far can be right.
+
+    A model of random weights does not quote, but under greedy decoding it soon runs in circles, which is as good.
+    """
+    await load.send([_quotations(load)], 16)
+    return {"repeat": await load.send([_quotations(load)], 256)}
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     "single": Scenario("one stream: 128 tokens in, 64 out", 192, _single),
     "batch8": Scenario("8 streams: 128 in, 64 out each", 192, _batch(8)),
@@ -168,4 +190,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "unshared2k": Scenario("16 streams, each with its own cached 2048 tokens, 64 out each", 2120, _unshared2k),
     "multiturn": Scenario("6 turns: 192 new tokens in, 64 out, the history sent again", 1280, _multiturn),
+    "repeat": Scenario("one stream that repeats itself: 552 tokens in, a passage five times, 256 out", 808, _repeat),
 }

@@ -21,6 +21,7 @@ HEADLINE: Mapping[str, tuple[str, bool]] = {
     "prefix2k-hit": ("ttft_ms", False),
 }
 USUAL_HEADLINE = ("tokens_per_s", True)
+COUNTS = ("cached", "drafted", "accepted")  # which not every server tells
 UNITS = {"ttft_ms": "ms to first token", "tokens_per_s": "tokens/s"}
 
 
@@ -57,7 +58,8 @@ def ratio(servers: Mapping[str, Sequence[Measure]], number: str) -> Spread | Non
 def table(rounds: Rounds) -> str:
     """One line a scenario and server: every number as median (smallest-largest), and the ratio of the headline."""
     lines = [
-        f"{'scenario':15}{'server':8}{'tokens/s':>22}{'ms to first token':>26}{'ms per token':>22}{'cached':>8}  ratio"
+        f"{'scenario':15}{'server':8}{'tokens/s':>22}{'ms to first token':>26}{'ms per token':>22}{'cached':>8}"
+        f"{'drafts right':>16}  ratio"
     ]
     for scenario, servers in rounds.items():
         number, more_is_better = headline(scenario)
@@ -65,7 +67,9 @@ def table(rounds: Rounds) -> str:
         for server, measures in servers.items():
             cells = [Spread.of([getattr(m, name) for m in measures]) for name in ("tokens_per_s", "ttft_ms", "tpot_ms")]
             cached = "-" if measures[-1].cached is None else measures[-1].cached
-            line = f"{scenario:15}{server:8}{cells[0]!s:>22}{cells[1]!s:>26}{cells[2]!s:>22}{cached:>8}"
+            drafted = sum(measure.drafted or 0 for measure in measures)
+            drafts = f"{sum(measure.accepted or 0 for measure in measures)} of {drafted}" if drafted else "-"
+            line = f"{scenario:15}{server:8}{cells[0]!s:>22}{cells[1]!s:>26}{cells[2]!s:>22}{cached:>8}{drafts:>16}"
             if server == OURS and against is not None:
                 line += f"  {against} × {UNITS[number]}, {'more' if more_is_better else 'less'} is better"
             lines.append(line)
@@ -86,7 +90,7 @@ def as_json(rounds: Rounds, settings: Mapping[str, Any]) -> dict[str, Any]:
                     "spread": {
                         each.name: asdict(Spread.of([getattr(measure, each.name) for measure in measures]))
                         for each in fields(Measure)
-                        if each.name != "cached"
+                        if each.name not in COUNTS
                     },
                 }
                 for server, measures in servers.items()

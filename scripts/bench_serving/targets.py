@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import grpc
 
 from bench_serving.load import Answer
-from jaxctx.v1 import content_pb2, generation_pb2, model_service_pb2
+from jaxctx.v1 import admin_service_pb2, content_pb2, generation_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
 
@@ -32,6 +33,7 @@ class JaxctxServer:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._contexts = ContextServiceStub(channel)
         self._models = ModelServiceStub(channel)
+        self._admin = AdminServiceStub(channel)
 
     async def model(self) -> model_service_pb2.Model:
         """The model it serves."""
@@ -59,6 +61,15 @@ class JaxctxServer:
                 cached = piece.usage.cached_tokens
         await self._contexts.CloseContext(pb.CloseContextRequest(context_id=context_id), timeout=REQUEST_TIMEOUT_S)
         return _checked(Answer(first_s, last_s, tokens, first_tokens, cached), max_tokens)
+
+    async def drafts(self) -> tuple[int, int] | None:
+        """See `load.Target`. Not told to those who may not ask, nor by a server from before there were drafts."""
+        try:
+            response = await self._admin.GetStats(admin_service_pb2.GetStatsRequest(), timeout=REQUEST_TIMEOUT_S)
+            stats = [engine.stats for engine in response.engines]
+            return sum(each.tokens_drafted for each in stats), sum(each.tokens_accepted for each in stats)
+        except (grpc.RpcError, AttributeError):
+            return None
 
 
 class OpenAIServer:
@@ -94,6 +105,10 @@ class OpenAIServer:
             if response.status != 200:
                 raise ServerError(f"/v1/completions answered {response.status}: {(await response.text())[:400]}")
             return _checked(await read_events(response.content, begin), max_tokens)
+
+    async def drafts(self) -> tuple[int, int] | None:
+        """See `load.Target`; the API has no word for it."""
+        return None
 
 
 async def read_events(lines: AsyncIterable[bytes], begin: float) -> Answer:

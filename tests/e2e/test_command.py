@@ -18,7 +18,8 @@ from tests.readme import ROOT
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
 ECHO = (sys.executable, "-m", "tests.serve_echo")
-SMALL = ("--max-batch", "4", "--max-batch-tokens", "16", "--kv-tokens", "4096", "--max-context-tokens", "1024")
+# Steps of one size and passes of one size: compiling is most of what starting a server takes.
+SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 
 
 def environment() -> dict[str, str]:

@@ -43,6 +43,9 @@ class Recorder:
         self.requests.append((tuple(prompt), max_tokens))
         return Answer(first_s=0.1, last_s=0.1 + 0.01 * (max_tokens - 1), tokens=max_tokens, first_tokens=1, cached=0)
 
+    async def drafts(self) -> tuple[int, int]:
+        return 3 * len(self.requests), len(self.requests)
+
 
 async def test_scenarios_ask_both_servers_the_same_and_differ_by_round() -> None:
     from bench_serving.command import all_rounds
@@ -58,6 +61,7 @@ async def test_scenarios_ask_both_servers_the_same_and_differ_by_round() -> None
     assert all(len(measures) == 2 for servers in measured.values() for measures in servers.values())
     assert measured["batch8"][OURS][0].ttft_ms == pytest.approx(100)
     assert measured["batch8"][OURS][0].tpot_ms == pytest.approx(10)
+    assert (measured["batch8"][OURS][1].drafted, measured["batch8"][OURS][1].accepted) == (3 * 16, 16)
 
 
 async def test_every_scenario_stays_within_the_length_it_states() -> None:
@@ -68,6 +72,18 @@ async def test_every_scenario_stays_within_the_length_it_states() -> None:
         await scenario.run(Load(target, 100, "seed"))
         assert max(len(prompt) + count for prompt, count in target.requests) == scenario.longest
         assert {token for prompt, _ in target.requests for token in prompt} <= set(range(5, 100))
+
+
+async def test_a_text_that_repeats_itself_has_a_passage_five_times_and_begins_it_again() -> None:
+    from bench_serving.load import SCENARIOS, Load
+
+    target = Recorder()
+    await SCENARIOS["repeat"].run(Load(target, 8192, "seed"))
+    (first, _), (prompt, count) = target.requests
+    assert (len(prompt), count) == (552, 256)
+    assert len({prompt[8 + 104 * i : 104 + 104 * i] for i in range(5)}) == 1
+    assert prompt[-24:] == prompt[8:32]
+    assert first != prompt
 
 
 class Echo(ContextServiceServicer, ModelServiceServicer):
@@ -228,7 +244,7 @@ async def test_the_one_that_is_not_measured_is_paused() -> None:
 
     both = {OURS: Started(OURS), PEER: Started(PEER)}
     scenario = {"nothing": Scenario("", 1, run)}
-    await all_rounds(scenario, {OURS: None, PEER: None}, 8192, rounds=1, seed=0, started=both)
+    await all_rounds(scenario, {OURS: Recorder(), PEER: Recorder()}, 8192, rounds=1, seed=0, started=both)
     first = [f"{PEER} pauses", f"{OURS} goes on", "measured"]
     assert events == [*first, f"{OURS} pauses", f"{PEER} goes on", "measured"]
 

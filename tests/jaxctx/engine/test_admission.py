@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.interface import Caller, CreateRequest, ForwardRequest, GenerateRequest, PassOutput, Sampling
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
 from tests.echo import echo_next
@@ -190,6 +190,20 @@ async def test_higher_priority_preempts_and_the_preempted_resumes_exactly(make_e
     results = await asyncio.gather(*tasks)
     assert (await engine.stats()).preemptions > 0
     assert results[0] == alone  # penalties' counts survived
+
+
+async def test_a_preempted_pass_tells_every_output_once(make_engine) -> None:
+    """What it had told is computed anew, as others took its pages."""
+    engine = make_engine(replace(CONFIG, max_batch=1, pages=24))
+    low = await filled(engine, [9], priority=-1)
+    outputs = [PassOutput(index=index, top=1) for index in range(150)]  # steps tell 16 at most
+    request = ForwardRequest(context_id=low, tokens=[7] * 150, outputs=outputs)
+    passing = asyncio.create_task(engine.forward(ME, request))
+    for k in range(3):
+        await engine.close(ME, await filled(engine, [k] * 320, priority=5))
+    told = (await passing).outputs
+    assert (await engine.stats()).preemptions > 0
+    assert [output.index for output in told] == [*range(150)]
 
 
 async def test_tenants_take_turns(make_engine) -> None:

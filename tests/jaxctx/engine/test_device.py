@@ -19,7 +19,7 @@ from jaxctx.model.sharding import make_mesh
 from jaxctx_kernels import pool_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
-from tests.engines import shard
+from tests.engines import on_demand, shard
 
 TINY = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -70,12 +70,14 @@ def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
     return reply.tokens
 
 
-def core_on(echo_served, mesh, config: ModelConfig = TINY) -> EngineCore:
+def core_on(echo_served, mesh, config: ModelConfig = TINY, *, whole: bool = False) -> EngineCore:
+    """`whole`: with everything compiled and called, as at a server's start, and not only what the test needs."""
     model, params = init_random(config, seed=3, dtype="float32", scale=0.3)
     if mesh is not None:
         params = shard(mesh, model, params)
-    device = Device(model, params, CONFIG, mesh)
-    device.compile()
+    device = on_demand(replace(echo_served, model=model, params=params), CONFIG, mesh)
+    if whole:
+        device.compile()
     identity = Identity(namespace="", model_revision="tiny", kv_dtype="float32")
     return EngineCore(CONFIG, device, echo_served.text, identity, "tiny", REAL_WORLD)
 
@@ -83,7 +85,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY) -> EngineCore:
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     prompt = [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6, 77, 21]
     alone = run(core_on(echo_served, None), prompt, 40)
-    core = core_on(echo_served, make_mesh(tensor=2))
+    core = core_on(echo_served, make_mesh(tensor=2), whole=True)
     assert run(core, prompt, 40) == alone
     key_pool = core.device._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each

@@ -47,7 +47,7 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 
 @pytest.fixture
 def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
-    return make_engine(CONFIG, serve(golden_checkpoint, "float32", echo_served), device_config=CONFIG)
+    return make_engine(CONFIG, serve(golden_checkpoint, "float32", echo_served), device_config=CONFIG, whole=False)
 
 
 async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
@@ -96,7 +96,7 @@ async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEn
 
 @pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
 async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
-    engine = make_engine(CONFIG, serve(golden_checkpoint, "bfloat16", echo_served), device_config=CONFIG)
+    engine = make_engine(CONFIG, serve(golden_checkpoint, "bfloat16", echo_served), device_config=CONFIG, whole=False)
     prompt = golden.tokens[:500].tolist()
     miss = await continued(engine, await filled(engine, prompt))
     again = await filled(engine, prompt)
