@@ -53,7 +53,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""
         least = dict.fromkeys(("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"), 1)
-        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "moving_pages": 1}
+        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "moving_pages": 1, "draft_tokens": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise InvalidArgument.field(name, f"must be at least {value}")
@@ -66,8 +66,6 @@ class EngineConfig:
             raise InvalidArgument.field("host_pages", "must be 0, or at least 2")
         if self.disk_pages < 0 or (self.disk_pages and not self.host_pages):
             raise InvalidArgument.field("disk_pages", "must be 0 where host_pages is, and not negative")
-        if self.draft_tokens < 0:
-            raise InvalidArgument.field("draft_tokens", "must not be negative")
         if not 1 <= self.steps_in_flight <= 4:
             raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
 

@@ -8,16 +8,14 @@ them drew. So the tokens are those of a run without drafts, greedy or not, and a
 A guess needs the tokens before it on the host. So no step is sent ahead while there is something to guess.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 
 from jaxctx.cache.contexts import Context
 from jaxctx.cache.prefix import TOKEN_BYTES
 
-T = TypeVar("T")
 LEAST = 2  # last tokens that must have stood there before
 ENOUGH = 8  # of more it makes no difference
 WINDOW = 1 << 15  # last tokens that are looked through: some 20 µs
@@ -58,11 +56,10 @@ class PromptLookup:
         self._resume_at = context.length + self._pause
 
 
-def share(guesses: Mapping[T, list[int]], rows: int) -> dict[T, list[int]]:
-    """What fits into so many rows, of everybody about as much."""
-    guessing, shared = [one for one, guess in guesses.items() if guess], dict[T, list[int]]()
-    for done, one in enumerate(guessing):
-        if taken := guesses[one][: -(-rows // (len(guessing) - done))]:
-            shared[one] = taken
-            rows -= len(taken)
+def share(guesses: Sequence[list[int]], rows: int) -> list[list[int]]:
+    """What of each fits into so many rows, of everybody about as much."""
+    shared, guessing = list[list[int]](), sum(map(bool, guesses))
+    for guess in guesses:
+        shared.append(guess[: -(-rows // max(guessing, 1))])
+        rows, guessing = rows - len(shared[-1]), guessing - bool(guess)
     return shared

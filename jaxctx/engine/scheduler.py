@@ -161,7 +161,8 @@ class Scheduler:
         while True:
             found = self.cache.peek(context, tokens=head.match_to)
             own = 0 if context.suspended else context.committed_pages + context.working_pages
-            new = max(worst - own - found.device, 0)  # for what is computed, and for what comes back from other tiers
+            # For what is computed, and for what comes back from other tiers: working pages do not serve for that.
+            new = max(worst - own - found.device, found.host + found.disk)
             if self.budget.claimable() >= new + found.unheld:
                 break
             # Suspending others may leave found pages unheld: look again.
@@ -206,10 +207,10 @@ class Scheduler:
         pages = ALONE if self._alone else self._may_restore
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
-            context, before = sequence.context, sequence.context.seq_len
+            context, before, available = sequence.context, sequence.context.seq_len, self.cache.available()
             gained = self.cache.restore(context, pages, self.ready, sequence.match_to) if pages else 0
             self.restored |= gained > 0
-            sequence.reserved -= min(gained, sequence.reserved)
+            sequence.reserved -= min(available - self.cache.available(), sequence.reserved)
             self._may_restore -= gained
             if sequence.computed is None:
                 sequence.restored += context.seq_len - before
@@ -244,6 +245,8 @@ class Scheduler:
     def _begin(self, sequence: Sequence) -> None:
         """What is still without KV now is computed."""
         context = sequence.context
+        held = context.committed_pages + context.working_pages
+        sequence.reserved = max(self.cache.memory.pages_for(sequence.worst_case_tokens) - held, 0)
         sequence.next = context.seq_len
         sequence.known = sequence.prompt_end = max(sequence.wanted, context.seq_len)
         sequence.remaining = sequence.tokens_left
@@ -312,8 +315,9 @@ class Scheduler:
         budget = self.config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
-        drafts = self._draft()
-        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
+        if (
+            drafts := self._draft()
+        ) and self._flying:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
@@ -336,7 +340,8 @@ class Scheduler:
         if not spare or not all(s.decoding for s in ready):
             return {}
         most = min(spare, self.config.draft_tokens)
-        return share({s: s.lookup.guess(s.context, min(most, s.remaining - 1)) for s in ready if s.lookup}, spare)
+        guesses = [s.lookup.guess(s.context, min(most, s.remaining - 1)) if s.lookup else [] for s in ready]
+        return {sequence: guess for sequence, guess in zip(ready, share(guesses, spare), strict=True) if guess}
 
     def judge(self, part: Part, accepted: int) -> None:
         """Of a part that was settled, so many drafts were right: its sequence goes on behind them."""

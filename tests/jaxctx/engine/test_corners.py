@@ -293,3 +293,24 @@ async def test_what_is_made_is_undone_though_its_caller_is_cancelled_twice() -> 
     release.set()
     assert await asyncio.to_thread(undone.wait, 10)
     await asyncio.sleep(0.05)  # so that the loop is still there when its thread says that it is done
+
+
+async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_engine) -> None:
+    """Reserved working pages hold none of what other tiers have: that takes pages of its own, none of a neighbour."""
+    engine = make_engine(replace(CONFIG, pages=32, host_pages=64))
+    old, tokens = await filled(engine, prompt := [5] * 60 + [6] * 68), prompt
+    flood = await filled(engine, [7] * 16 * 32)
+    await engine.close(ME, flood)
+    await engine.reserve_pages(ME, old, 10)
+    layout = await engine.get(ME, old)
+    assert (layout.committed_pages, layout.working_pages, layout.buffered_tokens) == (0, 10, 128)
+    other = await filled(engine, [1, 2, 3])
+    request = GenerateRequest(context_id=other, max_tokens=300, sampling=GREEDY)
+    stream = engine.generate(ME, request)
+    got = [*(await anext(stream)).token_ids]
+    flush = asyncio.create_task(engine.flush(ME, old))
+    got += [token async for piece in stream for token in piece.token_ids]
+    assert got == oracle([1, 2, 3], 300)
+    result = await flush
+    assert (result.restored, result.computed) == (127, 1)
+    assert await greedy(engine, old, 20) == oracle(tokens, 20)

@@ -204,7 +204,8 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("pages", 0), ("max_batch_tokens", 3), ("max_context_tokens", 1), ("steps_in_flight", 9)]
+    ("field", "value"),
+    [("pages", 0), ("max_batch_tokens", 3), ("max_context_tokens", 1), ("steps_in_flight", 9), ("draft_tokens", -1)],
 )
 def test_impossible_sizes_are_refused_by_name(field: str, value: int) -> None:
     with pytest.raises(InvalidArgument) as error:
