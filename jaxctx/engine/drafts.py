@@ -32,8 +32,7 @@ class PromptLookup:
 
     def guess(self, context: Context, count: int) -> list[int]:
         """The next `count` tokens, or none: as after the latest of the places that agree with the end the longest."""
-        length = context.length
-        if count <= 0 or length < max(self._resume_at, LEAST + 1):
+        if count <= 0 or context.length < max(self._resume_at, LEAST + 1):
             return []
         self._text += context.tokens(len(self._text) // TOKEN_BYTES).tobytes()
         tokens = np.frombuffer(self._text, np.int32)[-WINDOW:]

@@ -74,7 +74,7 @@ class ServeConfig:
 
     dtype: Dtype = "auto"
     """Type of weights and activations; auto: as stored."""
-    kv_dtype: Dtype | Literal["int8", "float8_e4m3fn"] = "auto"
+    kv_dtype: Literal["auto", "bfloat16", "float32", "int8", "float8_e4m3fn"] = "auto"
     """Type of keys and values; auto: that of the weights. 8 bits, with a scale for each token and head, hold about
     twice the tokens of bfloat16."""
     tensor: Annotated[int, Range(1, 1024)] = 1

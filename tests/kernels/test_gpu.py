@@ -170,7 +170,13 @@ def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch:
 
 @pytest.mark.parametrize(
     ("dim", "page_size", "heads", "dtype"),
-    [(96, 16, 4, "bfloat16"), (64, 8, 4, "bfloat16"), (64, 16, 65, "bfloat16"), (64, 16, 4, "float32")],
+    [
+        (96, 16, 4, "bfloat16"),
+        (64, 8, 4, "bfloat16"),
+        (64, 16, 65, "bfloat16"),
+        (64, 16, 4, "float32"),
+        (64, 16, 4, "int8"),
+    ],
 )
 def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
     shape = plan_shape(1, page_size, 64, 4, "gpu")

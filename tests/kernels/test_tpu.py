@@ -75,6 +75,10 @@ class Case:
         side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
         return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
 
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """What is stored for them."""
+        return values if self.multiplied == self.dtype else dequantised(self.stored(values))
+
     def packed(self, segments: list[Segment]) -> np.ndarray:
         packed = np.full(self.shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
         plan_attention(segments, self.shape, packed)
@@ -103,7 +107,7 @@ class Case:
             padding[s.first_row : s.first_row + s.rows] = False
         q[padding] = np.nan
         got = self.attend(run, q, k, v, segments)
-        want = dense(q, *(dequantised(self.stored(x)) for x in (k, v)), segments, self.page_size)
+        want = dense(q, self.kept(k), self.kept(v), segments, self.page_size)
         tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
         assert not got[padding].any()
@@ -213,15 +217,21 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> N
     np.testing.assert_array_equal(spoilt, clean)
 
 
-def test_heads_side_by_side_under_a_mask(rng: Generator, grow: Callable, dense: Callable) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"), [("float32", 1e-4, 1e-5), ("int8", 1e-2, 1e-2), ("float8_e4m3fn", 1e-2, 1e-2)]
+)
+def test_heads_side_by_side_under_a_mask(
+    rng: Generator, grow: Callable, dense: Callable, dtype: str, rtol: float, atol: float
+) -> None:
     """Passes are the reference's; it reads the pools that the kernel wants."""
-    case = Case(50, 16, 64, 2, dtype="float32", beside=2)
+    case = Case(50, 16, 64, 2, dtype=dtype, beside=2)
     segments = grow("chunks_and_decode", 50, 16, case.pool_pages).segments
     q, k, v = case.random(rng)
     mask = rng.random((50, case.pool_pages * 16)) < 0.5
     plan = unpack(case.shape, jnp.asarray(case.packed(segments)))
     got = attend(jnp.asarray(q, "float32"), case.stored(k), case.stored(v), plan, shape=case.shape, mask=mask)
-    np.testing.assert_allclose(got, dense(q, k, v, segments, 16, mask), rtol=1e-4, atol=1e-5)
+    want = dense(q, case.kept(k), case.kept(v), segments, 16, mask)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
 
 
 def test_a_list_that_exceeds_smem_is_refused() -> None:
