@@ -208,7 +208,7 @@ class Scheduler:
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
             context, before, available = sequence.context, sequence.context.seq_len, self.cache.available()
-            gained = self.cache.restore(context, pages, self.ready, sequence.match_to) if pages else 0
+            gained = self.cache.restore(context, min(pages, sequence.reserved), self.ready, sequence.match_to)
             self.restored |= gained > 0
             sequence.reserved -= min(available - self.cache.available(), sequence.reserved)
             self._may_restore -= gained
@@ -220,7 +220,7 @@ class Scheduler:
                 continue
             pages -= gained
             ahead = self._ahead(sequence)
-            if not ahead:
+            if not ahead or not sequence.reserved:  # what came to other tiers since has no pages promised
                 self._begin(sequence)
             elif ahead[0].host < self.config.host_pages:  # else it is on its way from a store
                 pages = 0  # nobody overtakes it: what it fetched from disk would be given up again before it is used
