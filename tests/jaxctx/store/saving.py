@@ -132,7 +132,7 @@ class MemoryObjects:
 
     def list(self, prefix):
         self.calls.append(("list", prefix))
-        return [key.removeprefix(prefix) for key in self.values if key.startswith(prefix)]
+        return [key.removeprefix(prefix) for key in [*self.values] if key.startswith(prefix)]
 
     def read(self, key):
         self.calls.append(("read", key))

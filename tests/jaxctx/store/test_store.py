@@ -1,6 +1,7 @@
 """Saving, opening, versions, time: on every kind of objects that needs no server."""
 
 import secrets
+import sys
 import threading
 import time
 
@@ -367,6 +368,16 @@ def test_of_racing_saves_one_wins(objects, processes):
     assert restarted.collect() == 0
 
 
+@pytest.fixture
+def restless_threads():
+    """They meet everywhere."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("restless_threads")
 def test_racing_saves_deletes_and_collections():
     objects = MemoryObjects()
     store = open_store(objects)
