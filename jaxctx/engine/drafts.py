@@ -19,7 +19,7 @@ from jaxctx.cache.prefix import TOKEN_BYTES
 LEAST = 2  # last tokens that must have stood there before
 ENOUGH = 8  # of more it makes no difference
 WINDOW = 1 << 15  # last tokens that are looked through: some 20 µs
-LONGEST_PAUSE = 64  # tokens without guesses after wrong ones
+LONGEST_PAUSE = 16  # tokens without guesses after wrong ones, which cost little: a text may begin to repeat itself
 
 
 @dataclass(slots=True)

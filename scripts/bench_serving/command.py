@@ -103,7 +103,10 @@ async def measure(
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-            peer = OpenAIServer(await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout)), peer_url)
+            # A new connection for each request: a server that was paused closes its idle ones when it goes on.
+            connections = aiohttp.TCPConnector(force_close=True, limit=0)
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connections))
+            peer = OpenAIServer(session, peer_url)
             print(f"{PEER}: {await peer.model()} at {peer_url}")
             targets[PEER] = peer
         chosen = {name: SCENARIOS[name] for name in settings.scenarios.split(",")}

@@ -79,7 +79,7 @@ def test_wrong_guesses_make_it_pause() -> None:
             text += [text.tokens()[-2]]
             pause += 1
         pauses.append(pause)
-    assert pauses == [1, 3, 7, 15, 31, 63, *[LONGEST_PAUSE] * 3]
+    assert pauses == [1, 3, 7, 15, *[LONGEST_PAUSE] * 5]
     lookup.judge(text, 1)
     assert lookup.guess(text, 1)
 
