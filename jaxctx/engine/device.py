@@ -35,6 +35,7 @@ CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many
 
 OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
+CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
 class Program:
@@ -139,7 +140,7 @@ class Device:
         self._warm_up()
 
     def _compile(self, what: Function) -> None:
-        self._compiled[what] = self._program.lower(what).compile()
+        self._compiled[what] = self._program.lower(what).compile(CPU_OPTIONS if self._program.platform == "cpu" else None)
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""

@@ -21,6 +21,7 @@ The idea of one read per shared prefix with partials merged by log-sum-exp: Hydr
 cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2025).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -38,8 +39,8 @@ ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, positi
 SHARE_TOKENS = 256
 CLASSES = {  # rows, tokens and lanes of a round, by kernel; see NOTES.md
     "reference": (
-        *((1, 64, (16,)), (1, 256, (16, 2))),
-        *((rows, tokens, (1,)) for rows, tokens in ((4, 256), (32, 512), (256, 512))),
+        *((1, 128, (16, 4)), (1, 512, (4,)), (1, 2048, (1,))),
+        *((rows, tokens, (1,)) for rows, tokens in ((4, 512), (32, 256), (32, 2048), (128, 256), (256, 512))),
     ),
     "gpu": tuple((rows, 1024, (1,)) for rows in (1, 16, 128)),  # the kernel cuts work itself, only masks need rounds
     "tpu": tuple((*each, (1,)) for each in ((1, 128), (1, 512), (8, 512), (32, 512), (64, 512), (64, 1024))),
@@ -135,18 +136,22 @@ def plan_shape(
     that are full but for the last, or for one long item's half of its width (see `cut`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
-        items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (short items in half a long one)
+        items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (shorter items in half a long one)
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    wanted = [c for c in CLASSES[kernel] if c[0] == 1 or rows > 1]
+    widest = min((c[0] for c in CLASSES[kernel] if c[0] >= rows), default=rows)
+    wanted = [c for c in CLASSES[kernel] if c[0] <= widest]
     by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
     classes = tuple(ItemClass(*size, by_size[size]) for size in sorted(by_size))
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     longest = {c.rows: c.pages for c in classes}
-    shortest = {c.rows: c.pages for c in reversed(classes)}
-    pieces = max(-(-most // (2 * shortest[width])) for width, most in longest.items())
+    halves = Counter[int]()
+    for short, long in pairwise(classes):
+        if short.rows == long.rows:
+            halves[long.rows] += -(-long.pages // (2 * short.pages))
+    pieces = max([1, *halves.values()])
     items = pages // min(longest.values()) + (2 * rows - 1) * pieces
     items += max(c.lanes[0] for c in classes)  # a round reads so many, wherever it starts
     return PlanShape(rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS, kernel)

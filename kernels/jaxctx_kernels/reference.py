@@ -9,6 +9,7 @@ A mask narrows what the plan lets rows see: it says of every row and every index
 chain of pages, whether the row sees it. Without one nothing is computed for it.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -72,14 +73,14 @@ def attend(
             if v_scale is not None:
                 odd |= ~jnp.isfinite(v_scale[:, :, 0])
                 v_scale = jnp.where(jnp.isfinite(v_scale), v_scale, 0)
-        score = scores(mine.astype(k.dtype), k) * dim**-0.5
+        score = scores(mine.astype(k.dtype), k) * (dim**-0.5 * math.log2(math.e))
         score = jnp.where(seen, score if k_scale is None else score * k_scale, FAR)
         top = score.max(-1)
         same = at.row[:, None] == at.row  # lanes of one row end with the same sums
         if len(at.row) > 1:
             top = jnp.where(same[..., None], top[:, None], FAR).max(2)
         new_peak = jnp.maximum(peak, top)
-        weight = jnp.exp(score - new_peak[..., None])
+        weight = (exp2 if v.dtype == jnp.bfloat16 else jnp.exp2)(score - new_peak[..., None])
         if allowed is not None:  # else a row that is inside sees something, and FAR below its peak is 0
             weight = jnp.where(seen, weight, 0)
         if v_scale is None:  # narrow weights are summed as they are multiplied: what rounding does to them cancels
@@ -94,7 +95,7 @@ def attend(
             new_out = jnp.where((seen & odd[:, :, None]).any(-1)[..., None], jnp.nan, new_out)
         if len(at.row) > 1:
             new_total, new_out = add_lanes(same, new_total, new_out)
-        shrink = jnp.exp(peak - new_peak)
+        shrink = jnp.exp2(peak - new_peak)
         inside = planned[..., 0]
         new = (
             new_peak,
@@ -108,6 +109,19 @@ def attend(
     _, total, out = walk(plan, shape, start, visit)
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
+
+
+def exp2(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """2^x for x up to 0, within 1.1e-4, a twentieth of what narrowing it to bfloat16 loses; 0 below -127.
+
+    A cubic polynomial takes half as long as XLA's exponential, which is a sixth of a long prompt's attention.
+    """
+    x = jnp.maximum(x, -127)
+    whole = jnp.floor(x)
+    part = x - whole
+    power = 1 + part * (0.6954244 + part * (0.2263077 + part * 0.0782679))
+    bits = jax.lax.bitcast_convert_type(power, jnp.int32) + (whole.astype(jnp.int32) << 23)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def add_lanes(

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 PROGRAM = "jaxctx-serve"
 OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
+MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
 SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.server")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run the command; returns the exit status."""
+    if argv is None and "GLIBC_TUNABLES" not in environ:
+        # XLA on a CPU allocates what a step needs anew each time: large pages that are kept save 5 to 9% of all steps.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
     argv = sys.argv[1:] if argv is None else argv
     try:
         import tyro

@@ -105,11 +105,11 @@ def test_random_trees_of_random_pages(rng: Generator) -> None:
 
 
 def test_shared_prefix_is_listed_once() -> None:
-    shape = plan_shape(16, 16, 4096, 600)
-    prefix = range(1, 129)
-    segments = [Segment(i, 1, 128 * 16 + 5, chain(prefix, [200 + i])) for i in range(16)]
+    shape = plan_shape(16, 16, 16384, 1100)
+    prefix = range(1, 513)
+    segments = [Segment(i, 1, 512 * 16 + 5, chain(prefix, [600 + i])) for i in range(16)]
     stats, packed = planned(segments, shape)
-    assert stats == PlanStats(items=4 + 16, pages_read=128 + 16, pages_seen=16 * 129)
+    assert stats == PlanStats(items=4 + 16, pages_read=512 + 16, pages_seen=16 * 513)
     items = unpack(shape, packed).items
     assert Counter(items[1, : stats.items].tolist()) == {16: 4, 1: 16}
 
@@ -156,7 +156,7 @@ def test_long_ranges_are_split_evenly() -> None:
 
 def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    for pages, lengths in ((3, [3]), (7, [3, 4]), (15, [15]), (16, [16]), (70, [3, 3] + [16] * 4), (90, [15] * 6)):
+    for pages, lengths in ((3, [3]), (15, [7, 8]), (16, [16]), (20, [20]), (60, [30, 30]), (150, [22, 128]), (165, [5, 32, 128])):
         stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
         items = unpack(shape, packed).items
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
