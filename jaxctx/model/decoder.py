@@ -46,8 +46,8 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
     """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right
-    operand is packed anew at every call; so few rows are made that one (1.5 times as fast in bfloat16, twice in float32),
-    and less than four of bfloat16 are padded, as one alone takes another path, seven times slower.
+    operand is packed anew at every call; so few rows are made that one (1.5 times as fast in bfloat16, twice in
+    float32), and less than four of bfloat16 are padded, as one alone takes another path, seven times slower.
     """
     rows, x = x.shape[0], x.astype(weight.dtype)
     if rows > FEW_ROWS:
@@ -55,8 +55,8 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
 
     def few(x: jax.Array, weight: jax.Array) -> jax.Array:
         padding = max(4 - rows, 0) if weight.dtype != jnp.float32 else 0
-        swapped = contract(weight, jnp.pad(x, ((0, padding), (0, 0))))
-        return lax.optimization_barrier(swapped).T[:rows]  # without it XLA swaps them back
+        swapped: jax.Array = lax.optimization_barrier(contract(weight, jnp.pad(x, ((0, padding), (0, 0)))))
+        return swapped.T[:rows]  # without the barrier XLA swaps them back
 
     product: jax.Array = lax.platform_dependent(x, weight, cpu=few, default=contract)
     return product

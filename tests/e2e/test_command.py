@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
+from jaxctx_server.command import MALLOC
 from tests.readme import ROOT
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
@@ -79,6 +80,13 @@ def test_the_banner_says_what_is_served(bundled: Server) -> None:
     for part in ("bundled", " parameters", "4,096 tokens", "keys"):
         assert part in bundled.banner
     assert re.search(r"\b3,\d{3},\d{3} parameters", bundled.banner)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads another process's environment on Linux")
+def test_freed_memory_is_kept(bundled: Server) -> None:
+    """The C library is told when the process begins, which therefore begins once more."""
+    environ = Path(f"/proc/{bundled.process.pid}/environ").read_bytes()  # the library ends each setting where it lies
+    assert f"GLIBC_TUNABLES={MALLOC}".encode() in environ.replace(b"\0", b":")
 
 
 def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example: str) -> None:

@@ -21,6 +21,7 @@ from jaxctx_kernels import (
     write_rows,
 )
 from jaxctx_kernels import pool as pool_module
+from jaxctx_kernels.reference import exp2
 from tests.sums import visible_sum
 
 Generator = np.random.Generator
@@ -167,6 +168,13 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> N
     assert np.isnan(spoilt[mine]).any()
     spoilt[mine] = clean[mine]
     np.testing.assert_array_equal(spoilt, clean)
+
+
+def test_the_cheap_exponential() -> None:
+    x = np.concatenate([-np.logspace(-8, 2, 4000), -np.arange(127.0), [0]]).astype(np.float32)
+    np.testing.assert_allclose(jax.jit(exp2)(x), np.exp2(x.astype(np.float64)), rtol=1.1e-4)
+    np.testing.assert_array_equal(exp2(jnp.array([0, -1, -127, -1000, -1e30, -jnp.inf])), [1, 0.5, 0, 0, 0, 0])
+    assert np.isnan(exp2(jnp.array(jnp.nan)))
 
 
 def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callable) -> None:

@@ -156,7 +156,15 @@ def test_long_ranges_are_split_evenly() -> None:
 
 def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
     shape = plan_shape(4, 16, 4096, 600)
-    for pages, lengths in ((3, [3]), (15, [7, 8]), (16, [16]), (20, [20]), (60, [30, 30]), (150, [22, 128]), (165, [5, 32, 128])):
+    for pages, lengths in (
+        (3, [3]),
+        (15, [7, 8]),
+        (16, [16]),
+        (20, [20]),
+        (60, [30, 30]),
+        (150, [22, 128]),
+        (165, [5, 32, 128]),
+    ):
         stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
         items = unpack(shape, packed).items
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]

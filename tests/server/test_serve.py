@@ -23,7 +23,7 @@ from jaxctx.errors import Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
-from jaxctx_server.command import SAME_SIGNAL_S, main, on_signals
+from jaxctx_server.command import MALLOC, SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import plain_lines, shown
 from jaxctx_server.serve import serve
@@ -233,6 +233,24 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     assert captured.out == ""
     assert "Traceback" not in captured.err
     return status, captured.err
+
+
+class Begun(Exception):
+    """The process would begin once more."""
+
+
+@pytest.mark.parametrize("tuned", [None, "glibc.malloc.check=0"])
+def test_the_command_begins_once_more_to_set_up_memory(monkeypatch: pytest.MonkeyPatch, tuned: str | None) -> None:
+    def execve(path: str, argv: list[str], environ: dict[str, str]) -> None:
+        raise Begun(path, argv[0], environ)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(sys, "argv", ["jaxctx-serve", "--nothing-of-this-name"])
+    environ = {"HOME": "/"} if tuned is None else {"GLIBC_TUNABLES": tuned}
+    with pytest.raises(SystemExit if tuned else Begun) as raised:
+        main(None, environ)
+    if tuned is None:
+        assert raised.value.args == (sys.executable, sys.executable, environ | {"GLIBC_TUNABLES": MALLOC})
 
 
 @pytest.fixture
