@@ -53,10 +53,12 @@ def from_rpc_error(rpc_error: grpc.RpcError) -> JaxctxError:
     call = cast(grpc.Call, rpc_error)  # every RpcError that ends a call also is one, or answers like one
     code = call.code().name
     error_class = BY_CODE.get(code, JaxctxError)
+    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")  # than the code does
+    plain_reason = error_class.default_reason if says_no_more else UNSPECIFIED
     info, bad_request, retry = _details(call)
     error = error_class(
         call.details() or code,
-        reason=info.reason or _plain_reason(error_class),
+        reason=info.reason or plain_reason,
         violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
     )
@@ -77,12 +79,6 @@ def _details(
     except (ValueError, DecodeError):
         pass  # something between us and the server rewrote the status: its code and message still stand
     return found
-
-
-def _plain_reason(error_class: type[JaxctxError]) -> str:
-    """The reason of a status without details: that of the class, unless it says more than the code does."""
-    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")
-    return error_class.default_reason if says_no_more else UNSPECIFIED
 
 
 def _cut(text: str, limit_bytes: int) -> str:
