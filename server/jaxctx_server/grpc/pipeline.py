@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from jaxctx import wire
 from jaxctx.errors import InvalidArgument, ResourceExhausted
-from jaxctx_server.access import METHODS, Authoriser, Key, Role
+from jaxctx_server.access import METHODS, Key, Role, authorise
 from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -34,11 +34,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 class Pipeline(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, authoriser: Authoriser, max_calls: int) -> None:
+    def __init__(self, keys: Sequence[Key] | None, max_calls: int) -> None:
         """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
         who have none cannot use up the places of others.
         """
-        self._authoriser = authoriser
+        self._keys = keys
         # By whether the method is open to anyone.
         self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
 
@@ -89,7 +89,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
         facts, key = {"method": method, "request_id": ""}, None
         started, outcome = time.monotonic(), "CANCELLED"
         try:
-            key = self._authoriser.authorise(method, _header(context, "authorization"))
+            key = authorise(self._keys, method, _header(context, "authorization"))
             KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
