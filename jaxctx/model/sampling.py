@@ -112,8 +112,7 @@ def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
     def kept(array: jax.Array) -> jax.Array:
         return array.at[slot].set(jnp.where(reset != 0, jnp.zeros((), array.dtype), array[slot]))
 
-    return SlotState(
-        last_token=state.last_token,
+    return state._replace(
         counts=kept(state.counts).at[slot, place(tokens, as_output != 0)].add(1, mode="drop"),
         seen=kept(state.seen).at[slot, place(tokens, as_output == 0)].set(True, mode="drop"),
         bias=kept(state.bias).at[slot, place(bias_ids)].set(bias, mode="drop"),
