@@ -78,9 +78,6 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
 
 
-def abstract(
-    config: ModelConfig, dtype: str | None = None, *, kv_dtype: str | None = None
-) -> tuple[DecoderModel, FlatParams]:
+def abstract(config: ModelConfig, dtype: str, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
-    kind = jnp.dtype(dtype or config.dtype)
-    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, kind)), kv_dtype=kv_dtype)
+    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, dtype)), kv_dtype=kv_dtype)

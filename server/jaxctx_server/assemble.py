@@ -59,10 +59,9 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
 
 
 def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
-    positions = served.model.max_positions
-    if (config.max_context_tokens or 0) > positions:
-        raise InvalidArgument.field("max_context_tokens", f"the model has {positions} positions")
-    longest = config.max_context_tokens or positions
+    longest = config.max_context_tokens or served.model.max_positions
+    if longest > served.model.max_positions:
+        raise InvalidArgument.field("max_context_tokens", f"the model has {served.model.max_positions} positions")
     if config.kv_tokens is not None:
         pages = -(-config.kv_tokens // config.page_size)
     else:
