@@ -84,7 +84,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Around one call. Nothing of the request has been looked at before it is known that its caller may.
 
-        Then it becomes a line of the log, at level DEBUG.
+        One that may be made is a line of the log, at level DEBUG.
         """
         facts, key = {"method": method, "request_id": ""}, None
         started, outcome = time.monotonic(), "CANCELLED"
@@ -94,7 +94,10 @@ class Pipeline(grpc.aio.ServerInterceptor):
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            async with self._place(method):
+            places = self._places[METHODS[method] is Role.ANYONE]
+            if places.locked():
+                raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
+            async with places:
                 yield
             outcome = "OK"
         except grpc.aio.BaseError:
@@ -108,13 +111,6 @@ class Pipeline(grpc.aio.ServerInterceptor):
             if key is not None:
                 seconds = round(time.monotonic() - started, 6)
                 log.debug("call", extra=facts | {"caller": key.name, "code": outcome, "seconds": seconds})
-
-    def _place(self, method: str) -> asyncio.Semaphore:
-        """A place among the calls that run. What each may ask for is the validator's business."""
-        places = self._places[METHODS.get(method) is Role.ANYONE]
-        if places.locked():
-            raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-        return places
 
 
 def _header(context: Context, name: str) -> str | None:
