@@ -24,10 +24,8 @@ BY_CODE: dict[str, "type[JaxctxError]"] = {}  # the classes of the statuses
 class JaxctxError(Exception):
     """Base of every error this project raises on purpose."""
 
-    code = "UNKNOWN"
-    """The name of the gRPC status."""
-    default_reason = "INTERNAL"
-    """The `reason` where none is given: as the status is called, unless the class says another."""
+    code = "UNKNOWN"  # the name of the gRPC status
+    default_reason = "INTERNAL"  # where none is given; of a subclass: as its status is called, unless it says another
 
     def __init_subclass__(cls) -> None:
         if cls.__base__ is JaxctxError:  # further down a class is a kind of its status

@@ -46,9 +46,8 @@ class Alarms(Generic[T]):
     """Who is due when. Everybody has one alarm at most; to set it anew costs O(log n), however often it is done."""
 
     def __init__(self) -> None:
-        self._heap: list[
-            tuple[float, int, T]
-        ] = []  # when, number, owner; it stands if that is the owner's number below
+        # When, number, owner; an alarm stands if that is the owner's number below.
+        self._heap: list[tuple[float, int, T]] = []
         self._numbers: dict[T, int] = {}
         self._count = itertools.count()
 

@@ -10,7 +10,8 @@ from typing import cast
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from jaxctx.errors import BY_CODE, FieldViolation, JaxctxError
@@ -31,16 +32,16 @@ def to_status(error: JaxctxError) -> grpc.Status:
     """
     code, message = grpc.StatusCode[error.code].value[0], _cut(error.message, MAX_MESSAGE_BYTES)
     status = status_pb2.Status(code=code, message=message)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason))
+    status.details.add().Pack(ErrorInfo(domain=DOMAIN, reason=error.reason))
     if error.violations:
         told = [
             {"field": _cut(each.field, MAX_FIELD_BYTES), "description": _cut(each.description, MAX_DESCRIPTION_BYTES)}
             for each in error.violations[:MAX_VIOLATIONS]
         ]
-        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=told))
+        status.details.add().Pack(BadRequest(field_violations=told))
     if error.retry_after_s is not None:
         delay = timedelta(seconds=error.retry_after_s)
-        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
     return cast(grpc.Status, rpc_status.to_status(status))
 
 
@@ -53,22 +54,9 @@ def from_rpc_error(rpc_error: grpc.RpcError) -> JaxctxError:
     call = cast(grpc.Call, rpc_error)  # every RpcError that ends a call also is one, or answers like one
     code = call.code().name
     error_class = BY_CODE.get(code, JaxctxError)
-    info, bad_request, retry = _details(call)
-    error = error_class(
-        call.details() or code,
-        reason=info.reason or _plain_reason(error_class),
-        violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
-        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
-    )
-    error.code = code
-    return error
-
-
-def _details(
-    call: grpc.Call,
-) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo]:
-    """The details of the call's status; empty messages for those that are missing or unreadable."""
-    found = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")  # than the code does
+    plain_reason = error_class.default_reason if says_no_more else UNSPECIFIED
+    found = info, bad_request, retry = ErrorInfo(), BadRequest(), RetryInfo()
     try:
         status = rpc_status.from_call(call)
         for detail in status.details if status else ():
@@ -76,13 +64,14 @@ def _details(
                 detail.Unpack(message)  # does nothing to a message of another type
     except (ValueError, DecodeError):
         pass  # something between us and the server rewrote the status: its code and message still stand
-    return found
-
-
-def _plain_reason(error_class: type[JaxctxError]) -> str:
-    """The reason of a status without details: that of the class, unless it says more than the code does."""
-    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")
-    return error_class.default_reason if says_no_more else UNSPECIFIED
+    error = error_class(
+        call.details() or code,
+        reason=info.reason or plain_reason,
+        violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
+        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+    )
+    error.code = code
+    return error
 
 
 def _cut(text: str, limit_bytes: int) -> str:

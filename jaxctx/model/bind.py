@@ -34,7 +34,7 @@ class DecoderModel:
 
     config: ModelConfig
     dtype: str  # of the parameters
-    kv_dtype: str
+    kv: KVSpec
     specs: tuple[ParamSpec, ...] = field(compare=False, repr=False)
     _merge: Callable[[FlatParams], Decoder] = field(compare=False, repr=False)
 
@@ -46,12 +46,8 @@ class DecoderModel:
     def max_positions(self) -> int:
         return self.config.max_positions
 
-    @property
-    def kv(self) -> KVSpec:
-        return KVSpec(self.config.layers, self.config.kv_heads, self.config.head_dim, self.kv_dtype)
-
     def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
-        reaches = self.kv_dtype if jnp.dtype(self.kv_dtype).itemsize > 1 else "float32"
+        reaches = self.kv.dtype if jnp.dtype(self.kv.dtype).itemsize > 1 else "float32"
         return self._merge(params).hidden(tokens, positions, kv, reaches)
 
     def logits(self, params: FlatParams, hidden: jax.Array) -> jax.Array:
@@ -73,7 +69,8 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
     dtype = str(jnp.dtype(leaves[0].dtype))
-    return DecoderModel(decoder.config, dtype, kv_dtype or dtype, specs, merge), tuple(leaves)
+    kv = KVSpec(decoder.config.layers, decoder.config.kv_heads, decoder.config.head_dim, kv_dtype or dtype)
+    return DecoderModel(decoder.config, dtype, kv, specs, merge), tuple(leaves)
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -81,9 +78,6 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
 
 
-def abstract(
-    config: ModelConfig, dtype: str | None = None, *, kv_dtype: str | None = None
-) -> tuple[DecoderModel, FlatParams]:
+def abstract(config: ModelConfig, dtype: str, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
-    kind = jnp.dtype(dtype or config.dtype)
-    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, kind)), kv_dtype=kv_dtype)
+    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, dtype)), kv_dtype=kv_dtype)

@@ -123,11 +123,8 @@ def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.
 
 def row_keys(seed: jax.Array, position: jax.Array) -> jax.Array:
     """uint32 `[rows, 2]`: the seed's key folded with the position."""
-
-    def fold(words: jax.Array, at: jax.Array) -> jax.Array:
-        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), at))
-
-    return jax.vmap(fold)(seed, position)
+    keys = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    return jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, position))
 
 
 def _gumbel(keys: jax.Array, ids: jax.Array) -> jax.Array:

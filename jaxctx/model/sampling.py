@@ -81,9 +81,9 @@ class SlotHistory:
 
         slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
         """
-        first = True
         for tokens, as_output in ((self.prompt, False), (self.output, True)):
             for start in range(0, len(tokens), LOAD_CHUNK):
+                first = start == 0 and not as_output
                 packed = np.full(HISTORY_WORDS, -1, np.int32)
                 head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
                 head[:] = slot, as_output, first
@@ -94,7 +94,6 @@ class SlotHistory:
                     bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
                     stop_ids[: len(self.stops)] = self.stops
                 yield packed
-                first = False
 
 
 def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
@@ -112,8 +111,7 @@ def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
     def kept(array: jax.Array) -> jax.Array:
         return array.at[slot].set(jnp.where(reset != 0, jnp.zeros((), array.dtype), array[slot]))
 
-    return SlotState(
-        last_token=state.last_token,
+    return state._replace(
         counts=kept(state.counts).at[slot, place(tokens, as_output != 0)].add(1, mode="drop"),
         seen=kept(state.seen).at[slot, place(tokens, as_output == 0)].set(True, mode="drop"),
         bias=kept(state.bias).at[slot, place(bias_ids)].set(bias, mode="drop"),

@@ -67,32 +67,30 @@ LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback
 NOBODY = Key("", b"", "", Role.ANYONE)
 
 
-@dataclass(frozen=True, slots=True)
-class Authoriser:
-    """Decides from a method and an `authorization` header whether a call may go on, and for whom."""
+def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None) -> Key:
+    """Whose call of `method` this is, by its `authorization` header. `keys` None: the server has none, and everybody
+    who reaches it is `LOCAL`.
 
-    keys: Sequence[Key] | None  # None: the server has none, and everybody who reaches it is `LOCAL`
-
-    def authorise(self, method: str, authorization: str | None) -> Key:
-        """Raises Unauthenticated for no key or an unknown one, PermissionDenied for one of too small a role."""
-        role = METHODS.get(method)
-        if role is None:
-            raise PermissionDenied("this method is not open to anybody")
-        if self.keys is None:
-            return LOCAL
-        if role is Role.ANYONE:
-            return NOBODY
-        scheme, _, secret = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_BYTES:
-            raise Unauthenticated("a key is needed: metadata `authorization: Bearer KEY`")
-        digest = hashlib.sha256(secret.strip().encode(errors="replace")).digest()
-        # With every key, in constant time, so that time tells nothing about which came close.
-        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
-        if not found:
-            raise Unauthenticated("unknown key")
-        if found[0].role < role:
-            raise PermissionDenied(f"this method needs a key of role {role.name.lower()}")
-        return found[0]
+    Raises Unauthenticated for no key or an unknown one, PermissionDenied for one of too small a role.
+    """
+    role = METHODS.get(method)
+    if role is None:
+        raise PermissionDenied("this method is not open to anybody")
+    if keys is None:
+        return LOCAL
+    if role is Role.ANYONE:
+        return NOBODY
+    scheme, _, secret = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_BYTES:
+        raise Unauthenticated("a key is needed: metadata `authorization: Bearer KEY`")
+    digest = hashlib.sha256(secret.strip().encode(errors="replace")).digest()
+    # With every key, in constant time, so that time tells nothing about which came close.
+    found = [key for key in keys if hmac.compare_digest(key.sha256, digest)]
+    if not found:
+        raise Unauthenticated("unknown key")
+    if found[0].role < role:
+        raise PermissionDenied(f"this method needs a key of role {role.name.lower()}")
+    return found[0]
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:

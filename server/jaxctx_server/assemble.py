@@ -1,11 +1,11 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
+from jaxctx.answers import named
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.config import EngineConfig, pages_in_host_memory, pages_that_fit
 from jaxctx.engine.local import LocalEngine
@@ -54,23 +54,14 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
     loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)
-    return ServedModel(
-        model=loaded.model,
-        params=loaded.params,
-        text=text,
-        model_id="bundled" if config.model is None else path.resolve().name,
-        revision=loaded.revision,
-        architecture=loaded.model.config.architecture,
-        parameters=loaded.parameters,
-        dtype=loaded.model.dtype,
-    )
+    known = named(ServedModel, loaded, loaded.model, loaded.model.config)
+    return ServedModel(**known, text=text, model_id="bundled" if config.model is None else path.resolve().name)
 
 
 def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
-    positions = served.model.max_positions
-    if (config.max_context_tokens or 0) > positions:
-        raise InvalidArgument.field("max_context_tokens", f"the model has {positions} positions")
-    longest = config.max_context_tokens or positions
+    longest = config.max_context_tokens or served.model.max_positions
+    if longest > served.model.max_positions:
+        raise InvalidArgument.field("max_context_tokens", f"the model has {served.model.max_positions} positions")
     if config.kv_tokens is not None:
         pages = -(-config.kv_tokens // config.page_size)
     else:
@@ -84,7 +75,6 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
-    same = {each.name: getattr(config, each.name) for each in fields(EngineConfig) if hasattr(config, each.name)}
     others = {
         "pages": pages,
         "max_context_tokens": min(longest, capacity),
@@ -93,7 +83,7 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
         "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
         "pinned_pages_per_tenant": None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
     }
-    return EngineConfig(**same | others)
+    return EngineConfig(**named(EngineConfig, config) | others)
 
 
 def _host_pages(config: ServeConfig, served: ServedModel, pages: int) -> int:

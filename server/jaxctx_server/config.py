@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -25,18 +25,11 @@ PREFIX = "JAXCTX_"
 NEAR = 0.75  # similarity (difflib) of names that may be meant for each other
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Of a number, both ends included."""
 
     low: float
     high: float
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"from {self.low:.12g} to {self.high:.12g}"
 
 
 Dtype = Literal["auto", "bfloat16", "float32"]
@@ -222,7 +215,8 @@ class _Kind:
             value = self._type(value)
         if not isinstance(value, self._type) or (self._type is int and isinstance(value, bool)):
             raise StartError(f"{where}: must be {self._expected()}, not {value!r}", USAGE)
-        if (self._range and value not in self._range) or (self._choices and value not in self._choices):
+        outside = self._range and not self._range.low <= value <= self._range.high
+        if outside or (self._choices and value not in self._choices):
             raise StartError(f"{where}: must be {self._expected()}, not {value}", USAGE)
         return value
 
@@ -230,4 +224,4 @@ class _Kind:
         if self._choices:
             return f"one of {', '.join(self._choices)}"
         noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(self._type, "text")
-        return f"{noun} {self._range}" if self._range else noun
+        return f"{noun} from {self._range.low:.12g} to {self._range.high:.12g}" if self._range else noun

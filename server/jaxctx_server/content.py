@@ -75,17 +75,15 @@ class Texts:
 
     async def render(self, content: MessageContent) -> tuple[str, list[int]]:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
-        return await self._run(_size(content), partial(self._rendered, self._template(), content))
+        write = partial(self._template().render, add_generation_prompt=content.add_generation_prompt)
+        text = await self._run(_size(content), partial(write, content.messages))
+        return text, await self.encode(text, add_special_tokens=False)
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:
             message = "the model has no chat template; send text or tokens"
             raise FailedPrecondition(message, reason="NO_CHAT_TEMPLATE")
         return self._text.chat_template
-
-    def _rendered(self, template: ChatTemplate, content: MessageContent) -> tuple[str, list[int]]:
-        text = template.render(content.messages, add_generation_prompt=content.add_generation_prompt)
-        return text, self._text.tokenizer.encode(text, add_special_tokens=False)
 
     def _appended(self, template: ChatTemplate, content: MessageContent, empty: bool) -> list[int]:
         """Tokens of messages for a context. If the template cannot write a next turn: those of a first one, without

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import grpc
 
 from jaxctx.errors import JaxctxError
-from jaxctx_server.access import Authoriser, Key
+from jaxctx_server.access import Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.content import Texts
@@ -48,7 +48,7 @@ async def serve(
     """
     started = time.monotonic()
     serving = Serving()
-    server = make_server(serving, Authoriser(keys), max_calls=config.max_calls)
+    server = make_server(serving, keys, max_calls=config.max_calls)
     addresses = listen(server, config, keys=keys is not None)
     await server.start()
     try:

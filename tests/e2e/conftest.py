@@ -9,7 +9,7 @@ import pytest
 import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
-from jaxctx_server.access import Authoriser, Key, Role
+from jaxctx_server.access import Key, Role
 from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
@@ -45,7 +45,7 @@ async def served(
 ) -> AsyncIterator[str]:
     """Where a server of this engine listens."""
     serving = Serving()
-    server = make_server(serving, Authoriser(keys), max_calls=1024, clock=clock)
+    server = make_server(serving, keys, max_calls=1024, clock=clock)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)

@@ -52,7 +52,7 @@ from jaxctx.v1 import (
     model_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
-from jaxctx_server.access import Authoriser, Key
+from jaxctx_server.access import Key
 from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
@@ -488,7 +488,7 @@ def open_door(text: ModelText) -> Callable[..., Any]:
         serving, engine = Serving(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
         served = Served(engine, Texts(text, limits), limits)
-        server = make_server(serving, Authoriser(keys), max_calls=max_calls, clock=lambda: 1000.0)
+        server = make_server(serving, keys, max_calls=max_calls, clock=lambda: 1000.0)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await server.start()

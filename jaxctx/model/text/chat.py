@@ -61,9 +61,8 @@ class ChatTemplate:
         pieces, size = [], 0
         try:
             # Templates ask whether `tools` is None, not whether it is there.
-            for piece in self._template.generate(
-                messages=messages, tools=None, add_generation_prompt=add_generation_prompt
-            ):
+            made = self._template.generate(messages=messages, tools=None, add_generation_prompt=add_generation_prompt)
+            for piece in made:
                 size += len(piece)
                 if size > MAX_CHARACTERS:
                     raise InvalidArgument.field("messages", f"the prompt is longer than {MAX_CHARACTERS} characters")

@@ -15,7 +15,10 @@ from jaxctx.model.config import CheckpointError
 # Characters from which the batch interface is used. It costs more in all, but lets other threads run meanwhile:
 # `encode` of 2 MB held the interpreter for 0.2 s, in which no step was prepared.
 LONG = 16_384
-KEEPING_SPLITS = [("Split", how) for how in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")]
+# Pre-tokenizers, type and behaviour, that lose no byte of a text.
+BYTE_LEVEL = ("ByteLevel", None)
+SPLITS = {("Split", how) for how in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")}
+KEEPING = {BYTE_LEVEL, ("Digits", None), *SPLITS}
 
 
 class Tokenizer:
@@ -75,16 +78,11 @@ class Tokenizer:
         if self._backend.normalizer is not None or not isinstance(self._backend.model, models.BPE):
             return None
         steps = json.loads(self._backend.to_str())["pre_tokenizer"] or {}
-        kinds = steps.get("pretokenizers", [steps])
-        keep_all = all(
-            each.get("type") in ("ByteLevel", "Digits") or (each.get("type"), each.get("behavior")) in KEEPING_SPLITS
-            for each in kinds
-        )
+        kinds = {(each.get("type"), each.get("behavior")) for each in steps.get("pretokenizers", [steps])}
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
         added = self._backend.get_added_tokens_decoder().values()
-        byte_level = any(each.get("type") == "ByteLevel" for each in kinds)
-        every_byte = byte_level and all(letter in vocabulary for letter in pre_tokenizers.ByteLevel.alphabet())
-        if not keep_all or not every_byte or any(token.lstrip or token.rstrip for token in added):
+        every_byte = BYTE_LEVEL in kinds and vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+        if not kinds <= KEEPING or not every_byte or any(token.lstrip or token.rstrip for token in added):
             return None
         # A letter of an entry is a byte of the text; added tokens are found in the text as they are written.
         return max(*map(len, vocabulary), *(len(token.content.encode()) for token in added))

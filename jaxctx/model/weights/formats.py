@@ -72,10 +72,8 @@ class SafetensorsSource:
 
         Raises CheckpointError if a file turns out to be cut short or unreadable.
         """
-        by_shard: dict[str, list[str]] = {}
-        for name in names:
-            by_shard.setdefault(self.tensors[name].file, []).append(name)
-        for shard, inside in by_shard.items():
+        file_of = {name: self.tensors[name].file for name in names}.__getitem__
+        for shard, inside in groupby(sorted(names, key=file_of), file_of):
             with self._open(shard) as data:
                 for name in inside:
                     yield name, data.get_tensor(name)

@@ -10,8 +10,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -19,8 +19,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import wire
-from jaxctx.errors import InvalidArgument, JaxctxError, ResourceExhausted
-from jaxctx_server.access import METHODS, Authoriser, Key, Role
+from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx_server.access import METHODS, Key, Role, authorise
 from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -34,11 +34,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 class Pipeline(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, authoriser: Authoriser, max_calls: int) -> None:
+    def __init__(self, keys: Sequence[Key] | None, max_calls: int) -> None:
         """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
         who have none cannot use up the places of others.
         """
-        self._authoriser = authoriser
+        self._keys = keys
         # By whether the method is open to anyone.
         self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
 
@@ -82,44 +82,35 @@ class Pipeline(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around one call. Nothing of the request has been looked at before it is known that its caller may."""
-        facts = {"method": method, "request_id": ""}
+        """Around one call. Nothing of the request has been looked at before it is known that its caller may.
+
+        One that may be made is a line of the log, at level DEBUG.
+        """
+        facts, key = {"method": method, "request_id": ""}, None
+        started, outcome = time.monotonic(), "CANCELLED"
         try:
-            key = self._authoriser.authorise(method, _header(context, "authorization"))
+            key = authorise(self._keys, method, _header(context, "authorization"))
             KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            with _logged(facts | {"caller": key.name}):
-                async with self._place(method):
-                    yield
+            places = self._places[METHODS[method] is Role.ANYONE]
+            if places.locked():
+                raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
+            async with places:
+                yield
+            outcome = "OK"
         except grpc.aio.BaseError:
             raise  # the transport's: the caller is gone
         except Exception as error:
-            status = wire.to_status(as_error(error, facts))
+            told = as_error(error, facts)
+            outcome, status = told.code, wire.to_status(told)
             trailers = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
             await context.abort(status.code, status.details, trailers)
-
-    def _place(self, method: str) -> asyncio.Semaphore:
-        """A place among the calls that run. What each may ask for is the validator's business."""
-        places = self._places[METHODS.get(method) is Role.ANYONE]
-        if places.locked():
-            raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-        return places
-
-
-@contextmanager
-def _logged(facts: Mapping[str, str]) -> Iterator[None]:
-    """A line for each call, at level DEBUG."""
-    started, outcome = time.monotonic(), "CANCELLED"
-    try:
-        yield
-        outcome = "OK"
-    except Exception as error:
-        outcome = error.code if isinstance(error, JaxctxError) else "INTERNAL"
-        raise
-    finally:
-        log.debug("call", extra={**facts, "code": outcome, "seconds": round(time.monotonic() - started, 6)})
+        finally:
+            if key is not None:
+                seconds = round(time.monotonic() - started, 6)
+                log.debug("call", extra=facts | {"caller": key.name, "code": outcome, "seconds": seconds})
 
 
 def _header(context: Context, name: str) -> str | None:

@@ -1,7 +1,7 @@
 """The gRPC server: services, addresses, and the options of its transport."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -13,7 +13,7 @@ from jaxctx.v1 import (
     model_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
-from jaxctx_server.access import METHODS, Authoriser
+from jaxctx_server.access import METHODS, Key
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.model_service import ModelService
@@ -47,7 +47,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
 
 def make_server(
     serving: Serving,
-    authoriser: Authoriser,
+    keys: Sequence[Key] | None,
     *,
     max_calls: int,
     clock: Callable[[], float] = time.monotonic,
@@ -56,7 +56,7 @@ def make_server(
 
     `clock` is the engine's clock of deadlines.
     """
-    server = grpc.aio.server(interceptors=[Pipeline(authoriser, max_calls)], options=options(max_calls))
+    server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls)], options=options(max_calls))
     context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
     snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(serving, clock), server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving, clock), server)

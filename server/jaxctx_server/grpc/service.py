@@ -34,9 +34,8 @@ class Service:
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-        return Caller(
-            tenant=KEY.get().tenant, deadline=self._clock() + (LONGEST_S if remaining_s is None else remaining_s)
-        )
+        deadline = self._clock() + (LONGEST_S if remaining_s is None else remaining_s)
+        return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
 def one(check: Callable[[Field], T]) -> Callable[[Field], tuple[T]]:

@@ -24,7 +24,7 @@ def test_names_shapes_and_axes_of_parameters(tiny):
 
 def test_switches_add_and_remove_parameters(tiny):
     def names(**change):
-        return {spec.name for spec in abstract(dataclasses.replace(tiny, **change))[0].specs}
+        return {spec.name for spec in abstract(dataclasses.replace(tiny, **change), "float32")[0].specs}
 
     assert names() - names(tied=True) == {"lm_head.weight"}
     assert len(names(qkv_bias=True) - names()) == 3 * tiny.layers
