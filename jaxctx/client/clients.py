@@ -48,23 +48,23 @@ class ClientOperations(Generic[Context]):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
-        self._call, self._items = self._link.call, self._link.items
+        self._call, self._ask, self._items = self._link.call, self._link.ask, self._link.items
 
-    async def _new(self, method: Any, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Context:
+    async def _new(self, method: str, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Context:
         """The context that a call makes, or `opens`. If nobody chose its id it is chosen here, so that a retry, which
         finds it taken, makes no other one.
         """
         given = fields.get("context_id")
         chosen = fields["context_id"] = requests.new_id() if given is None else given
         try:
-            response = await self._call(method, timeout_s, **fields)
+            told = await self._call(method, timeout_s, **fields)
         except AlreadyExists:
             if given is not None:
                 raise
             found: Context = await outcome(self.context(chosen, timeout_s=timeout_s))  # our first answer was lost
             return found
-        opened = decode(response, FillResult) if opens else None
-        info = decode(response.context, ContextInfo) if opened is None else opened.context
+        opened = decode(told, FillResult) if opens else None
+        info = decode(told, ContextInfo) if opened is None else opened.context
         context = self._context_class(self._link, info.context_id, info)
         context.opened = opened
         return context
@@ -80,7 +80,7 @@ class ClientOperations(Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         fields = requests.settings(settings, CreateOptions)
-        new = await self._new(self._link.contexts.CreateContext, timeout_s, False, fields)
+        new = await self._new("CreateContext", timeout_s, False, fields)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 await outcome(new.fill(text, timeout_s=timeout_s, **content))
@@ -102,15 +102,13 @@ class ClientOperations(Generic[Context]):
     @listing
     async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        infos = self._items(self._link.contexts.ListContexts, timeout_s, "contexts", ContextInfo, limit=page)
-        async for info in infos:
+        async for info in self._items("ListContexts", timeout_s, ContextInfo, limit=page):
             yield self._context_class(self._link, info.context_id, info)
 
     @listing
     async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        method, request = self._link.contexts.WatchContexts, pb.WatchContextsRequest()
-        call: Any = method(request, timeout=timeout_s, metadata=self._link.metadata)
+        call = self._link.begin("WatchContexts", pb.WatchContextsRequest(), timeout_s, endless=True)
         try:
             while (response := await self._link.read(call)) is not None:
                 yield decode(response, ContextEvent)
@@ -129,7 +127,7 @@ class ClientOperations(Generic[Context]):
     ) -> PlanResult:
         """What filling a new context would find in the cache and need, without doing it."""
         fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        return await self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", **fields)
+        return await self._ask("Plan", timeout_s, PlanResult, **fields)
 
     @operation
     async def open(
@@ -137,33 +135,30 @@ class ClientOperations(Generic[Context]):
     ) -> Context:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
         fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
-        return await self._new(self._link.snapshots.Open, timeout_s, True, fields)
+        return await self._new("Open", timeout_s, True, fields)
 
     @operation
     async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         fields = {"name": name, **requests.settings(options, OpenOptions)}
-        return await self._new(self._link.snapshots.Take, timeout_s, True, fields)
+        return await self._new("Take", timeout_s, True, fields)
 
     @operation
     async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
         """One version of a snapshot; by default the latest."""
-        get = self._link.snapshots.GetSnapshot
-        return await self._link.ask(get, timeout_s, Snapshot, "snapshot", name=name, version=version)
+        return await self._ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
 
     @listing
     def snapshots(
         self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
     ) -> AsyncIterator[Snapshot]:
         """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        names = self._link.snapshots.ListSnapshots
-        return self._items(names, timeout_s, "snapshots", Snapshot, prefix=prefix, limit=page)
+        return self._items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
 
     @operation
     async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
         """All versions of a snapshot that are kept, latest first."""
-        versions = self._link.snapshots.ListSnapshotVersions
-        return [each async for each in self._items(versions, timeout_s, "snapshots", Snapshot, name=name)]
+        return [each async for each in self._items("ListSnapshotVersions", timeout_s, Snapshot, name=name)]
 
     @operation
     async def update_snapshot(
@@ -171,20 +166,17 @@ class ClientOperations(Generic[Context]):
     ) -> Snapshot:
         """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
         fields = requests.settings(options, KeepOptions, update=True)
-        update = self._link.snapshots.UpdateSnapshot
-        return await self._link.ask(update, timeout_s, Snapshot, "snapshot", name=name, version=version, **fields)
+        return await self._ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
 
     @operation
     async def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
-        response = await self._call(self._link.snapshots.DeleteSnapshot, timeout_s, name=name, version=version)
-        return response.versions_deleted
+        return await self._ask("DeleteSnapshot", timeout_s, int, name=name, version=version)
 
     @operation
     async def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
         """The caller's publications in the order of their ids."""
-        published = self._items(self._link.snapshots.ListPublications, timeout_s, "publications", Publication)
-        return [each async for each in published]
+        return [each async for each in self._items("ListPublications", timeout_s, Publication)]
 
     @operation
     async def update_publication(
@@ -192,35 +184,30 @@ class ClientOperations(Generic[Context]):
     ) -> Publication:
         """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
         fields = requests.settings(options, KeepOptions, update=True)
-        update = self._link.snapshots.UpdatePublication
-        return await self._link.ask(
-            update, timeout_s, Publication, "publication", publication_id=publication_id, **fields
-        )
+        return await self._ask("UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields)
 
     @operation
     async def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
         """End a publication; contexts that share its pages keep them."""
-        await self._call(self._link.snapshots.Unpublish, timeout_s, publication_id=publication_id)
+        await self._call("Unpublish", timeout_s, publication_id=publication_id)
 
     @operation
     async def models(self, *, timeout_s: float | None = None) -> list[Model]:
         """The models that the server serves."""
-        return [each async for each in self._items(self._link.models.ListModels, timeout_s, "models", Model)]
+        return [each async for each in self._items("ListModels", timeout_s, Model)]
 
     @operation
     async def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
         """One model; by default the server's only, or default, one."""
-        return await self._link.ask(self._link.models.GetModel, timeout_s, Model, "model", model_id=model_id)
+        return await self._ask("GetModel", timeout_s, Model, model_id=model_id)
 
     @operation
     async def tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
     ) -> list[int]:
         """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        response = await self._call(
-            self._link.models.Tokenize, timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
-        )
-        return list(response.tokens)
+        fields = {"model_id": model_id, "text": text, "add_special_tokens": add_special_tokens}
+        return list(await self._call("Tokenize", timeout_s, **fields))
 
     @operation
     async def detokenize(
@@ -232,14 +219,8 @@ class ClientOperations(Generic[Context]):
         timeout_s: float | None = None,
     ) -> str:
         """Text of token ids."""
-        response = await self._call(
-            self._link.models.Detokenize,
-            timeout_s,
-            model_id=model_id,
-            tokens=tokens,
-            skip_special_tokens=skip_special_tokens,
-        )
-        return response.text
+        fields = {"model_id": model_id, "tokens": tokens, "skip_special_tokens": skip_special_tokens}
+        return await self._ask("Detokenize", timeout_s, str, **fields)
 
     @operation
     async def apply_chat_template(
@@ -252,14 +233,12 @@ class ClientOperations(Generic[Context]):
     ) -> RenderedChat:
         """What a fill with these messages appends to an empty context."""
         chat = requests.chat_messages(messages, add_generation_prompt)
-        render = self._link.models.ApplyChatTemplate
-        return await self._link.ask(render, timeout_s, RenderedChat, "", model_id=model_id, messages=chat)
+        return await self._ask("ApplyChatTemplate", timeout_s, RenderedChat, model_id=model_id, messages=chat)
 
     @operation
     async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
         """Each engine of the server, with its load and memory."""
-        response = await self._call(self._link.admin.GetStats, timeout_s)
-        return [decode(each, Engine) for each in response.engines]
+        return [decode(each, Engine) for each in await self._call("GetStats", timeout_s)]
 
     @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:
@@ -271,13 +250,12 @@ class ClientOperations(Generic[Context]):
     @operation
     async def drain(self, *, timeout_s: float | None = None) -> None:
         """Make the server refuse new work, and wait until what runs is done."""
-        await self._call(self._link.admin.Drain, timeout_s)
+        await self._call("Drain", timeout_s)
 
     @operation
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached page that no context holds; returns how many."""
-        response = await self._call(self._link.admin.ClearCache, timeout_s)
-        return response.pages_dropped
+        return await self._ask("ClearCache", timeout_s, int)
 
     @operation
     async def close(self) -> None:

@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
-import grpc
-
 from jaxctx.answers import (
     Comparison,
     ContextInfo,
@@ -89,7 +87,7 @@ class ContextOperations(Generic[Context, Stream]):
         output's fork, which is the caller's to close.
         """
         request = requests.generate(self.id, n, options)
-        return self._stream(self, lambda: self._link.begin(self._link.contexts.Generate, request, timeout_s))
+        return self._stream(self, lambda: self._link.begin("Generate", request, timeout_s))
 
     def __repr__(self) -> str:
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
@@ -109,12 +107,12 @@ class ContextOperations(Generic[Context, Stream]):
         `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
         """
         fields = requests.content(text, content)
-        return await self._change(self._link.contexts.Fill, timeout_s, FillResult, "", defer=defer, **fields)
+        return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
 
     @operation
     async def flush(self, *, timeout_s: float | None = None) -> FillResult:
         """Compute whatever is buffered."""
-        return await self._change(self._link.contexts.Flush, timeout_s, FillResult, "")
+        return await self._change("Flush", timeout_s, FillResult)
 
     @operation
     async def complete(
@@ -152,10 +150,9 @@ class ContextOperations(Generic[Context, Stream]):
         deadline, or when cancelled, what was computed by then does.
         """
         return await self._change(
-            self._link.contexts.Forward,
+            "Forward",
             timeout_s,
             ForwardResult,
-            "",
             tokens=tokens,
             positions=positions,
             masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
@@ -172,7 +169,7 @@ class ContextOperations(Generic[Context, Stream]):
         if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
             child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
         try:
-            response = await self._write(self._link.contexts.Fork, timeout_s, n=n, child_ids=child_ids)
+            forks = await self._write("Fork", timeout_s, n=n, child_ids=child_ids)
         except AlreadyExists:
             if ids is not None:
                 raise
@@ -180,32 +177,32 @@ class ContextOperations(Generic[Context, Stream]):
             children = [self._another(child_id) for child_id in child_ids]
             await outcomes([child.refresh(timeout_s=timeout_s) for child in children])
             return children
-        return [self._another(each.context_id, decode(each, ContextInfo)) for each in response.contexts]
+        return [self._another(each.context_id, decode(each, ContextInfo)) for each in forks]
 
     @operation
     async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return await self._change(self._link.contexts.Truncate, timeout_s, ContextInfo, "context", tokens=tokens)
+        return await self._change("Truncate", timeout_s, ContextInfo, tokens=tokens)
 
     @operation
     async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Keep the first `to` tokens, across committed pages, without computing."""
-        return await self._change(self._link.contexts.Rewind, timeout_s, ContextInfo, "context", to=to)
+        return await self._change("Rewind", timeout_s, ContextInfo, to=to)
 
     @operation
     async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Allocate that many more working pages, waiting for them if need be."""
-        return await self._change(self._link.contexts.ReservePages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change("ReservePages", timeout_s, ContextInfo, pages=pages)
 
     @operation
     async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return await self._change(self._link.contexts.CommitPages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change("CommitPages", timeout_s, ContextInfo, pages=pages)
 
     @operation
     async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them."""
-        return await self._change(self._link.contexts.ReleasePages, timeout_s, ContextInfo, "context", pages=pages)
+        return await self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
 
     @operation
     async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
@@ -237,19 +234,19 @@ class ContextOperations(Generic[Context, Stream]):
     ) -> PlanResult:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
         fields = requests.content(text, content)
-        return await self._link.ask(self._link.contexts.Plan, timeout_s, PlanResult, "", context_id=self.id, **fields)
+        return await self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
     @operation
     async def compare(self, other: ContextOperations[Any, Any] | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextOperations) else other
-        return await self._link.ask(self._link.contexts.Compare, timeout_s, Comparison, "", a=self.id, b=b)
+        return await self._link.ask("Compare", timeout_s, Comparison, a=self.id, b=b)
 
     @operation
     async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
         """Change settings; what is not given stays as it is, `labels` replaces all labels."""
         fields = requests.settings(options, UpdateOptions, update=True)
-        return await self._change(self._link.contexts.UpdateContext, timeout_s, ContextInfo, "context", **fields)
+        return await self._change("UpdateContext", timeout_s, ContextInfo, **fields)
 
     @operation
     async def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
@@ -258,13 +255,13 @@ class ContextOperations(Generic[Context, Stream]):
         AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
         """
         fields = requests.settings(options, SaveOptions)
-        return await self._change(self._link.snapshots.Save, timeout_s, Snapshot, "snapshot", name=name, **fields)
+        return await self._change("Save", timeout_s, Snapshot, name=name, **fields)
 
     @operation
     async def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
         """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
         fields = requests.settings(options, KeepOptions)
-        return await self._change(self._link.snapshots.Publish, timeout_s, Publication, "publication", **fields)
+        return await self._change("Publish", timeout_s, Publication, **fields)
 
     @operation
     async def close(self, *, timeout_s: float | None = None) -> None:
@@ -272,10 +269,10 @@ class ContextOperations(Generic[Context, Stream]):
         if self._closed:
             return
         with contextlib.suppress(NotFound):
-            await self._call(self._link.contexts.CloseContext, timeout_s, context_id=self.id)
+            await self._call("CloseContext", timeout_s, context_id=self.id)
         self._closed = True
 
-    async def _write(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
+    async def _write(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
         await self._settle()
         try:
             return await self._call(method, timeout_s, context_id=self.id, **fields)
@@ -283,10 +280,9 @@ class ContextOperations(Generic[Context, Stream]):
             self.cut_short = True
             raise
 
-    async def _change(self, method: Any, timeout_s: float | None, kind: type[A], field: str, /, **fields: Any) -> A:
-        """As `_write`, with the answer of `Link.ask`; the counters that it brings are the newest."""
-        response: Any = await self._write(method, timeout_s, **fields)
-        answer = decode(getattr(response, field) if field else response, kind)
+    async def _change(self, method: str, timeout_s: float | None, kind: type[A], /, **fields: Any) -> A:
+        """As `_write`, with an answer of this class; the counters that it brings are the newest."""
+        answer = decode(await self._write(method, timeout_s, **fields), kind)
         if isinstance(info := getattr(answer, "context", answer), ContextInfo):
             self.learn(info)
         return answer
@@ -305,6 +301,6 @@ class ContextOperations(Generic[Context, Stream]):
                 await outcome(self._link.sleep(pause_s))
 
     async def _get(self, timeout_s: float | None, **wanted: bool) -> pb.GetContextResponse:
-        response = await self._call(self._link.contexts.GetContext, timeout_s, context_id=self.id, **wanted)
+        response: pb.GetContextResponse = await self._call("GetContext", timeout_s, context_id=self.id, **wanted)
         self.learn(decode(response.context, ContextInfo))
         return response

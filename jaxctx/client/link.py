@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.client.drive import outcome
@@ -23,7 +24,6 @@ from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
 from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
 from jaxctx.wire import from_rpc_error
 
-A = TypeVar("A")
 T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -53,6 +53,7 @@ _SERVICE_CONFIG = {
         for service, methods in _REPEATABLE.items()
     ]
 }
+_STUBS = (ContextServiceStub, SnapshotServiceStub, ModelServiceStub, AdminServiceStub)
 _SERVICES = [descriptor_pool.Default().FindServiceByName(f"jaxctx.v1.{each}") for each in _REPEATABLE]
 _CHANNEL_OPTIONS = [
     # A prefill may be silent for long; a server that is gone must show all the same.
@@ -87,35 +88,35 @@ class Link:
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
         self.is_blocking = transport is grpc
         self.sleep: Callable[[float], Any] = time.sleep if self.is_blocking else asyncio.sleep
-        self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
         if credentials is None:
             self.channel = transport.insecure_channel(target, options=_CHANNEL_OPTIONS)
         else:
             self.channel = transport.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
-        self.contexts: ContextServiceStub = ContextServiceStub(self.channel)
-        self.snapshots: SnapshotServiceStub = SnapshotServiceStub(self.channel)
-        self.models: ModelServiceStub = ModelServiceStub(self.channel)
-        self.admin: AdminServiceStub = AdminServiceStub(self.channel)
-        self._requests = {  # the class of each method's request
-            getattr(stub, method.name): GetMessageClass(method.input_type)
-            for stub, service in zip((self.contexts, self.snapshots, self.models, self.admin), _SERVICES, strict=True)
+        self._methods = {  # of all services, by their names; and the class of each one's request
+            method.name: (getattr(stub(self.channel), method.name), GetMessageClass(method.input_type))
+            for stub, service in zip(_STUBS, _SERVICES, strict=True)
             for method in service.methods
         }
 
-    def begin(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
-        """Begin a call with the client's key, and its deadline if the call has none of its own."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return method(request, timeout=timeout_s, metadata=self.metadata)
+    def begin(self, method: str, request: object, timeout_s: float | None, *, endless: bool = False) -> Any:
+        """Begin a call with the client's key, and its deadline if the call has none of its own and is not `endless`."""
+        timeout_s = self._timeout_s if timeout_s is None and not endless else timeout_s
+        return self._methods[method][0](request, timeout=timeout_s, metadata=self._metadata)
 
-    async def call(self, method: grpc.UnaryUnaryMultiCallable[Any, A], timeout_s: float | None, **fields: Any) -> A:
-        """Call a method of a stub with a request of these fields. Raises the errors of `jaxctx.errors`."""
-        request = make(self._requests[method], **fields)
+    async def call(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
+        """Call a method with a request of these fields; its response, or of a response with one field what that holds.
+
+        Raises the errors of `jaxctx.errors`.
+        """
+        request = make(self._methods[method][1], **fields)
         try:
-            response: A = await outcome(self.begin(method, request, timeout_s))
+            response = await outcome(self.begin(method, request, timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
-        return response
+        told = response.DESCRIPTOR.fields
+        return getattr(response, told[0].name) if len(told) == 1 else response
 
     async def read(self, call: Any) -> Any:
         """The next response of a streaming call; None after the last."""
@@ -124,18 +125,17 @@ class Link:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
-    async def ask(self, method: Any, timeout_s: float | None, kind: type[T], field: str, /, **fields: Any) -> T:
-        """As `call`; the answer of class `kind` that is in that field of the response, or with "" is the response."""
-        response: Any = await self.call(method, timeout_s, **fields)
-        return decode(getattr(response, field) if field else response, kind)
+    async def ask(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
+        """As `call`; what comes, as an answer of this class."""
+        told = await self.call(method, timeout_s, **fields)
+        answer: T = decode(told, kind) if isinstance(told, Message) else told
+        return answer
 
-    async def items(
-        self, method: Any, timeout_s: float | None, listed: str, kind: type[T], **fields: Any
-    ) -> AsyncIterator[T]:
-        """A list that comes in parts: answers of class `kind` in the field `listed` of the responses."""
+    async def items(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> AsyncIterator[T]:
+        """A list that comes in parts: answers of this class, in the first field of the responses."""
         page_token: str | None = ""
         while page_token is not None:
-            response: Any = await self.call(method, timeout_s, page_token=page_token, **fields)
-            for message in getattr(response, listed):
+            response = await self.call(method, timeout_s, page_token=page_token, **fields)
+            for message in getattr(response, response.DESCRIPTOR.fields[0].name):
                 yield decode(message, kind)
             page_token = response.next_page_token or None
