@@ -40,65 +40,41 @@ class _Field(NamedTuple):
     """A field that a dataclass and a message have in common."""
 
     name: str  # in the dataclass
-    there: Any  # its descriptor
-    unset: Any  # what it reads as where the message does not have it
+    has_presence: bool  # in the message
     write: Translation | None  # None: the value goes over as it is
     read: Translation | None
+    unset: Any  # what it reads as where the message does not have it; of a map, each time another one
 
 
 def encode(answer: object, kind: type[M]) -> M:
     """`answer` as a message of that class, which may have fewer fields; None is not set."""
-    write = _encoder(type(answer), kind.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
-    return kind(**write(answer))
+    return kind(**_values(kind.DESCRIPTOR, answer))
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:
     """`message` as an answer of that class. `known` are fields that the caller knows and the message does not."""
-    read = _decoder(kind, message.DESCRIPTOR)  # type: ignore[arg-type]
-    answer: T = read(message, **known)
-    return answer
+    fields = _fields(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
+    values = {each.name: {} if each.read is dict else each.unset for each in fields.values()} | known
+    for there, value in message.ListFields():
+        if (field := fields.get(there.name)) is not None:
+            values[field.name] = value if field.read is None else field.read(value)
+    return kind(**values)
+
+
+def _values(descriptor: Any, answer: object) -> dict[str, Any]:
+    """The arguments of the message's constructor."""
+    values, fields = {}, _fields(type(answer), descriptor)  # type: ignore[arg-type]
+    for there, (name, has_presence, write, _, _) in fields.items():
+        value = getattr(answer, name)
+        if value or (has_presence and value is not None):
+            values[there] = value if write is None else write(value)
+    return values
 
 
 @functools.cache
-def _encoder(kind: Any, descriptor: Any) -> Callable[[Any], dict[str, Any]]:
-    """Makes the arguments of a message's constructor of an answer of that class."""
-    fields = [(each.name, each.there.name, each.there.has_presence, each.write) for each in _fields(kind, descriptor)]
-
-    def values_of(answer: object) -> dict[str, Any]:
-        values = {}
-        for name, there, has_presence, write in fields:
-            value = getattr(answer, name)
-            if value or (has_presence and value is not None):
-                values[there] = value if write is None else write(value)
-        return values
-
-    return values_of
-
-
-@functools.cache
-def _decoder(kind: Any, descriptor: Any) -> Callable[..., Any]:
-    """Makes an answer of that class of a message."""
-    fields = _fields(kind, descriptor)
-    unset = {each.name: each.unset for each in fields}
-    maps = [each.name for each in fields if each.read is dict]
-    readers = {each.there.number: (each.name, each.read) for each in fields if each.read is not dict}
-
-    def answer_of(message: Message, **known: Any) -> Any:
-        values = unset | known
-        for name in maps:
-            values[name] = dict(getattr(message, name))
-        for field, value in message.ListFields():
-            if field.number in readers:
-                name, read = readers[field.number]
-                values[name] = value if read is None else read(value)
-        return kind(**values)
-
-    return answer_of
-
-
-def _fields(kind: type, descriptor: Any) -> list[_Field]:
-    hints = get_type_hints(kind)
-    found = []
+def _fields(kind: type, descriptor: Any) -> dict[str, _Field]:
+    """By their names in the message."""
+    hints, found = get_type_hints(kind), {}
     for there in descriptor.fields:
         name = _NAMES.get(there.name, there.name)
         hint = hints.get(name)
@@ -108,13 +84,15 @@ def _fields(kind: type, descriptor: Any) -> list[_Field]:
         if hint is None or isinstance(hint, TypeVar):
             continue
         write, read = _translations(there, hint)
+        unset: Any = None
         if get_origin(hint) is Mapping:
-            found.append(_Field(name, there, None, None, dict))
+            write, read = None, dict
         elif there.is_repeated:
-            found.append(_Field(name, there, (), write and _each(list, write), _each(tuple, read) if read else tuple))
-        else:
-            unset = GetMessageClass(there.message_type)() if there.message_type else there.default_value
-            found.append(_Field(name, there, None if optional else read(unset) if read else unset, write, read))
+            write, read, unset = write and _each(list, write), _each(tuple, read) if read else tuple, ()
+        elif not optional:
+            empty = GetMessageClass(there.message_type)() if there.message_type else there.default_value
+            unset = read(empty) if read else empty
+        found[there.name] = _Field(name, there.has_presence, write, read, unset)
     return found
 
 
@@ -136,7 +114,7 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
     if get_origin(hint) is tuple:
         first, second = (each.name for each in field.message_type.fields)
         return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
-    return _encoder(hint, field.message_type), _decoder(hint, field.message_type)
+    return functools.partial(_values, field.message_type), functools.partial(decode, kind=hint)
 
 
 def _each(kind: type, translate: Translation) -> Translation:
