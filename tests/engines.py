@@ -148,10 +148,10 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         check(core.cache)
         assert core.scheduler.budget.reserved == 0
         assert core.idle
-        for context in list(core.cache):
+        for context in list(core.cache.registry):
             core.cache.close(context)
         check(core.cache)
-        assert core.cache.available() == core.config.pages
+        assert core.cache.memory.available == core.config.pages
 
 
 @pytest.fixture

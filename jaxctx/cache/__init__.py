@@ -9,7 +9,7 @@ page to copy) is returned as data; the engine carries it out before the next ste
     memory.py    Memory: pool and index as one; the moves of pages between them and contexts
     registry.py  Registry: contexts by id and by use
     contexts.py  ContextCache: the front of the room: create, fork, match, restore, grow, settle, suspend, publish
-    control.py   PageControl: truncate, rewind, reserve, commit, release
+    control.py   truncate, rewind, reserve, commit, release
     tiers.py     Tiers: copies in host memory and on disk, and the moves that make them
     marks.py     how a token was computed, where that was not the usual way
     audit.py     what only walks can tell: where two contexts part, and who holds what

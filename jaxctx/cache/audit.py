@@ -13,13 +13,15 @@ from jaxctx.cache.prefix import PageNode
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
-    """How many of `contexts` hold each page of the context's page table."""
+    """How many of `contexts` that are of its namespace hold each page of the context's page table."""
     if context.suspended:
         return []
-    chain = set(context.chain())
+    chain, namespace = set(context.chain()), context.identity.namespace
     counts = [0] * (context.committed_pages + 1)
     for other in contexts:
-        shared = None if other.suspended else next((node for node in other.tail.lineage() if node in chain), None)
+        if other.suspended or other.identity.namespace != namespace:
+            continue
+        shared = next((node for node in other.tail.lineage() if node in chain), None)
         if shared is not None:
             counts[shared.depth] += 1
     for depth in reversed(range(context.committed_pages)):

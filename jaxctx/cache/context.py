@@ -21,6 +21,7 @@ from jaxtyping import Int32
 
 from jaxctx.cache.marks import decode_page
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
+from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 
@@ -73,6 +74,17 @@ class Context:
     by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
     table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected again when asked for
+
+    def must_live(self) -> None:
+        """Raises NotFound if it is closed."""
+        if self.closed:
+            raise NotFound(f"no context {self.id!r}")
+
+    def must_be_resident(self) -> None:
+        """Raises NotFound if it is closed, FailedPrecondition if it is suspended."""
+        self.must_live()
+        if self.suspended:
+            raise FailedPrecondition(f"context {self.id!r} is suspended")
 
     @property
     def committed_pages(self) -> int:

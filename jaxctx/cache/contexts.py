@@ -17,14 +17,13 @@ from xxhash import xxh3_128_digest
 
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
-from jaxctx.cache.control import PageControl
-from jaxctx.cache.memory import Memory, Ready
+from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import OutOfPages
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
 from jaxctx.cache.tiers import Found, Move, found, on_device
-from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
-from jaxctx.lifetime import FOREVER, Lifetime
+from jaxctx.errors import FailedPrecondition, OutOfRange
+from jaxctx.lifetime import FOREVER
 
 __all__ = ["Context", "ContextCache", "Found", "Identity", "OutOfPages"]
 
@@ -54,10 +53,10 @@ class ContextCache:
     ) -> None:
         self.page_size = page_size
         self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
-        self.control = PageControl(self, self.memory)
-        self._registry = Registry(clock, new_id)
-        self.get, self.list, self.count = self._registry.get, self._registry.list, self._registry.count
-        self.lifetimes = self._registry.lifetimes  # whose owner closes what is over
+        self.restore = self.memory.restore
+        self.registry = Registry(clock, new_id)
+        self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count
+        self.set_lifetime, self.lifetimes = self.registry.set_lifetime, self.registry.lifetimes
         self._clock = clock
         self._new_id = new_id
         self.publications: dict[PageNode, Context] = {}  # by their roots
@@ -67,21 +66,13 @@ class ContextCache:
         moves, self.memory.tiers.moves = self.memory.tiers.moves, []
         return moves
 
-    def __len__(self) -> int:
-        """Contexts that are not closed."""
-        return len(self._registry)
-
-    def __iter__(self) -> Iterator[Context]:
-        """All of them, of all tenants; do not create or close one meanwhile."""
-        return iter(self._registry)
-
     def create(
         self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False
     ) -> Context:
         """A new, empty context, of no end. Raises AlreadyExists if the tenant has one of this id."""
         now, root = self._clock(), self.memory.index.root(identity)
         context = Context(
-            id=self._registry.unused(tenant, context_id),
+            id=self.registry.unused(tenant, context_id),
             tenant=tenant,
             identity=identity,
             page_size=self.page_size,
@@ -92,7 +83,7 @@ class ContextCache:
             tail=root,
         )
         self.memory.index.acquire(root)
-        self._registry.enter(context)
+        self.registry.enter(context)
         return context
 
     def fork(self, context: Context, *, context_id: str | None = None, tenant: str | None = None) -> Context:
@@ -106,14 +97,14 @@ class ContextCache:
 
         Raises AlreadyExists, OutOfPages.
         """
-        self.must_live(context)
+        context.must_live()
         now = self._clock()
         lifetime = context.lifetime.anew(now) if tenant is None else FOREVER
         tenant = context.tenant if tenant is None else tenant
         sources = context.working[: self.memory.pages_for(context.working_tokens)]
         child = replace(
             context,
-            id=self._registry.unused(tenant, context_id),
+            id=self.registry.unused(tenant, context_id),
             tenant=tenant,
             ancestors=((context.id, context.length), *context.ancestors)[:ANCESTORS],
             pinned=False,
@@ -130,7 +121,7 @@ class ContextCache:
         )
         if not child.suspended:
             self.memory.index.acquire(child.tail)
-        self._registry.enter(child)
+        self.registry.enter(child)
         self.memory.tiers.copy(sources, child.working)
         return child
 
@@ -140,8 +131,8 @@ class ContextCache:
         Only those of the same model, adapter, KV type and salt, that is. Raises OutOfPages, AlreadyExists;
         FailedPrecondition for a suspended context.
         """
-        self._must_be_resident(context)
-        publication_id = self._registry.unused(tenant, publication_id)
+        context.must_be_resident()
+        publication_id = self.registry.unused(tenant, publication_id)
         pages = self.memory.take(context.committed_pages)
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
         publication = self.create(identity, tenant=tenant, context_id=publication_id)
@@ -154,17 +145,12 @@ class ContextCache:
         self.publications[root] = publication
         return publication
 
-    def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
-        """It ends with this one instead."""
-        self.must_live(context)
-        self._registry.set_lifetime(context, lifetime)
-
     def close(self, context: Context) -> None:
         """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free.
 
         Nobody finds a publication any more; who shares its pages keeps them.
         """
-        self.must_live(context)
+        context.must_live()
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
             del self.publications[context.root]
@@ -172,14 +158,14 @@ class ContextCache:
             self.memory.let_go(context)
         self.memory.drop_stash(context)
         context.closed = True
-        self._registry.leave(context)
+        self.registry.leave(context)
 
     def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
         """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument.
 
         `marks`, if there are any, has one for every token; see `marks`.
         """
-        self.must_live(context)
+        context.must_live()
         first = context.length
         context.recent += encode_tokens(tokens)
         context.marks |= {first + offset: mark for offset, mark in enumerate(marks) if mark}
@@ -191,7 +177,7 @@ class ContextCache:
         buffered, and matched from the beginning; what is not found stays buffered, to be restored or computed. Finds
         nothing where working tokens stand before the buffered ones.
         """
-        self.must_live(context)
+        context.must_live()
         if context.suspended:
             self.memory.wake(context)
             self.touch(context)
@@ -203,23 +189,13 @@ class ContextCache:
                 self.touch(publication)
         return len(path) * self.page_size
 
-    def restore(self, context: Context, pages: int, ready: Ready, tokens: int | None = None) -> int:
-        """Continue a context with up to `pages` pages that are in other tiers, or came to the device meanwhile.
-
-        `ready` says whether the data of a host slot has arrived, and raises DataLoss if it never will: such a page is
-        forgotten. Returns how many pages it gained; each took at most one free page. FailedPrecondition for a suspended
-        context (`match` wakes it).
-        """
-        self._must_be_resident(context)
-        return self.memory.restore(context, context.length if tokens is None else tokens, pages, ready)
-
     def park(self, context: Context, computed: int, committed: int) -> list[tuple[int, int]]:
         """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
 
         What no tier holds is expected; returns its pages, (place in the sequence, host slot). `committed` of its pages
         are to commit, though it commits by hand. `restore` takes them as their data arrives.
         """
-        self._must_be_resident(context)
+        context.must_be_resident()
         context.computed = computed
         context.by_hand = committed if context.manual_commit and computed > committed * self.page_size else None
         first, slots = context.tail.depth + len(self.memory.path(context, computed)), []
@@ -237,7 +213,7 @@ class ContextCache:
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> Found:
         """What a context would find once `more` is appended, within its first `tokens` tokens. Changes nothing."""
-        self.must_live(context)
+        context.must_live()
         added = encode_tokens(more)
         tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
         return found(self.memory.ahead(context, tokens, added))
@@ -247,7 +223,7 @@ class ContextCache:
 
         Raises OutOfPages and takes none; FailedPrecondition for a suspended context (`match` restores it).
         """
-        self._must_be_resident(context)
+        context.must_be_resident()
         missing = self.memory.pages_for(context.working_tokens + tokens) - len(context.working)
         if missing > 0:
             self.memory.add_working(context, missing)
@@ -259,7 +235,7 @@ class ContextCache:
         how many of them others had committed meanwhile: those were merged, the duplicates are free. Raises OutOfRange
         if fewer tokens are buffered, FailedPrecondition if there are no pages for them.
         """
-        self._must_be_resident(context)
+        context.must_be_resident()
         if not 0 <= tokens <= context.buffered_tokens:
             raise OutOfRange(f"{tokens} tokens to settle, {context.buffered_tokens} buffered")
         if context.working_tokens + tokens > len(context.working) * self.page_size:
@@ -274,44 +250,35 @@ class ContextCache:
 
     def commit_full(self, context: Context) -> None:
         """Commit the full pages that a settle held back."""
-        self.must_live(context)
+        context.must_live()
         if context.held_back:
             context.held_back = False
             self.memory.commit(context, self._full(context))
 
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""
-        self.must_live(context)
+        context.must_live()
         if context.suspended:
             return 0
-        self._registry.rest(context)
+        self.registry.rest(context)
         return self.memory.suspend(context)
 
     def victims(self) -> Iterator[Context]:
         """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first."""
-        for context in self._registry.by_use():
+        for context in self.registry.by_use():
             idle = not (context.busy or context.pinned or context.suspended)
             if idle and (context.committed_pages or context.working):
                 yield context
 
     def touch(self, context: Context) -> None:
         """The context is used now; a sliding lifetime begins again."""
-        self.must_live(context)
+        context.must_live()
         context.used_at = self._clock()
-        self._registry.use(context)
-
-    def available(self) -> int:
-        """Pages that can be had at once: free or evictable."""
-        return self.memory.available
+        self.registry.use(context)
 
     def suspendable(self) -> int:
         """Pages that would become available if all victims were suspended. Walks all contexts."""
-        return audit.suspendable([*self.victims()], self._registry.by_use())
-
-    def refcounts(self, context: Context) -> list[int]:
-        """How many contexts of its namespace hold each page of the page table. Walks all contexts."""
-        mine = (each for each in self if each.identity.namespace == context.identity.namespace)
-        return audit.refcounts(context, mine)
+        return audit.suspendable([*self.victims()], self.registry.by_use())
 
     def clear_cached(self) -> int:
         """Forget every page that nobody holds, in all tiers; returns how many were on the device."""
@@ -326,13 +293,3 @@ class ContextCache:
         if context.manual_commit:
             full = min(full, max((context.by_hand or 0) - context.tail.depth, 0))
         return full
-
-    def must_live(self, context: Context) -> None:
-        """Raises NotFound if it is closed."""
-        if context.closed:
-            raise NotFound(f"no context {context.id!r}")
-
-    def _must_be_resident(self, context: Context) -> None:
-        self.must_live(context)
-        if context.suspended:
-            raise FailedPrecondition(f"context {context.id!r} is suspended")

@@ -1,8 +1,8 @@
 """Memory: pool, index and tiers as one, and the moves of pages between them and the contexts.
 
 Every page is free (pool), a working page of one context, or a node's (index); the methods here are the only places
-where one becomes the other. They trust their arguments: `contexts` has refused before what would be an error, so only
-`take` raises, and it comes first wherever it is needed. Called by `contexts` only.
+where one becomes the other. They trust their arguments: `contexts` and `control` have refused before what would be an
+error, so only `take` raises, and it comes first wherever it is needed; `restore` is `ContextCache.restore`.
 """
 
 from collections.abc import Callable
@@ -170,12 +170,16 @@ class Memory:
             return self.index.search(context.root, known, marks)
         return self.index.walk(start, known, context.root, marks)
 
-    def restore(self, context: Context, tokens: int, limit: int, ready: Ready) -> int:
-        """Continue a context with up to `limit` pages that some tier holds, up to `tokens` tokens in all.
+    def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
+        """Continue a context with up to `limit` pages that are in other tiers, or came to the device meanwhile.
 
-        Returns how many; fewer than there are if one's data has not arrived yet, or there are no more pages. Raises
-        OutOfPages if there is not even one.
+        `ready` says whether the data of a host slot has arrived, and raises DataLoss if it never will: such a page is
+        forgotten. Returns how many pages it gained, within its first `tokens` tokens; each took at most one free page.
+        Fewer than there are if one's data has not arrived yet, or there are no more pages. Raises OutOfPages if there
+        is not even one; FailedPrecondition for a suspended context (`match` wakes it).
         """
+        context.must_be_resident()
+        tokens = context.length if tokens is None else tokens
         gained, waits = 0, False
         while gained < limit:
             # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.

@@ -35,7 +35,7 @@ class PageBudget:
 
     def claimable(self) -> int:
         """Pages that nobody holds and nobody was promised."""
-        return self._cache.available() - self.reserved
+        return self._cache.memory.available - self.reserved
 
     def claim(self, pages: int) -> bool:
         """Make `pages` claimable; False, with nothing changed, if suspending everybody would not do it."""

@@ -15,6 +15,7 @@ import numpy as np
 from jaxctx import errors
 from jaxctx.answers import EngineStats, FillResult, named
 from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.cache.control import truncate
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, Part, write_batch
 from jaxctx.engine.config import EngineConfig, World
@@ -135,7 +136,7 @@ class EngineCore:
             self.scheduler.submit(sequence)
         except JaxctxError:
             if appended:
-                self.cache.control.truncate(context, appended)
+                truncate(self.cache, context, appended)
             raise
         self._writers[context] = sequence
         self.lives.changed(context)
@@ -275,7 +276,7 @@ class EngineCore:
             "pages_cached": memory.index.cached,
             "pages_held": memory.pool.total - memory.available,
             "pages_reserved": scheduler.budget.reserved,
-            "contexts": len(self.cache),
+            "contexts": len(self.cache.registry),
             "running": len(scheduler.running),
             "compilations_after_ready": self.device.compilations,
             "host_pages_total": tiers.host.total,

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from jaxctx import answers
+from jaxctx.cache import control
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest
 from jaxctx.engine.loop import StepLoop
@@ -57,10 +58,10 @@ class LocalEngine(Snapshots, Engine):
         self.store.close()
         self.loop.stop()
 
-    truncate = command(lambda core: partial(core.contexts.control, core.cache.control.truncate))
+    truncate = command(lambda core: partial(core.contexts.control, control.truncate))
     rewind = command(lambda core: core.contexts.rewind)
-    commit_pages = command(lambda core: partial(core.contexts.control, core.cache.control.commit))
-    release_pages = command(lambda core: partial(core.contexts.control, core.cache.control.release))
+    commit_pages = command(lambda core: partial(core.contexts.control, control.commit))
+    release_pages = command(lambda core: partial(core.contexts.control, control.release))
     update = command(lambda core: core.contexts.update)
     close = command(lambda core: core.contexts.close)
     get = command(lambda core: core.contexts.get)

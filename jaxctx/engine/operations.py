@@ -14,7 +14,8 @@ from itertools import accumulate
 import numpy as np
 
 from jaxctx.answers import Change, Comparison, ContextInfo, ContextLayout, ContextState, PlanResult, Tier, moment
-from jaxctx.cache.audit import compare, held
+from jaxctx.cache import control
+from jaxctx.cache.audit import compare, held, refcounts
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.budget import HIDDEN
@@ -99,7 +100,7 @@ class ContextOperations:
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         if not tenant.startswith(HIDDEN):  # what snapshots hold has quotas of its own
             self.lives.quotas.check_contexts(self.cache.count(tenant) + more)
-        if len(self.cache) + more > self.config.max_contexts:
+        if len(self.cache.registry) + more > self.config.max_contexts:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
 
@@ -120,10 +121,12 @@ class ContextOperations:
         self.cache.touch(context)
         return context
 
-    def control(self, change: Callable[[Context, int], None], caller: Caller, context_id: str, n: int) -> ContextInfo:
+    def control(
+        self, change: Callable[[ContextCache, Context, int], None], caller: Caller, context_id: str, n: int
+    ) -> ContextInfo:
         """Truncate, commit or release: what `change` of the cache's page control does to so many tokens or pages."""
         context = self.writable(caller, context_id)
-        change(context, n)
+        change(self.cache, context, n)
         return self._changed(context)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
@@ -132,7 +135,7 @@ class ContextOperations:
         with self._not_a_victim(context):
             if to % self.config.page_size and to < context.seq_len and not context.working_pages:
                 self.claim(1)
-            self.cache.control.rewind(context, to)
+            control.rewind(self.cache, context, to)
         return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
@@ -147,7 +150,7 @@ class ContextOperations:
             self.lives.check_growth(context, own + pages)
             if not self.scheduler.budget.claim(pages + found.unheld):
                 return None
-            self.cache.control.reserve(context, pages)
+            control.reserve(self.cache, context, pages)
         return self._changed(context)
 
     def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
@@ -174,7 +177,7 @@ class ContextOperations:
         return ContextLayout(
             ancestors=context.ancestors,
             page_ids=context.page_table().tolist(),
-            refcounts=self.cache.refcounts(context),
+            refcounts=refcounts(context, self.cache.registry),
             tokens=context.tokens().tolist(),
             tiers=self._tiers(context),
         )
@@ -220,7 +223,9 @@ class ContextOperations:
 
     def _kept(self, tenant: str) -> int:
         """Pages that the tenant's own work and pins keep from it; what others have is not for it to know."""
-        mine = [each for each in self.cache if each.tenant.removeprefix(HIDDEN) == tenant and not each.suspended]
+        mine = [
+            each for each in self.cache.registry if each.tenant.removeprefix(HIDDEN) == tenant and not each.suspended
+        ]
         promised = sum(work.reserved for work in self.writers.values() if work.context.tenant == tenant)
         return held(each for each in mine if each.busy or each.pinned) + promised
 

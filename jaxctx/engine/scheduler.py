@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.control import release
 from jaxctx.cache.memory import Ready
 from jaxctx.cache.tiers import Item
 from jaxctx.engine.batch import Batch, Part
@@ -114,7 +115,7 @@ class Scheduler:
             sequence.slot = -1
         if not context.suspended:
             surplus = context.working_pages - self.cache.memory.pages_for(context.working_tokens)
-            self.cache.control.release(context, min(surplus, sequence.taken))
+            release(self.cache, context, min(surplus, sequence.taken))
         sequence.taken = 0
         self.reconsider()
 
@@ -207,10 +208,10 @@ class Scheduler:
         pages = ALONE if self._alone else self._may_restore
         self.restored = False
         for sequence in [s for s in self.running if s.restoring]:
-            context, before, available = sequence.context, sequence.context.seq_len, self.cache.available()
+            context, before, available = sequence.context, sequence.context.seq_len, self.cache.memory.available
             gained = self.cache.restore(context, min(pages, sequence.reserved), self.ready, sequence.match_to)
             self.restored |= gained > 0
-            sequence.reserved -= min(available - self.cache.available(), sequence.reserved)
+            sequence.reserved -= min(available - self.cache.memory.available, sequence.reserved)
             self._may_restore -= gained
             if sequence.computed is None:
                 sequence.restored += context.seq_len - before

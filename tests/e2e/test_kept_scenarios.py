@@ -117,7 +117,7 @@ class TestNames:
         assert await two.tokens() == THOUSAND[:130]
         assert await (await client.open("a", version=1)).tokens() == THOUSAND[:100]
         assert await client.delete_snapshot("a") == 2
-        await until(lambda: len(engine.core.cache) == 4)  # what the versions held is given up
+        await until(lambda: len(engine.core.cache.registry) == 4)  # what the versions held is given up
         async with unchanged(client, context, one, two):
             for refused in (client.open("a"), client.take("a"), client.delete_snapshot("a"), client.snapshot("a")):
                 with pytest.raises(errors.NotFound) as missing:

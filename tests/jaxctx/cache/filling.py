@@ -48,7 +48,7 @@ def layout(context):
 
 
 def used(cache):
-    return cache.memory.pool.total - cache.available()
+    return cache.memory.pool.total - cache.memory.available
 
 
 def would_find(cache, context, more):

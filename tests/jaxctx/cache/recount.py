@@ -15,7 +15,7 @@ from jaxctx.cache.tiers import Item, Tiers
 
 def check(cache: ContextCache) -> None:
     """Pages, holders, hashes, slots and tables add up."""
-    memory, registry = cache.memory, cache._registry
+    memory, registry = cache.memory, cache.registry
     check_registry(registry)
     check_pool(memory.pool)
     check_index(memory.index, Counter(context.tail for context in registry if not context.suspended))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from jaxctx.cache import control
+from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import OutOfPages
 from jaxctx.cache.tiers import Way
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange
@@ -27,8 +30,8 @@ def test_suspension_keeps_the_tokens_and_nothing_else():
     assert (context.length, context.buffered_tokens) == (1002, 1002)
     assert context.tokens(998).tolist() == [*TOKENS[998:].tolist(), 1, 2]
     assert context.page_table().tolist() == []
-    assert cache.refcounts(context) == []
-    assert cache.available() == 200
+    assert refcounts(context, cache.registry) == []
+    assert cache.memory.available == 200
     assert cache.suspend(context) == 0
     check(cache)
     assert cache.match(context) == 992
@@ -54,7 +57,7 @@ def test_suspension_spares_shared_pages():
     context = filled(cache, TOKENS)
     fork = cache.fork(context)
     assert cache.suspend(context) == 1
-    assert cache.refcounts(fork) == [1] * 63
+    assert refcounts(fork, cache.registry) == [1] * 63
 
 
 def test_what_a_suspended_context_can_do_without_pages():
@@ -64,15 +67,15 @@ def test_what_a_suspended_context_can_do_without_pages():
     cache.append(context, [1])
     child = cache.fork(context)
     assert (child.suspended, child.length) == (True, 1001)
-    cache.control.rewind(child, 100)
+    control.rewind(cache, child, 100)
     assert cache.moves() == []
     assert child.tokens().tolist() == TOKENS[:100].tolist()
-    cache.control.truncate(child, 50)
+    control.truncate(cache, child, 50)
     assert child.length == 50
     for operation in (cache.grow, cache.settle):
         with pytest.raises(FailedPrecondition):
             operation(context, 1)
-    for operation in (cache.control.commit, cache.control.release):
+    for operation in (partial(control.commit, cache), partial(control.release, cache)):
         operation(context, 0)
         with pytest.raises(OutOfRange):
             operation(context, 1)
@@ -112,7 +115,7 @@ def test_contexts_are_found_and_listed_by_tenant():
     assert [context.id for context in cache.list("t", "bb", 2)] == ["c", "d"]
     assert cache.list("nobody", "", 10) == []
     assert cache.get("u", "a") is other
-    assert len(cache) == len([*cache]) == 5
+    assert len(cache.registry) == len([*cache.registry]) == 5
     with pytest.raises(AlreadyExists):
         cache.create(IDENTITY, tenant="t", context_id="a")
     with pytest.raises(AlreadyExists):
@@ -138,11 +141,11 @@ def test_a_closed_context_is_gone():
         lambda: cache.peek(context, [1]),
         lambda: cache.grow(context, 1),
         lambda: cache.settle(context, 0),
-        lambda: cache.control.truncate(context, 0),
-        lambda: cache.control.rewind(context, 0),
-        lambda: cache.control.reserve(context, 0),
-        lambda: cache.control.commit(context, 0),
-        lambda: cache.control.release(context, 0),
+        lambda: control.truncate(cache, context, 0),
+        lambda: control.rewind(cache, context, 0),
+        lambda: control.reserve(cache, context, 0),
+        lambda: control.commit(cache, context, 0),
+        lambda: control.release(cache, context, 0),
         lambda: cache.suspend(context),
         lambda: cache.touch(context),
         lambda: cache.get("t", "x"),
@@ -208,7 +211,7 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     publication = cache.publish(filled(cache, TOKENS), "p", tenant="owner")
     reader = cache.create(replace(IDENTITY, namespace="reader"))
     assert fill(cache, reader, TOKENS[:500]) == (496, 4)
-    cache.control.rewind(reader, 160)
+    control.rewind(cache, reader, 160)
     assert would_find(cache, reader, TOKENS[160:]) == 992 - 160
     cache.close(publication)
     assert would_find(cache, reader, TOKENS[160:]) == 0
@@ -216,7 +219,7 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     assert reader.committed_pages == 62
     shared = [node for node in reader.chain() if node in publication.chain()]
     assert shared == publication.chain()[:10], "and it keeps what it holds"
-    assert cache.memory.pool.total - cache.available() == 63 + 10 + 53, (
+    assert cache.memory.pool.total - cache.memory.available == 63 + 10 + 53, (
         "the owner's, the ten that both had, and its own"
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxctx.cache import control
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.control import PageControl
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import PagePool
 from jaxctx.cache.prefix import PrefixIndex
@@ -103,10 +103,10 @@ BUGS = [
     Bug("manual contexts commit by themselves", ContextCache, "_full", "if context.manual_commit:", "if False:"),
     Bug(
         "a partial page commits",
-        PageControl,
+        control,
         "commit",
-        "if pages * self._cache.page_size > context.working_tokens:",
-        "if pages * self._cache.page_size - 1 > context.working_tokens:",
+        "if pages * cache.page_size > context.working_tokens:",
+        "if pages * cache.page_size - 1 > context.working_tokens:",
     ),
     # fork and match
     Bug(
@@ -141,8 +141,8 @@ BUGS = [
         "match changes on a look",
         ContextCache,
         "peek",
-        "self.must_live(context)",
-        "self.must_live(context); self.match(context)",
+        "context.must_live()",
+        "context.must_live(); self.match(context)",
     ),
     Bug("stale table after a match", Memory, "_move_hold", "context.table = None", "pass"),
     Bug("the old tail keeps its hold", Memory, "_move_hold", "self.index.release(context.tail)", "pass"),
@@ -154,18 +154,18 @@ BUGS = [
         "context.working_tokens = min(context.working_tokens, tokens)",
         "pass",
     ),
-    Bug("rewind does not copy", PageControl, "rewind", "!= source:", "!= target:"),
-    Bug("rewind copies the page before", PageControl, "rewind", "ancestor(pages + 1)", "ancestor(pages)"),
-    Bug("rewind at the edge drops a page", PageControl, "rewind", "if to >= context", "if to > context"),
-    Bug("rewind keeps working pages", PageControl, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
-    Bug("rewind changes before it refuses", PageControl, "rewind", "and context.tail.holders > 1", "and False"),
-    Bug("rewind refuses needlessly", PageControl, "rewind", "and context.tail.holders > 1", ""),
+    Bug("rewind does not copy", control, "rewind", "!= source:", "!= target:"),
+    Bug("rewind copies the page before", control, "rewind", "ancestor(pages + 1)", "ancestor(pages)"),
+    Bug("rewind at the edge drops a page", control, "rewind", "if to >= context", "if to > context"),
+    Bug("rewind keeps working pages", control, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
+    Bug("rewind changes before it refuses", control, "rewind", "and context.tail.holders > 1", "and False"),
+    Bug("rewind refuses needlessly", control, "rewind", "and context.tail.holders > 1", ""),
     Bug("stale table after a suspension", Memory, "let_go", "context.table = None", "pass"),
     Bug(
         "released pages keep their tokens",
-        PageControl,
+        control,
         "release",
-        "if keep * self._cache.page_size < context.working_tokens:",
+        "if keep * cache.page_size < context.working_tokens:",
         "if False:",
     ),
     # suspension and use

@@ -196,7 +196,7 @@ BUGS = [
         "a refused publication keeps pages",
         ContextCache,
         "publish",
-        "self._registry.unused(tenant, publication_id)",
+        "self.registry.unused(tenant, publication_id)",
         "publication_id",
         often=PUBLISHING,
     ),

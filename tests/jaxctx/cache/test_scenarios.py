@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxctx.cache import control
+from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import OutOfPages
 from jaxctx.cache.tiers import Move, Way
 from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
@@ -48,7 +50,7 @@ def test_fork_shares_pages_and_copies_the_partial_one():
     copies = cache.moves()
     assert copies == [Move(Way.COPY, int(parent.page_table()[62]), int(child.page_table()[62]))]
     assert copies[0].source != copies[0].target
-    assert cache.refcounts(parent) == cache.refcounts(child) == [2] * 62 + [1]
+    assert refcounts(parent, cache.registry) == refcounts(child, cache.registry) == [2] * 62 + [1]
     assert layout(child) == layout(parent)
     assert child.tokens().tolist() == parent.tokens().tolist()
     assert (child.ancestors[0][0], child.labels, child.priority, child.tenant) == (parent.id, {"a": "b"}, 3, "t")
@@ -68,7 +70,7 @@ def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
     cache = new_cache()
     parent = filled(cache, TOKENS)
     cache.append(parent, [5, 6])
-    cache.control.reserve(parent, 3)
+    control.reserve(cache, parent, 3)
     parent.busy = True
     child = cache.fork(parent)
     assert (child.buffered_tokens, child.working_pages, child.busy) == (2, 1, False)
@@ -83,7 +85,7 @@ def test_fork_copies_every_working_page_with_tokens():
     assert child.manual_commit
     assert [copy.source for copy in copies] == parent.page_table().tolist()
     assert [copy.target for copy in copies] == child.page_table().tolist()
-    assert cache.refcounts(child) == [1, 1, 1]
+    assert refcounts(child, cache.registry) == [1, 1, 1]
 
 
 def test_fork_without_a_page_changes_nothing():
@@ -91,7 +93,7 @@ def test_fork_without_a_page_changes_nothing():
     parent = filled(cache, TOKENS)
     with pytest.raises(OutOfPages):
         cache.fork(parent)
-    assert len(cache) == 1
+    assert len(cache.registry) == 1
     check(cache)
 
 
@@ -107,13 +109,13 @@ def test_parent_and_child_do_not_see_each_other():
     assert parent.tokens(1000).tolist() == [1] * 20
     assert child.tokens(1000).tolist() == [2] * 20
     assert not set(parent.page_table()[62:].tolist()) & set(child.page_table()[62:].tolist())
-    pages, before = child.page_table().tolist(), cache.available()
+    pages, before = child.page_table().tolist(), cache.memory.available
     cache.close(parent)
     check(cache)
-    assert cache.available() == before + 2, "only what was the parent's own"
+    assert cache.memory.available == before + 2, "only what was the parent's own"
     assert child.page_table().tolist() == pages
     cache.close(child)
-    assert cache.available() == cache.memory.pool.total
+    assert cache.memory.available == cache.memory.pool.total
 
 
 # --- 4: reuse before compute -----------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def test_a_match_needs_a_page_boundary_and_may_go_on_from_one():
     assert fill(cache, context, TOKENS[8:24]) == (0, 16)
     assert would_find(cache, context, TOKENS[24:]) == 0
     context = filled(cache, TOKENS[:16])
-    cache.control.reserve(context, 2)
+    control.reserve(cache, context, 2)
     cache.append(context, TOKENS[16:40])
     assert would_find(cache, context, TOKENS[40:48]) == 32
     assert cache.match(context) == 16
@@ -176,7 +178,7 @@ def test_equal_pages_computed_twice_are_merged():
     assert cache.settle(b, 500) == 31
     assert cache.settle(b, 500) == 31
     assert b.page_table().tolist() == [*a.page_table()[:62].tolist(), own[62]]
-    assert cache.refcounts(a) == [2] * 62 + [1]
+    assert refcounts(a, cache.registry) == [2] * 62 + [1]
     assert used(cache) == 64
     check(cache)
 
@@ -199,15 +201,15 @@ def test_commit_errors():
     context = filled(cache, np.arange(40), manual_commit=True)
     assert layout(context) == (0, 3, 40)
     with pytest.raises(FailedPrecondition) as error:
-        cache.control.commit(context, 3)
+        control.commit(cache, context, 3)
     assert error.value.reason == "PAGE_NOT_FULL"
     for pages in (4, -1):
         with pytest.raises(OutOfRange):
-            cache.control.commit(context, pages)
-    cache.control.commit(context, 0)
+            control.commit(cache, context, pages)
+    control.commit(cache, context, 0)
     assert layout(context) == (0, 3, 40)
     table = context.page_table().tolist()
-    cache.control.commit(context, 2)
+    control.commit(cache, context, 2)
     assert layout(context) == (2, 1, 8)
     assert context.page_table().tolist() == table
     assert resident(cache, np.arange(40)) == 32
@@ -222,9 +224,9 @@ def test_truncate_reaches_into_working_pages_only():
     context = filled(cache, TOKENS)
     for tokens in (9, -1):
         with pytest.raises(OutOfRange):
-            cache.control.truncate(context, tokens)
+            control.truncate(cache, context, tokens)
     assert context.seq_len == 1000
-    cache.control.truncate(context, 8)
+    control.truncate(cache, context, 8)
     assert (context.seq_len, layout(context)) == (992, (62, 1, 0))
     page = context.working[0]
     assert fill(cache, context, TOKENS[992:]) == (0, 8)
@@ -236,9 +238,9 @@ def test_truncate_drops_buffered_tokens_first():
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    cache.control.truncate(context, 2)
+    control.truncate(cache, context, 2)
     assert (context.seq_len, context.buffered_tokens) == (1000, 1)
-    cache.control.truncate(context, 5)
+    control.truncate(cache, context, 5)
     assert (context.seq_len, context.buffered_tokens) == (996, 0)
 
 
@@ -251,7 +253,7 @@ def test_rewind_copies_one_partial_page():
     fork = cache.fork(context)
     pages, forked = context.page_table().tolist(), fork.page_table().tolist()
     cache.moves()
-    cache.control.rewind(context, 980)
+    control.rewind(cache, context, 980)
     copies = cache.moves()
     assert layout(context) == (61, 1, 4)
     assert copies == [Move(Way.COPY, pages[61], context.working[0])]
@@ -279,7 +281,7 @@ def test_rewind_goes_anywhere(to, expected, copies):
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    cache.control.rewind(context, to)
+    control.rewind(cache, context, to)
     assert len(cache.moves()) == copies
     assert layout(context) == expected
     assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
@@ -291,7 +293,7 @@ def test_rewind_goes_anywhere(to, expected, copies):
 def test_rewind_keeps_what_it_leaves_in_the_cache():
     cache = new_cache()
     context = filled(cache, TOKENS)
-    cache.control.rewind(context, 100)
+    control.rewind(cache, context, 100)
     assert resident(cache, TOKENS) == 992
     assert cache.memory.index.cached == 56
 
@@ -301,7 +303,7 @@ def test_rewind_out_of_range():
     context = filled(cache, TOKENS)
     for to in (1001, -1):
         with pytest.raises(OutOfRange):
-            cache.control.rewind(context, to)
+            control.rewind(cache, context, to)
 
 
 def test_rewind_in_a_full_pool():
@@ -309,17 +311,17 @@ def test_rewind_in_a_full_pool():
     context = filled(cache, np.arange(1024))
     fork = cache.fork(context)
     with pytest.raises(OutOfPages):
-        cache.control.rewind(context, 1000)
+        control.rewind(cache, context, 1000)
     assert layout(context) == (64, 0, 0)
     check(cache)
-    cache.control.rewind(context, 992)
+    control.rewind(cache, context, 992)
     cache.close(fork)
     assert cache.clear_cached() == 2
     blocker = cache.create(IDENTITY)
-    cache.control.reserve(blocker, 2)
+    control.reserve(cache, blocker, 2)
     page = int(context.page_table()[61])
     cache.moves()
-    cache.control.rewind(context, 980)
+    control.rewind(cache, context, 980)
     assert cache.moves() == [], "the partial page itself is all there is: it stays where it is"
     assert (layout(context), context.working) == ((61, 1, 4), [page])
     assert resident(cache, np.arange(1024)) == 61 * 16
@@ -333,23 +335,23 @@ def test_reserve_and_release():
     cache = new_cache(pages=73)
     context = filled(cache, TOKENS)
     with pytest.raises(OutOfPages):
-        cache.control.reserve(context, 11)
+        control.reserve(cache, context, 11)
     for pages in (74, -1):
         with pytest.raises(InvalidArgument):
-            cache.control.reserve(context, pages)
+            control.reserve(cache, context, pages)
     assert cache.memory.pool.free == 10
-    cache.control.reserve(context, 10)
+    control.reserve(cache, context, 10)
     assert layout(context) == (62, 11, 8)
     assert context.page_table().tolist() == list(range(1, 74))
     for pages in (12, -1):
         with pytest.raises(OutOfRange):
-            cache.control.release(context, pages)
-    cache.control.release(context, 10)
+            control.release(cache, context, pages)
+    control.release(cache, context, 10)
     assert (layout(context), cache.memory.pool.free) == ((62, 1, 8), 10)
     cache.append(context, [1, 2])
-    cache.control.release(context, 0)
+    control.release(cache, context, 0)
     assert context.length == 1002
-    cache.control.release(context, 1)
+    control.release(cache, context, 1)
     assert (layout(context), context.length) == ((62, 0, 0), 992), "with the tokens in it, and those behind them"
     check(cache)
 
@@ -359,7 +361,7 @@ def test_reserve_evicts_what_is_cached_oldest_first():
     cache.close(filled(cache, [1] * 64))
     cache.close(filled(cache, [2] * 64))
     context = cache.create(IDENTITY)
-    cache.control.reserve(context, 4)
+    control.reserve(cache, context, 4)
     assert resident(cache, [1] * 64) == 32
     assert resident(cache, [2] * 64) == 64
     check(cache)
@@ -370,9 +372,9 @@ def test_a_reservation_brings_a_suspended_context_back():
     context = filled(cache, TOKENS)
     cache.suspend(context)
     with pytest.raises(OutOfPages):
-        cache.control.reserve(context, 9)
+        control.reserve(cache, context, 9)
     assert context.suspended
-    cache.control.reserve(context, 8)
+    control.reserve(cache, context, 8)
     assert (layout(context), context.buffered_tokens, context.suspended) == ((62, 8, 0), 8, False)
     check(cache)
 
@@ -399,8 +401,8 @@ def test_drafts_by_hand_with_rollback():
     cache = new_cache()
     context = filled(cache, TOKENS, manual_commit=True)
     fill(cache, context, [7] * 5)
-    cache.control.truncate(context, 3)
+    control.truncate(cache, context, 3)
     assert context.seq_len == 1002
     assert cache.memory.index.cached == 0
-    cache.control.commit(context, 62)
+    control.commit(cache, context, 62)
     assert layout(context) == (62, 1, 10)

@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 
 from xxhash import xxh3_128_digest
 
+from jaxctx.cache import control
+from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import ContextCache, Found, Identity
 from jaxctx.cache.marks import decode_page, encode_mark
 from jaxctx.cache.prefix import NOWHERE, PageNode
@@ -235,19 +237,19 @@ class World:
         try:
             gained = self.cache.restore(e.context, pages, ready, limit)
         except JaxctxError:
-            assert self.cache.available() == 0
+            assert self.cache.memory.available == 0
             assert most > 0
             self.refused += 1
             gained = 0
         oracle.follow(e, gained)
-        if gained < pages and self.cache.available():
+        if gained < pages and self.cache.memory.available:
             more = self.cache.peek(e.context, tokens=limit)
             assert more.device == 0, "a restore left what is on the device"
             moves = [*self.cache.memory.tiers.moves, *self.machine.on_the_way()]
             assert moves or not more.host + more.disk, "a restore neither loads nor waits"
         if plain:
             assert gained <= most, f"{gained} pages gained of {most}"
-        if plain and self.roomy and self.cache.available():
+        if plain and self.roomy and self.cache.memory.available:
             assert gained == most, f"{gained} pages gained, not {most}"
 
     def grow(self, e: Expected, b: int) -> None:
@@ -274,7 +276,7 @@ class World:
             self.settle_moves()
         missing = self.oracle.pages_for(len(e.tokens) - e.committed * self.page_size) - e.working
         for victim in [*self.oracle.contexts]:
-            if self.cache.available() < missing and victim is not e and not victim.pinned:
+            if self.cache.memory.available < missing and victim is not e and not victim.pinned:
                 self.suspend(victim, 0)
         self.settle_moves()
         self.compute(e, 255)
@@ -331,25 +333,25 @@ class World:
 
     def truncate(self, e: Expected, b: int) -> None:
         tokens = b % (self.page_size + 3)
-        self.both(lambda: self.cache.control.truncate(e.context, tokens), lambda: self.oracle.truncate(e, tokens))
+        self.both(lambda: control.truncate(self.cache, e.context, tokens), lambda: self.oracle.truncate(e, tokens))
 
     def rewind(self, e: Expected, b: int) -> None:
         to = b % (len(e.tokens) + 2)
-        self.both(lambda: self.cache.control.rewind(e.context, to), lambda: self.oracle.rewind(e, to))
+        self.both(lambda: control.rewind(self.cache, e.context, to), lambda: self.oracle.rewind(e, to))
 
     def reserve(self, e: Expected, b: int) -> None:
-        available = self.cache.available()
+        available = self.cache.memory.available
         pages = (b % 3, b % (self.setup.pages + 2), available, available + 1)[b % 4]
         if not e.suspended or self.oracle.exact(e):
-            self.both(lambda: self.cache.control.reserve(e.context, pages), lambda: self.oracle.reserve(e, pages))
+            self.both(lambda: control.reserve(self.cache, e.context, pages), lambda: self.oracle.reserve(e, pages))
 
     def commit(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: self.cache.control.commit(e.context, pages), lambda: self.oracle.commit(e, pages))
+        self.both(lambda: control.commit(self.cache, e.context, pages), lambda: self.oracle.commit(e, pages))
 
     def release(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: self.cache.control.release(e.context, pages), lambda: self.oracle.release(e, pages))
+        self.both(lambda: control.release(self.cache, e.context, pages), lambda: self.oracle.release(e, pages))
 
     def suspend(self, e: Expected, b: int) -> None:
         self.both(lambda: self.cache.suspend(e.context), lambda: self.oracle.suspend(e))
@@ -436,15 +438,15 @@ class World:
             self.compare_context(e)
             mine = holders[e.context.identity.namespace]
             counts = [sum(key in keys for keys in mine) for key in e.chain] + [1] * e.working
-            assert cache.refcounts(e.context) == counts
+            assert refcounts(e.context, cache.registry) == counts
         victims = [e for e in oracle.contexts if not (e.pinned or e.context.busy or e.suspended)]
         assert [*cache.victims()] == [e.context for e in victims if e.committed or e.working]
         own = (
             set().union(*(e.chain for e in victims)).difference(*(e.chain for e in oracle.contexts if e not in victims))
         )
         assert cache.suspendable() == len(own) + sum(e.working for e in victims)
-        assert set(cache) == {e.context for e in oracle.contexts}
-        assert len(cache) == len(oracle.contexts)
+        assert set(cache.registry) == {e.context for e in oracle.contexts}
+        assert len(cache.registry) == len(oracle.contexts)
         for tenant in ("t0", "t1", "p", "\0t0"):
             ids = sorted(e.context.id for e in oracle.contexts if e.context.tenant == tenant)
             assert [context.id for context in cache.list(tenant, "", 99)] == ids
@@ -455,7 +457,7 @@ class World:
         pool, cached = self.cache.memory.pool, self.oracle.cached()
         assert (pool.free, self.cache.memory.index.cached) == (self.oracle.free(), cached)
         assert pool.total == self.setup.pages
-        assert self.cache.available() == pool.free + cached
+        assert self.cache.memory.available == pool.free + cached
 
     def compare_context(self, e: Expected) -> None:
         c, seq_len = e.context, self.oracle.seq_len(e)

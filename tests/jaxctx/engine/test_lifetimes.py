@@ -64,7 +64,7 @@ async def test_it_ends_by_itself_on_an_engine_that_nobody_calls(engine: LocalEng
         if engine.core.lives.expired:
             break
     assert engine.core.lives.expired == 1
-    assert len(engine.core.cache) == 0
+    assert len(engine.core.cache.registry) == 0
 
 
 @pytest.mark.parametrize("sliding", [True, False])

@@ -26,7 +26,7 @@ async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypa
     monkeypatch.setattr(engine._stopped, "wait", lambda timeout_s: wait(timeout_s / 100))  # once the first one is over
     clock.offset += 11
     for _ in range(500):
-        if (await engine.stats()).snapshots == 0 and len(engine.core.cache) == 1:
+        if (await engine.stats()).snapshots == 0 and len(engine.core.cache.registry) == 1:
             break
         await asyncio.sleep(0.01)
     else:
