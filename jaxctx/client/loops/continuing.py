@@ -25,11 +25,3 @@ async def end(context: Any, tokens: Sequence[int]) -> None:
     """Leave the context with these tokens, whatever became of the last pass."""
     await outcome(context.rewind(len(tokens) - 1))
     await outcome(context.fill(tokens=tokens[-1:], defer=True))
-
-
-def until_stop(tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> tuple[list[int], bool]:
-    """At most `most` tokens, up to and with the first stop token; and whether they end the output."""
-    for place, token in enumerate(tokens[:most]):
-        if token in stop_token_ids:
-            return list(tokens[: place + 1]), True
-    return list(tokens[:most]), len(tokens) >= most

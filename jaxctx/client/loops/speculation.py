@@ -38,7 +38,9 @@ async def speculative(
             result = await outcome(verified)
             greedy = [output.token_id for output in result.outputs]
             right = next((row for row, guess in enumerate(guessed) if guess != greedy[row]), len(guessed))
-            accepted, ended = continuing.until_stop(greedy[: right + 1], room, stop_token_ids)
+            stop = next((row for row in range(right) if greedy[row] in stop_token_ids), right)
+            accepted = greedy[: stop + 1]
+            ended = len(accepted) == room or accepted[-1] in stop_token_ids
             if wrong := 1 + len(guessed) - len(accepted):  # all but the last accepted token are in the context
                 await outcome(context.truncate(wrong))
             tokens += accepted
