@@ -6,7 +6,7 @@ translates. Moments are in UTC, log probabilities natural and of the model's own
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -236,13 +236,13 @@ class ForwardResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """One version of a snapshot."""
+class Saved:
+    """One version of a snapshot, as its store knows it too."""
 
     name: str
-    version: int  # 1, 2, …; a name that was deleted begins again at 1
-    latest: bool
-    durable: bool
+    version: int = 0  # 1, 2, …; a name that was deleted begins again at 1
+    parent_version: int = 0  # that it replaced; 0: none
+    durable: bool = False
     tokens: int  # buffered ones included
     seq_len: int  # of these, with KV
     pages: int
@@ -250,11 +250,17 @@ class Snapshot:
     model_revision: str
     salt: str
     manual_commit: bool
+    context_id: str  # that was saved
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(Saved):
+    """One version of a snapshot."""
+
+    latest: bool
     created_at: datetime
     expiry: Expiry | None  # None: never ends
-    context_id: str  # that was saved
-    parent_version: int  # that it replaced; 0: none
-    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

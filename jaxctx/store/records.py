@@ -7,7 +7,7 @@ See stored.proto.
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError
 
-from jaxctx.answers import named
+from jaxctx.answers import Saved, named
 from jaxctx.codec import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
@@ -24,6 +24,7 @@ M = TypeVar("M", StoredName, StoredManifest)
 
 _HEADER = 24  # checksum and length
 _KEY, _CHECKSUM = 32, 16
+checksum = xxhash.xxh3_128_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,26 +67,13 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """One version of a name in the catalogue. The store fills in what stands behind `labels`."""
+class Version(Saved):
+    """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's."""
 
     tenant: str
-    name: str
-    tokens: int  # with KV and buffered
-    seq_len: int  # with KV
-    pages: int
-    size_bytes: int  # of its pages; pages that snapshots share count in each
-    model_revision: str
-    salt: str
-    manual_commit: bool
-    context_id: str
     held: object = None  # of one in memory: whatever the engine holds it by
     saving: object = None  # of one that this process made: what it was known by before it had a number
     lifetime: Lifetime = FOREVER
-    labels: Mapping[str, str] = field(default_factory=dict)
-    version: int = 0  # 1, 2, …; a name that was deleted begins again at 1
-    parent_version: int = 0  # 0, or the version that this one replaced
-    durable: bool = False
     manifest: str = ""  # of a durable one
     created_at: float = 0.0  # unix seconds
 
@@ -111,11 +99,6 @@ class Manifest:
     @property
     def packs(self) -> frozenset[str]:
         return frozenset(place.pack for place in self.places)
-
-
-def checksum(data: bytes | bytearray | memoryview) -> bytes:
-    """xxh3-128."""
-    return xxhash.xxh3_128_digest(data)
 
 
 def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[Version]) -> bytes:

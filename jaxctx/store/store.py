@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError, NotFound
+from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
 from jaxctx.lifetime import Lifetime
 from jaxctx.store.catalogue import Catalogue, Edit, Entry, damaged, missing
 from jaxctx.store.objects import Objects, open_objects
@@ -149,29 +149,25 @@ class SnapshotStore:
         """Change what is given of a version, by default the latest."""
         given = {"lifetime": lifetime, "labels": labels}
         changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        return self._edit(tenant, name, version, lambda found, now: replace(found, **changes))
+        changed: list[Version] = []
+
+        def edit(entry: Entry, now: float) -> Entry:
+            found = _pick(entry, now, name, version)
+            changed.append(replace(found, **changes))
+            return entry.keep(changed[-1] if one is found else one for one in entry.versions)
+
+        self._change(tenant, name, edit)
+        return changed[-1]
 
     def touch(self, version: Version) -> None:
         """A use of this very version, if it is still there: a sliding lifetime begins again."""
 
-        def change(found: Version, now: float) -> Version:
-            same = _itself(found) == _itself(version)
-            return replace(found, lifetime=found.lifetime.used(now)) if same else found
+        def used(one: Version, now: float) -> Version:
+            return replace(one, lifetime=one.lifetime.used(now)) if _itself(one) == _itself(version) else one
 
-        with suppress(NotFound):
-            self._edit(version.tenant, version.name, version.version, change)
-
-    def _edit(
-        self, tenant: str, name: str, version: int | None, change: Callable[[Version, float], Version]
-    ) -> Version:
-        def edit(entry: Entry, now: float) -> Entry:
-            found = _pick(entry, now, name, version)
-            changed.append(change(found, now))
-            return entry.keep(changed[-1] if one is found else one for one in entry.versions)
-
-        changed: list[Version] = []
-        self._change(tenant, name, edit)
-        return changed[-1]
+        self._change(
+            version.tenant, version.name, lambda entry, now: entry.keep(used(one, now) for one in entry.versions)
+        )
 
     def expire(self) -> Sequence[Version]:
         """Remove what is over, and pages that nobody needs any more; to be called now and then, in no hurry.

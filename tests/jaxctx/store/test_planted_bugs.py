@@ -29,7 +29,7 @@ BUGS = [
     Bug("an older version takes the name along", SnapshotStore, "take", "() if latest else kept", "()"),
     Bug("a newer version goes with the taken one", SnapshotStore, "take", "if latest and live and", "if False and"),
     Bug("another version of the number is taken", store, "_itself", "return", "return version.version, #"),
-    Bug("another version is used", SnapshotStore, "touch", "_itself(found) == _itself(version)", "True", often=SEEING),
+    Bug("another version is used", SnapshotStore, "touch", "_itself(one) == _itself(version)", "True", often=SEEING),
     Bug("with a version all newer ones go", SnapshotStore, "remove", "one is not found", "one.version < found.version"),
     Bug("no labels at all is no change", SnapshotStore, "update", "if value is not None", "if value"),
     Bug("any version may be replaced", store, "_check", "kept[-1].version != overwrite", "not 0 < overwrite < 90"),
