@@ -38,20 +38,16 @@ _REPEATABLE = {
     "ModelService": "ListModels GetModel Tokenize Detokenize ApplyChatTemplate",
     "AdminService": "GetStats",
 }
-_SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [{"service": f"jaxctx.v1.{service}", "method": method} for method in methods.split()],
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-        for service, methods in _REPEATABLE.items()
-    ]
+_SERVICE_OF = {each: f"jaxctx.v1.{service}" for service, methods in _REPEATABLE.items() for each in methods.split()}
+_RETRIES = {
+    "name": [{"service": service, "method": method} for method, service in _SERVICE_OF.items()],
+    "retryPolicy": {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
 }
 _STUBS = (ContextServiceStub, SnapshotServiceStub, ModelServiceStub, AdminServiceStub)
 _SERVICES = [descriptor_pool.Default().FindServiceByName(f"jaxctx.v1.{each}") for each in _REPEATABLE]
@@ -64,7 +60,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.enable_retries", 1),
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
 ]
 
 
