@@ -60,7 +60,6 @@ class Catalogue:
         """Versions that are gone, and none of the caller's requests removed; whoever tells the caller pops them."""
         self._lock = threading.Lock()  # guards what follows
         self._tenants: dict[str, dict[str, Entry]] = {}
-        self._manifests: set[str] = set()  # that the entries name; no two name the same
         self._ends: Alarms[tuple[str, str]] = Alarms()  # when the next version of a name is over
         self._stripes = [threading.Lock() for _ in range(64)]  # one change at a time for each name
         for tenant, name, stored, generation in self._read_all():
@@ -81,8 +80,7 @@ class Catalogue:
 
     def manifests(self) -> set[str]:
         """That some version refers to, whether it is over or not."""
-        with self._lock:
-            return set(self._manifests)
+        return {version.manifest for _, _, entry in self.all() for version in entry.versions if version.durable}
 
     def take_endings(self, now: float) -> list[tuple[str, str]]:
         """The names of which a version is over; they are not told again, unless `remind` is called."""
@@ -168,9 +166,6 @@ class Catalogue:
     def _install(self, tenant: str, name: str, entry: Entry) -> Entry:
         with self._lock:
             names = self._tenants.setdefault(tenant, {})
-            old = names.get(name, Entry())
-            self._manifests -= _manifests(old)
-            self._manifests |= _manifests(entry)
             if entry.versions or entry.damaged or entry.generation != ABSENT:
                 names[name] = entry
             else:
@@ -178,10 +173,6 @@ class Catalogue:
             ends = (version.lifetime.at for version in entry.versions)
             self._ends.set((tenant, name), min((at for at in ends if at is not None), default=None))
         return entry
-
-
-def _manifests(entry: Entry) -> set[str]:
-    return {version.manifest for version in entry.versions if version.durable}
 
 
 def _record(tenant: str, name: str, entry: Entry) -> bytes | None:

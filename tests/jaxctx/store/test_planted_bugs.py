@@ -81,7 +81,7 @@ BUGS = [
     Bug("of another version with its number", SnapshotStore, "open", ".manifest != version.manifest", " is None"),
     # collection
     Bug("nobody collects", SnapshotStore, "_change", "any(version.durable for version in gone)", "False"),
-    Bug("a version that is gone is still named", Catalogue, "_install", "self._manifests -= _manifests(old)", "pass"),
+    Bug("only the latest version is named", Catalogue, "manifests", "in entry.versions", "in entry.versions[-1:]"),
     Bug("readers hold no manifest", Pages, "_condemn", "- named - pinned", "- named"),
     Bug("a second close takes another's hold", SnapshotReader, "close", "self._open = False", "pass", often=READING),
     Bug(
