@@ -68,10 +68,10 @@ def ttl(ttl_s: float | None, sliding: bool) -> lifetime_pb2.Ttl | None:
     return make(lifetime_pb2.Ttl, within="ttl.", duration=limit, sliding=sliding)
 
 
-def duration(path: str, seconds: float | None) -> timedelta | None:
+def duration(path: str, seconds: float) -> timedelta:
     """Raises InvalidArgument for what is no number of seconds."""
     try:
-        return None if seconds is None else timedelta(seconds=seconds)
+        return timedelta(seconds=seconds)
     except REFUSALS as error:
         raise InvalidArgument.field(path, "must be a number of seconds") from error
 
@@ -97,16 +97,14 @@ def chat_messages(messages: Sequence[Message], add_generation_prompt: bool | Non
     """Raises InvalidArgument for a message with other keys than role and content, which would be lost silently."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidArgument.field("messages", "must be a list of messages")
-    made = [_chat_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    made = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidArgument.field(f"messages[{i}]", "must be a mapping with role and content")
+        if unknown := message.keys() - {"role", "content"}:
+            raise InvalidArgument.field(f"messages[{i}]", f"unknown keys {sorted(map(str, unknown))}")
+        made.append(make(content_pb2.ChatMessage, within=f"messages[{i}].", **message))
     return make(content_pb2.ChatMessages, messages=made, add_generation_prompt=add_generation_prompt)
-
-
-def _chat_message(path: str, message: object) -> content_pb2.ChatMessage:
-    if not isinstance(message, Mapping):
-        raise InvalidArgument.field(path, "must be a mapping with role and content")
-    if unknown := message.keys() - {"role", "content"}:
-        raise InvalidArgument.field(path, f"unknown keys {sorted(map(str, unknown))}")
-    return make(content_pb2.ChatMessage, within=f"{path}.", **message)
 
 
 def generate(context_id: str, n: int, options: GenerateOptions) -> context_service_pb2.GenerateRequest:
