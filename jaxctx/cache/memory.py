@@ -222,14 +222,13 @@ class Memory:
 
     def parked(self, context: Context, start: int, stop: int) -> list[Parked]:
         """The data that `restore` would load behind what the index holds: of the tokens from `start` to `stop`."""
-        number, aligned = divmod(start, self.page_size)
+        first, partial = divmod(start, self.page_size)
         found: list[Parked] = []
-        while not aligned and number * self.page_size < stop:
+        for number in () if partial else range(first, self.pages_for(stop)):
             parked = context.stash.get(number)
             if parked is None or parked.lost:
                 break
             found.append(parked)
-            number += 1
             if parked.tokens < self.page_size:  # what follows has to be computed first
                 break
         return found

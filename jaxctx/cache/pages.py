@@ -18,8 +18,6 @@ from jaxctx.errors import Internal, ResourceExhausted
 class OutOfPages(ResourceExhausted):
     """Fewer pages are free or evictable than were asked for. None was taken."""
 
-    default_reason = "OUT_OF_PAGES"
-
 
 class PagePool:
     """The free pages among `first_page .. first_page + pages - 1`."""

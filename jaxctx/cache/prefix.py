@@ -160,12 +160,8 @@ class PrefixIndex:
 
     def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes] = NO_MARKS) -> list[PageNode]:
         """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
-        best = self.walk(root, tokens, root, marks)
-        for published in self._published.get(_anybody(root), ()) if self._published else ():
-            path = self.walk(published, tokens, root, marks)
-            if len(path) > len(best):
-                best = path
-        return best
+        published = self._published.get(_anybody(root), ()) if self._published else ()
+        return max((self.walk(start, tokens, root, marks) for start in (root, *published)), key=len)
 
     def walk(
         self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes] = NO_MARKS
@@ -179,11 +175,7 @@ class PrefixIndex:
         path = []
         for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
             page_marks = encode_page(marks, first + start // TOKEN_BYTES, page_size) if marks else b""
-            page, child = tokens[start : start + page_bytes], None
-            if node.owner is owner or node.owner.published:
-                child = self.child(node, node.owner, page, page_marks)
-            if child is None and node.owner is not owner:
-                child = self.child(node, owner, page, page_marks)
+            child = self.child(node, owner, tokens[start : start + page_bytes], page_marks)
             if child is None:
                 break
             path.append(child)
@@ -191,10 +183,11 @@ class PrefixIndex:
         return path
 
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
-        """The indexed node of these tokens and marks behind `parent`."""
-        for node in self._by_digest.get(self._key(parent, owner, tokens, marks), ()):
-            if node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is owner:
-                return node
+        """The indexed node of these tokens and marks behind `parent`, of this owner or a published parent's."""
+        for whose in (parent.owner, owner) if parent.owner is not owner and parent.owner.published else (owner,):
+            for node in self._by_digest.get(self._key(parent, whose, tokens, marks), ()):
+                if node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is whose:
+                    return node
         return None
 
     def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes, page: int) -> PageNode:
@@ -203,10 +196,7 @@ class PrefixIndex:
         The data of `page` must be on the device by now. An indexed node that has no page takes this one. If the
         answer's page is another, `page` is a duplicate and the caller's to give back.
         """
-        node = self.child(parent, owner, tokens, marks)
-        if node is None and parent.owner.published:
-            node = self.child(parent, parent.owner, tokens, marks)
-        if node is not None:
+        if (node := self.child(parent, owner, tokens, marks)) is not None:
             if node.page == NOWHERE:
                 self.place(node, page)
             self.acquire(node)

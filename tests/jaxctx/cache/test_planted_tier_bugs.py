@@ -120,7 +120,7 @@ BUGS = [
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("parked data beyond the limit is found", Memory, "parked", "number * self.page_size < stop", "True"),
+    Bug("parked data beyond the limit is found", Memory, "parked", "self.pages_for(stop)", "10**6"),
     # by hand, and held back
     Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
     Bug("a page by hand commits itself", Memory, "_unpark", "number < context.by_hand", "True"),
@@ -162,7 +162,7 @@ BUGS = [
         "the hash decides on owners",
         PrefixIndex,
         "child",
-        " and node.owner is owner",
+        " and node.owner is whose",
         "",
         constant_digest,
         often=PUBLISHING,
@@ -209,7 +209,12 @@ BUGS = [
         often=PUBLISHING,
     ),
     Bug(
-        "readers do not leave a publication", PrefixIndex, "walk", "node.owner is not owner", "False", often=PUBLISHING
+        "readers do not leave a publication",
+        PrefixIndex,
+        "child",
+        "(parent.owner, owner)",
+        "(parent.owner,)",
+        often=PUBLISHING,
     ),
 ]
 
