@@ -3,8 +3,7 @@
 Called by `contexts` and the engine's operations.
 """
 
-from collections.abc import Collection, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -31,14 +30,14 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
 
 def held(contexts: Iterable[Context]) -> int:
     """How many pages contexts that are not suspended hold together."""
-    contexts = [*contexts]
-    return len(_nodes(contexts)) + sum(context.working_pages for context in contexts)
-
-
-def suspendable(victims: Collection[Context], contexts: Iterable[Context]) -> int:
-    """How many pages nobody but `victims` holds, of `contexts`: all that are not suspended, the victims too."""
-    kept = _nodes(set(contexts).difference(victims))
-    return len(_nodes(victims, kept)) + sum(context.working_pages for context in victims)
+    working, nodes = 0, set[PageNode]()
+    for context in contexts:
+        working += context.working_pages
+        for node in context.tail.lineage():
+            if node in nodes:
+                break
+            nodes.add(node)
+    return working + len(nodes)
 
 
 def compare(a: Context, b: Context) -> tuple[int, int]:
@@ -50,14 +49,3 @@ def compare(a: Context, b: Context) -> tuple[int, int]:
     length = min(a.length, b.length)
     different = np.flatnonzero(a.tokens(0, length) != b.tokens(0, length))
     return int(different[0]) if len(different) else length, shared
-
-
-def _nodes(contexts: Iterable[Context], known: AbstractSet[PageNode] = frozenset()) -> set[PageNode]:
-    """The nodes of committed pages that these contexts hold, `known` ones (with all before them) left out."""
-    nodes: set[PageNode] = set()
-    for context in contexts:
-        for node in context.tail.lineage():
-            if node in nodes or node in known:
-                break
-            nodes.add(node)
-    return nodes

@@ -55,7 +55,7 @@ class Context:
     snapshot: str = ""  # that it was opened from
     labels: Mapping[str, str] = field(default_factory=dict)
     created_at: float
-    used_at: float
+    used_at: float = 0.0
     busy: bool = False  # a writer holds it; set by the engine
     lifetime: Lifetime = FOREVER
     pinned_until: float | None = None  # None: not pinned, or for good

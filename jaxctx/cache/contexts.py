@@ -57,6 +57,7 @@ class ContextCache:
         self.registry = Registry(clock, new_id)
         self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count
         self.set_lifetime, self.lifetimes = self.registry.set_lifetime, self.registry.lifetimes
+        self.touch = self.registry.use
         self._clock = clock
         self._new_id = new_id
         self.publications: dict[PageNode, Context] = {}  # by their roots
@@ -70,15 +71,14 @@ class ContextCache:
         self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False
     ) -> Context:
         """A new, empty context, of no end. Raises AlreadyExists if the tenant has one of this id."""
-        now, root = self._clock(), self.memory.index.root(identity)
+        root = self.memory.index.root(identity)
         context = Context(
             id=self.registry.unused(tenant, context_id),
             tenant=tenant,
             identity=identity,
             page_size=self.page_size,
             manual_commit=manual_commit,
-            created_at=now,
-            used_at=now,
+            created_at=self._clock(),
             root=root,
             tail=root,
         )
@@ -113,7 +113,6 @@ class ContextCache:
             lifetime=lifetime,
             version=0,
             created_at=now,
-            used_at=now,
             working=self.memory.take(len(sources)),
             marks=dict(context.marks),
             stash={},
@@ -260,25 +259,18 @@ class ContextCache:
         context.must_live()
         if context.suspended:
             return 0
-        self.registry.rest(context)
+        del self.registry.by_use[context]
         return self.memory.suspend(context)
 
     def victims(self) -> Iterator[Context]:
         """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first."""
-        for context in self.registry.by_use():
-            idle = not (context.busy or context.pinned or context.suspended)
-            if idle and (context.committed_pages or context.working):
-                yield context
-
-    def touch(self, context: Context) -> None:
-        """The context is used now; a sliding lifetime begins again."""
-        context.must_live()
-        context.used_at = self._clock()
-        self.registry.use(context)
+        idle = (each for each in [*self.registry.by_use] if not (each.busy or each.pinned))
+        return (each for each in idle if each.committed_pages or each.working)
 
     def suspendable(self) -> int:
-        """Pages that would become available if all victims were suspended. Walks all contexts."""
-        return audit.suspendable([*self.victims()], self.registry.by_use())
+        """Pages that would become available if all victims were suspended. Walks all contexts, if there is a victim."""
+        victims, contexts = {*self.victims()}, self.registry.by_use
+        return audit.held(contexts) - audit.held(each for each in contexts if each not in victims) if victims else 0
 
     def clear_cached(self) -> int:
         """Forget every page that nobody holds, in all tiers; returns how many were on the device."""

@@ -29,7 +29,7 @@ class Registry:
         self._clock, self._new_id = clock, new_id
         self._contexts: dict[tuple[str, str], Context] = {}
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
-        self._by_use: OrderedDict[Context, None] = OrderedDict()
+        self.by_use: OrderedDict[Context, None] = OrderedDict()  # not suspended ones, least recently used first
         self._expired: dict[str, OrderedDict[str, None]] = {}  # ids of each tenant, oldest first
         self.lifetimes: Alarms[Context] = Alarms()
 
@@ -41,10 +41,6 @@ class Registry:
 
     def count(self, tenant: str) -> int:
         return len(self._ids.get(tenant, ()))
-
-    def by_use(self) -> builtins.list[Context]:
-        """Contexts that are not suspended, least recently used first."""
-        return [*self._by_use]
 
     def unused(self, tenant: str, context_id: str | None) -> str:
         """`context_id`, or AlreadyExists; None: a new id."""
@@ -64,7 +60,7 @@ class Registry:
 
     def leave(self, context: Context) -> None:
         """It is no more. If its time was over, that is remembered for a while."""
-        self._by_use.pop(context, None)
+        self.by_use.pop(context, None)
         self.lifetimes.set(context, None)
         del self._contexts[context.tenant, context.id]
         ids = self._ids[context.tenant]
@@ -80,12 +76,10 @@ class Registry:
     def get(self, tenant: str, context_id: str) -> Context:
         """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if it was the caller's own."""
         context = self._contexts.get((tenant, context_id))
-        if context is None:
-            if context_id in self._expired.get(tenant, ()):
-                raise expired(context_id)
-            raise NotFound(f"no context {context_id!r}")
-        if context.lifetime.over(self._clock()):
+        if context_id in self._expired.get(tenant, ()) or (context and context.lifetime.over(self._clock())):
             raise expired(context_id)
+        if context is None:
+            raise NotFound(f"no context {context_id!r}")
         return context
 
     def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
@@ -95,18 +89,17 @@ class Registry:
         return [*islice((context for context in following if not context.lifetime.over(now)), limit)]
 
     def use(self, context: Context) -> None:
-        """To the end of the order of use, if it is not suspended; a sliding lifetime begins again."""
+        """It is used now: to the end of the order of use, if it is not suspended; a sliding lifetime begins again."""
+        context.must_live()
+        context.used_at = self._clock()
         if context.lifetime.sliding:
-            self.set_lifetime(context, context.lifetime.used(self._clock()))
+            self.set_lifetime(context, context.lifetime.used(context.used_at))
         if not context.suspended:
-            self._by_use[context] = None
-            self._by_use.move_to_end(context)
-
-    def rest(self, context: Context) -> None:
-        """Out of the order of use: it was suspended."""
-        self._by_use.pop(context, None)
+            self.by_use[context] = None
+            self.by_use.move_to_end(context)
 
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """It ends with this one."""
+        context.must_live()
         context.lifetime = lifetime
         self.lifetimes.set(context, lifetime.at)

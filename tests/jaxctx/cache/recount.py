@@ -53,7 +53,7 @@ def check_registry(registry: Registry) -> None:
     contexts = [*registry]
     assert registry._contexts == {(context.tenant, context.id): context for context in contexts}
     assert not any(context.closed for context in contexts)
-    assert set(registry._by_use) == {context for context in contexts if not context.suspended}
+    assert set(registry.by_use) == {context for context in contexts if not context.suspended}
     ids = registry._ids
     assert sorted(registry._contexts) == [(tenant, item) for tenant in sorted(ids) for item in ids[tenant]]
 

@@ -180,7 +180,7 @@ BUGS = [
     Bug("suspension keeps its hold", Memory, "let_go", "return self.index.release(context.tail)", "return 0"),
     Bug("restoration does not hold", Memory, "wake", "self.index.acquire(context.root)", "pass"),
     Bug("restoration forgets the order of use", ContextCache, "match", "self.touch(context)", "pass"),
-    Bug("use does not count", Registry, "use", "self._by_use.move_to_end(context)", "pass"),
+    Bug("use does not count", Registry, "use", "self.by_use.move_to_end(context)", "pass"),
     Bug("tokens off by a page", Context, "tokens", "offset = first_page * self.page_size", "offset = start"),
 ]
 
