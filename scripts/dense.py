@@ -6,6 +6,7 @@ Not for serving: the scores of a sequence are materialised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ class DenseCausal:
     """
 
     sequences: int = 1
+    looped: ClassVar[bool] = False
+    pools: ClassVar[None] = None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         rows, heads, head_dim = q.shape

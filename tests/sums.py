@@ -18,7 +18,8 @@ from jaxctx_kernels.reference import Mask, Round, allowed_in, in_plan_order, rea
 def stored_sum(kv: PagedKV, values: jax.Array) -> jax.Array:
     """Store uint32 `values` `[rows]` in layer 0; for each row the sum of all values that it sees, itself included."""
     pool = kv.pools[0]
-    kv.pools[0] = pool = pool._replace(k=write_rows(pool.k, values[:, None, None], kv.kv_slots))
+    pool = pool._replace(k=write_rows(pool.k, values[:, None, None], kv.kv_slots))
+    kv.pools = (pool,)
     return visible_sum(pool.k, kv.plan, shape=kv.shape, mask=kv.mask)
 
 

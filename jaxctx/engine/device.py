@@ -59,36 +59,38 @@ class Program:
         self.pass_shapes = tuple(dict.fromkeys(passes))
         self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first
         self.chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
-        self.page = step.page_struct(self.pools)
+        self.page = step.page_struct(model.kv.layers, self.pools)
         self.kept = step.on_host(self.page.sharding)
 
     def lower(self, what: Function) -> jax.stages.Lowered:
         """Trace a function, with what it updates donated."""
         pools, state, pages = self.pools, self.state, self._ints(self.chunk)
+        layers = self._model.kv.layers
         match what:
             case StepShape():
                 jitted = jax.jit(step.make_step(self._model, what, self._split), donate_argnums=(1, 2))
                 return jitted.lower(self.params, pools, state, self._ints(what.size))
             case "page copy":
-                return jax.jit(step.copy_in, donate_argnums=0).lower(pools, self._ints(2, self.chunk))
+                return jax.jit(partial(step.copy_in, layers), donate_argnums=0).lower(pools, self._ints(2, self.chunk))
             case "page save":
-                return jax.jit(step.save_from, out_shardings=self.kept).lower(pools, pages)
+                return jax.jit(partial(step.save_from, layers), out_shardings=self.kept).lower(pools, pages)
             case "page load":
                 data = (self._struct(self.page.shape, self.page.dtype, self.kept),) * self.chunk
-                load = partial(step.load_into, on_device=self.page.sharding)
+                load = partial(step.load_into, layers, on_device=self.page.sharding)
                 return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
             case _:
                 return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(HISTORY_WORDS))
 
     def _pools(self, mesh: Mesh | None) -> step.Pools:
-        """One K and one V array a layer, page 0 of each being scratch."""
+        """One K and one V array a layer, page 0 of each being scratch; on one CPU, where layers are a loop, of all."""
         spec, sharding = self._model.kv, self.whole
-        sizes = spec.kv_heads, self._config.pages + 1, self._config.page_size, spec.head_dim
+        held = spec.layers if self.platform == "cpu" and mesh is None else 1
+        sizes = spec.kv_heads, held * (self._config.pages + 1), self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
         if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
             sharding = RULES.sharding(mesh, KV_POOL_AXES)
         pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
-        return (LayerPool(pool, pool),) * spec.layers
+        return (LayerPool(pool, pool),) * (spec.layers // held)
 
     def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1

@@ -15,7 +15,7 @@ values; or of bytes where they store 8 bits, a scale of four after each token's.
 given up on its own, and its bytes are the same on every platform.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -35,7 +35,7 @@ OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
 
 
 class LayerPool(NamedTuple):
-    """One layer's page arrays."""
+    """Page arrays of a layer; or of all layers, the pages of each after those of the one before."""
 
     k: kernels.Pool  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
     v: kernels.Pool
@@ -91,10 +91,11 @@ class PagedKV:
     """`KVAccess` over the page arrays for one trace; holds the arrays as they are updated layer by layer."""
 
     def __init__(
-        self, pools: Sequence[LayerPool], inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
+        self, pools: Pools, layers: int, inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
     ) -> None:
         """`mesh`: the pools are split over it."""
-        self.pools = list(pools)
+        self.pools = tuple(pools)
+        self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.plan = kernels.unpack(shape.plan, inputs.plan)
         self.shape = shape.plan
@@ -105,11 +106,15 @@ class PagedKV:
             read = (heads, pool, pool, whole, whole)
             self._attend = jax.shard_map(self._attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False)
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pool = self.pools[layer]
-        pool = LayerPool(kernels.write_rows(pool.k, k, self.kv_slots), kernels.write_rows(pool.v, v, self.kv_slots))
-        self.pools[layer] = pool
-        return self._attend(q, pool.k, pool.v, self.plan, self.mask)
+    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        slots, plan, at = self.kv_slots, self.plan, layer
+        if self.looped:
+            first, at = layer * self.shape.pool_pages, 0
+            slots, plan = slots + first * self.shape.page_size, plan._replace(pages=plan.pages + first)
+        pool = self.pools[at]
+        pool = LayerPool(kernels.write_rows(pool.k, k, slots), kernels.write_rows(pool.v, v, slots))
+        self.pools = (*self.pools[:at], pool, *self.pools[at + 1 :])
+        return self._attend(q, pool.k, pool.v, plan, self.mask)
 
 
 def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
@@ -134,7 +139,7 @@ def make_step(
         inputs = split(packed, shape)
         from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
         tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-        kv = PagedKV(pools, inputs, shape, mesh)
+        kv = PagedKV(pools, model.kv.layers, inputs, shape, mesh)
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
@@ -145,7 +150,7 @@ def make_step(
             jax.lax.bitcast_convert_type(drawn.top_logprobs, jnp.int32),
         ]
         told = logits if shape.mask_words else None
-        return tuple(kv.pools), state, jnp.concatenate(as_bits, axis=1), told
+        return kv.pools, state, jnp.concatenate(as_bits, axis=1), told
 
     return step
 
@@ -166,32 +171,43 @@ def read_output(packed: np.ndarray) -> StepOutput:
     return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
 
 
-def each_array(function: Callable[[kernels.Pool, int, int], kernels.Pool], pools: Pools) -> Pools:
-    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array, with its scales."""
-    return tuple(LayerPool(function(pool.k, layer, 0), function(pool.v, layer, 1)) for layer, pool in enumerate(pools))
+def in_layers(pools: Pools, layers: int, pages: jax.Array) -> jax.Array:
+    """The pages `[n]` of each of a pool's layers, one layer after the other."""
+    held = layers // len(pools)
+    size = jax.tree.leaves(pools)[0].shape[1] // held
+    return jnp.concatenate([pages + n * size for n in range(held)])
 
 
-def copy_in(pools: Pools, pairs: jax.Array) -> Pools:
+def copy_in(layers: int, pools: Pools, pairs: jax.Array) -> Pools:
     """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`."""
-    return each_array(lambda array, *_: kernels.copy_pages(array, pairs[0], pairs[1]), pools)
+    sources, targets = (in_layers(pools, layers, pages) for pages in pairs)
+    copied: Pools = jax.tree.map(lambda array: kernels.copy_pages(array, sources, targets), pools)
+    return copied
 
 
-def save_from(pools: Pools, pages: jax.Array) -> Pages:
+def save_from(layers: int, pools: Pools, pages: jax.Array) -> Pages:
     """The pages `[n]`, an array each."""
-    layers = [jnp.stack([kernels.read_pages(array, pages) for array in pool], 1) for pool in pools]
-    stacked = jnp.stack(layers, 1)
-    return tuple(stacked[i] for i in range(pages.shape[0]))
+    ids = in_layers(pools, layers, pages)
+    stacked = jnp.concatenate([jnp.stack([kernels.read_pages(array, ids) for array in pool], 1) for pool in pools])
+    stacked = stacked.reshape(layers, len(pages), *stacked.shape[1:])
+    return tuple(stacked[:, i] for i in range(len(pages)))
 
 
-def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
+def load_into(layers: int, pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
     """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
     here = [jax.device_put(page, on_device) for page in data]
-    return each_array(lambda array, layer, i: kernels.write_pages(array, pages, [p[layer, i] for p in here]), pools)
+    ids, held = in_layers(pools, layers, pages), layers // len(pools)
+
+    def load(pool: kernels.Pool, first: int, i: int) -> kernels.Pool:
+        written: kernels.Pool = kernels.write_pages(pool, ids, [p[first + n, i] for n in range(held) for p in here])
+        return written
+
+    return tuple(LayerPool(load(pool.k, n * held, 0), load(pool.v, n * held, 1)) for n, pool in enumerate(pools))
 
 
-def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:
+def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a page outside the pools, split over devices as the pools are."""
-    page = jax.eval_shape(save_from, pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
+    page = jax.eval_shape(partial(save_from, layers), pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
     sharding = jax.tree.leaves(pools)[0].sharding
     if isinstance(sharding, NamedSharding):
         spec = PartitionSpec(None, None, *sharding.spec[:1])

@@ -10,7 +10,8 @@ RoPE are float32. With float32 weights every product runs at the highest precisi
 Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
 """Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
 Turns = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]  # cosines and sines, of `rope.angles`
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # `KVAccess.attend` in one layer
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 
 
@@ -84,7 +84,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Projections around `KVAccess.attend`. The axes "heads" and "kv_heads" hold heads × head_dim elements."""
+    """Projections before and after `KVAccess.attend`. "heads" and "kv_heads" are axes of heads × head_dim elements."""
 
     def __init__(self, create: Create, config: ModelConfig) -> None:
         embed = (config.width, "embed")
@@ -99,12 +99,13 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(create, *norm) if config.qk_norm else None
         self.head_dim = config.head_dim
 
-    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns, attend: Attend) -> Float32[Array, "rows embed"]:
+    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns) -> tuple[jax.Array, ...]:
+        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`."""
         rows = x.shape[0]
         q, k, v = (p(x).reshape(rows, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
-        return self.o_proj(attend(rope.rotate(q, *turns), rope.rotate(k, *turns), v).reshape(rows, -1))
+        return rope.rotate(q, *turns), rope.rotate(k, *turns), v
 
 
 class FeedForward(nnx.Module):
@@ -129,13 +130,24 @@ class Layer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(create, config.width, "embed", config.norm_eps)
         self.mlp = FeedForward(create, config)
 
-    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns, attend: Attend) -> Float32[Array, "rows embed"]:
-        x = x + self.self_attn(self.input_layernorm(x), turns, attend)
+    def before(self, x: Float32[Array, "rows embed"], turns: Turns) -> tuple[jax.Array, ...]:
+        """What goes into attention."""
+        return self.self_attn(self.input_layernorm(x), turns)
+
+    def after(
+        self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"]
+    ) -> Float32[Array, "rows embed"]:
+        """`x`, what attention found, and what comes of both."""
+        x = x + self.self_attn.o_proj(attended.reshape(x.shape[0], -1))
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nnx.Module):
-    """The whole model; layers are unrolled, which on CPU runs twice as fast as a scan and compiles alike."""
+    """The whole model.
+
+    Layers are unrolled where `KVAccess` wants that. Else they are a loop around one trace of attention, in which each
+    picks its own products: a scan over stacked weights would copy them at every step, which takes as long as they do.
+    """
 
     def __init__(self, config: ModelConfig, create: Create) -> None:
         self.config = config
@@ -152,13 +164,28 @@ class Decoder(nnx.Module):
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
         turns = lax.optimization_barrier(rope.angles(rope.inverse_frequencies(self.config), positions))
         x = jnp.take(self.embed_tokens.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
-        for index, layer in enumerate(self.layers):
 
-            def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: int = index) -> jax.Array:
-                return kv.attend(index, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
+        def visit(layer: int | jax.Array, x: jax.Array) -> jax.Array:
+            q, k, v = choose(layer, [each.before for each in self.layers], x, turns)
+            attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
+            after: jax.Array = choose(layer, [each.after for each in self.layers], x, attended)
+            return after
 
-            x = layer(x, turns, attend)
+        def body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            x, kv.pools = carry
+            return visit(layer, x), kv.pools
+
+        if kv.looped:
+            x, kv.pools = lax.fori_loop(0, len(self.layers), body, (x, kv.pools))
+        else:
+            for layer in range(len(self.layers)):
+                x = visit(layer, x)
         return self.norm(x)
 
     def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
         return (self.lm_head or self.embed_tokens)(hidden)
+
+
+def choose(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Call one of the functions; if `index` is traced, when the device knows which."""
+    return functions[index](*operands) if isinstance(index, int) else lax.switch(index, functions, *operands)

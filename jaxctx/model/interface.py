@@ -30,7 +30,12 @@ class KVSpec:
 class KVAccess(Protocol):
     """Handed to `Model.hidden` for one trace; it stores the rows' KV and reads what each row may see."""
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    looped: bool
+    """Whether layers may be one body of a loop, `layer` being traced and `pools` carried. Else they are unrolled."""
+    pools: Any
+    """What is stored."""
+
+    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Store k and v of the rows in `layer`, then attend: each row over what it sees, itself included.
 
         Softmax attention with scale head_dim**-0.5. q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`

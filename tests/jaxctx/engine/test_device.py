@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxctx.cache.contexts import Identity
+from jaxctx.engine import step
 from jaxctx.engine.assembly import REAL_WORLD, stored_as
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
@@ -16,7 +18,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import pool_struct
+from jaxctx_kernels import Segment, plan_attention, pool_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
@@ -114,10 +116,56 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32"
     monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], "tpu"))
     core = core_on(echo_served, None, narrow)
-    assert core.device._pools[0].k.shape == (1, CONFIG.pages + 1, CONFIG.page_size, 128)
+    assert core.device._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
     assert len(set(alone)) > 10
     assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32, 2 heads side by side"
+
+
+def zeros(struct) -> jax.Array:
+    return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), struct)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
+    """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
+    config = replace(TINY, layers=3)
+    model, params = init_random(config, seed=3, dtype="float32", scale=0.3, kv_dtype=kv_dtype)
+    device = Device(model, params, CONFIG)
+    shape, pages = device.shape_for(8), jnp.arange(1, 4)
+    packed, views = device.blank(shape)
+    views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
+    views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
+    views.sample_rows[:], views.slots[:] = np.arange(4) + 4, np.arange(4)
+    plan_attention([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
+    together: step.Pools = zeros(device._program.pools)
+    assert len(together) == 1
+    own = pool_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
+    apart = tuple(step.LayerPool(zeros(own), zeros(own)) for _ in range(config.layers))
+    found = []
+    for pools in (together, apart):
+        pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
+        sources, targets = jnp.array([2]), jnp.array([3])
+        pools = step.copy_in(config.layers, pools, jnp.stack([sources, targets]))
+        saved = step.save_from(config.layers, pools, pages)
+        place = jax.tree.leaves(pools)[0].sharding
+        loaded = step.load_into(config.layers, pools, pages, saved[::-1], place)
+        found.append((step.read_output(np.asarray(output)), saved, step.save_from(config.layers, loaded, pages)))
+    (looped, *stored), (unrolled, *stored_apart) = found
+    np.testing.assert_array_equal(looped.tokens, unrolled.tokens)
+    np.testing.assert_allclose(looped.logprobs, unrolled.logprobs, atol=1e-5)
+    assert len(set(looped.tokens.tolist())) > 1
+    for one, other in zip(jax.tree.leaves(stored), jax.tree.leaves(stored_apart), strict=True):
+        assert one.shape == other.shape
+        if kv_dtype == "float32":
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        else:  # the numbers; their scales are floats taken apart
+            assert np.abs(one.view(np.int8)[..., :16].astype(int) - other.view(np.int8)[..., :16]).max() <= 1
+    (before, after), empty = stored, np.asarray(stored[0][0])
+    assert not empty.any()
+    np.testing.assert_array_equal(before[1], before[2])  # copied
+    assert np.asarray(before[1]).any(axis=(1, 2, 3, 4)).all()  # in every layer
+    np.testing.assert_array_equal(np.stack(after), np.stack(before[::-1]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
@@ -135,7 +183,7 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
         pool_bytes = sum(array.nbytes for array in jax.tree.leaves(device._pools))
         assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses[:-1])  # donated, and used so
-    one_layer = jax.tree.leaves(device._pools)[0].nbytes
+    one_layer = jax.tree.leaves(device._pools)[0].nbytes / TINY.layers  # they lie in one array
     for small, large in zip(*temporaries, strict=True):
         assert large - small < one_layer / 4
 
@@ -145,27 +193,29 @@ def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     device = Device(model, params, CONFIG)
     device._compile("page copy")
     pages = CONFIG.pages + 1
-    marks = np.arange(pages, dtype=np.float32)[None, :, None, None]
+    marks = np.tile(np.arange(pages, dtype=np.float32), TINY.layers)[None, :, None, None]
     device._pools = jax.tree.map(lambda pool: pool + marks, device._pools)
     device.copy_pages([*range(1, 19), 21], [*range(21, 39), 40])  # more than one call takes
     expected = np.arange(pages, dtype=np.float32)
     expected[21:39] = np.arange(1, 19)
     expected[40] = 1
-    for pool in jax.tree.leaves(device._pools):
-        assert np.array_equal(np.asarray(pool)[0, :, 0, 0], expected)
+    assert (by_layer(device)[:, :, 0, :, 0, 0] == expected).all()
+
+
+def by_layer(device: Device) -> np.ndarray:
+    """What is in the pools: `[layers, 2, kv_heads, pages, page_size, head_dim]`."""
+    arrays = np.stack([[np.asarray(array) for array in pool] for pool in device._pools])
+    apart = arrays.reshape(*arrays.shape[:3], -1, CONFIG.pages + 1, *arrays.shape[4:])
+    return np.moveaxis(apart, 3, 1).reshape(-1, 2, *apart.shape[2:3], *apart.shape[4:])
 
 
 def counted(device: Device) -> np.ndarray:
-    """Give every number of the pools another value; returns `[layers, 2, kv_heads, pages, page_size, head_dim]`."""
-    arrays = [np.asarray(array) for array in jax.tree.leaves(device._pools)]
-    values = np.arange(sum(array.size for array in arrays)).reshape(len(device._pools), -1, *arrays[0].shape)
-    values = values.astype(arrays[0].dtype)
-    device._pools = jax.tree.map(
-        lambda old, new: jax.device_put(new, old.sharding),
-        device._pools,
-        tuple(type(pool)(*values[i]) for i, pool in enumerate(device._pools)),
-    )
-    return values
+    """Give every number of the pools another value; returns them as `by_layer` does."""
+    leaves, tree = jax.tree.flatten(device._pools)
+    values = np.arange(sum(array.size for array in leaves)).astype(leaves[0].dtype)
+    new = zip(np.split(values, len(leaves)), leaves, strict=True)
+    device._pools = jax.tree.unflatten(tree, [jax.device_put(n.reshape(o.shape), o.sharding) for n, o in new])
+    return by_layer(device)
 
 
 @pytest.mark.parametrize("place", ["one device", "two devices", "whole numbers"])
@@ -192,8 +242,8 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
     want = values.copy()
     want[..., 1:20, :, :] = values[..., 40:41, :, :]
     want[..., 20:39, :, :] = values[..., 1:20, :, :]
-    got = [[np.asarray(array) for array in pool] for pool in device._pools]
-    np.testing.assert_array_equal(np.array(got)[..., 1:, :, :], want[..., 1:, :, :])  # page 0 is scratch
+    got = by_layer(device)
+    np.testing.assert_array_equal(got[..., 1:, :, :], want[..., 1:, :, :])  # page 0 is scratch
     for i, page in enumerate(saved, 1):
         np.testing.assert_array_equal(np.asarray(page), values[..., i, :, :])
         assert (page.shape, page.dtype, page.nbytes) == (device.page_shape, device.page_dtype, device.page_bytes)

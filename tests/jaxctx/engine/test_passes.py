@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,8 @@ class DenseMasked:
     """A `KVAccess` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64."""
 
     mask: np.ndarray
+    looped: ClassVar[bool] = False
+    pools: ClassVar[None] = None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))

@@ -62,6 +62,8 @@ def test_abstract_lowers_without_weights(tiny):
 class Recording:
     """Passes queries through and keeps what arrived."""
 
+    looped, pools = False, None
+
     def __init__(self):
         self.calls = []
 
