@@ -13,9 +13,9 @@ from jaxctx.answers import PassResult
 from jaxctx.cache.marks import encode_mark
 from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sampling import row_words
+from jaxctx.model.sampling import ROW, row_words
 
-POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words(position=0))[0])
+POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
 
 
 class Sampler:
@@ -25,22 +25,9 @@ class Sampler:
         """`seed` is 64 bits; equal seeds draw equally at equal positions, in any batch."""
         s = request.sampling
         self.seed = seed
-        self._words = {
-            suppress: row_words(
-                temperature=s.temperature,
-                top_k=s.top_k,
-                top_p=s.top_p,
-                min_p=s.min_p,
-                repetition=s.repetition_penalty,
-                presence=s.presence_penalty,
-                frequency=s.frequency_penalty,
-                seed=seed,
-                suppress=suppress,
-                biased=bool(s.logit_bias),
-                logprobs=request.logprobs,
-            )
-            for suppress in (False, True)
-        }
+        given = {name: getattr(s, name) for name in ROW.names or () if hasattr(s, name)}
+        given |= {"seed": seed, "biased": bool(s.logit_bias), "logprobs": request.logprobs}
+        self._words = [row_words(**given | {"suppress": suppress}) for suppress in (False, True)]
         penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
         # Whether the slot must know the sequence's past before its first step.
         self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0

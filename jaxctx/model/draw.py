@@ -20,14 +20,14 @@ CANDIDATES = 64  # best tokens looked at before the whole vocabulary is
 
 
 class SamplingBatch(NamedTuple):
-    """Options of the sampled rows, in the order of `row_words`. Neutral values mean off; padding rows are neutral."""
+    """Options of the sampled rows, in the order of `sampling.ROW`. Neutral means off; padding rows are neutral."""
 
     temperature: Float32[Array, " rows"]  # 0: greedy
     top_p: Float32[Array, " rows"]  # 1: off
     min_p: Float32[Array, " rows"]  # 0: off
-    repetition: Float32[Array, " rows"]  # 1: off; over prompt and output
-    presence: Float32[Array, " rows"]  # 0: off; over output
-    frequency: Float32[Array, " rows"]  # 0: off; over output
+    repetition_penalty: Float32[Array, " rows"]  # 1: off; over prompt and output
+    presence_penalty: Float32[Array, " rows"]  # 0: off; over output
+    frequency_penalty: Float32[Array, " rows"]  # 0: off; over output
     seed: UInt32[Array, "rows 2"]
     top_k: Int32[Array, " rows"]  # 0: off
     position: Int32[Array, " rows"]  # of the token being sampled, in its sequence

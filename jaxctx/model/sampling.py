@@ -29,7 +29,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jaxctx.model.draw import SamplingBatch, draw
 
 TOP_LOGPROBS = 20
-ROW_WORDS = 11  # int32 words of one packed row of a SamplingBatch
+FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 3
+ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
+ROW_WORDS = ROW.itemsize // 4  # int32
 LOAD_CHUNK = 1024  # tokens of one load
 MAX_BIAS = 1024  # logit_bias entries of a request
 MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
@@ -119,34 +121,23 @@ def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
     )
 
 
-def row_words(
-    *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition: float = 1.0,
-    presence: float = 0.0,
-    frequency: float = 0.0,
-    seed: int = 0,
-    position: int = 0,
-    suppress: bool = False,
-    biased: bool = False,
-    logprobs: bool = False,
-) -> np.ndarray:
-    """One row on the host as int32 `[ROW_WORDS]`, so that a step's metadata travels as one array. `seed` is 64 bits."""
-    floats = np.array([temperature, top_p, min_p, repetition, presence, frequency], np.float32).view(np.int32)
-    seeds = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32).view(np.int32)
-    flags = suppress | biased << 1 | logprobs << 2
-    # A position is a token index, far below 2**31; top_k beyond the vocabulary means all of it.
-    return np.concatenate([floats, seeds, np.array([min(top_k, 2**31 - 1), position, flags], np.int32)])
+def row_words(**options: float) -> np.ndarray:
+    """One row on the host as int32 `[ROW_WORDS]`, so that a step's metadata travels as one array.
+
+    `options` by the names of a SamplingBatch, others are neutral; `seed` is 64 bits, `top_k` beyond the vocabulary
+    means all of it.
+    """
+    row, top_k = np.zeros(1, ROW), min(options.get("top_k", 0), 2**31 - 1)
+    for name, value in ({"top_p": 1, "repetition_penalty": 1} | options | {"top_k": top_k}).items():
+        row[name] = value
+    return row.view(np.int32)
 
 
 def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
     """The inverse of `row_words`, on the device."""
     floats = lax.bitcast_convert_type(words[:, :6], jnp.float32)
     seed = lax.bitcast_convert_type(words[:, 6:8], jnp.uint32)
-    flags = words[:, 10:] & jnp.array([1, 2, 4]) != 0
+    flags = words[:, 10:] & jnp.array([1, 1 << 8, 1 << 16]) != 0
     return SamplingBatch._make([*floats.T, seed, words[:, 8], words[:, 9], *flags.T])
 
 
@@ -172,7 +163,7 @@ def sample(
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:
-    penalised = (batch.repetition != 1) | (batch.presence != 0) | (batch.frequency != 0)
+    penalised = (batch.repetition_penalty != 1) | (batch.presence_penalty != 0) | (batch.frequency_penalty != 0)
     return batch.suppress | batch.biased | penalised
 
 
@@ -181,10 +172,10 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
     x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
     x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
     counts = state.counts[slots]
-    repetition = batch.repetition[:, None]
+    repetition = batch.repetition_penalty[:, None]
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
     x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
-    return x - batch.frequency[:, None] * counts - batch.presence[:, None] * (counts > 0)
+    return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
 
 
 def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
