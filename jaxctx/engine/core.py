@@ -28,15 +28,15 @@ from jaxctx.engine.output import Output
 from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
-from jaxctx.engine.step import StepOutput, read_output
+from jaxctx.engine.step import read_output
 from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import JaxctxError
-from jaxctx.model.sampling import MAX_BIAS, MAX_STOPS, SlotHistory
+from jaxctx.model.sampling import MAX_BIAS, MAX_STOPS, Sampled, SlotHistory
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import plan_attention
 
 log = logging.getLogger("jaxctx.engine")
-StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, OUTPUT_WIDTH]
+StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, words]
 
 
 class EngineCore:
@@ -221,7 +221,7 @@ class EngineCore:
             sequence = part.sequence
             try:
                 if sequence.passing is not None:
-                    told = sequence.passing.rows(part.outputs, logits, output.tokens)
+                    told = sequence.passing.rows(part.outputs, logits, output)
                     sequence.rows |= {row.asked.index: row for row in told}  # again, where it was preempted
                 self.lives.changed(sequence.context)
                 if part.drafts:
@@ -239,7 +239,7 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
-    def _take_drafts(self, part: Part, step: StepOutput) -> None:
+    def _take_drafts(self, part: Part, step: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
         sequence, row = part.sequence, part.sample
         self._take_sample(sequence, step, row)
@@ -251,7 +251,7 @@ class EngineCore:
             self._take_sample(sequence, step, row)
         self.scheduler.judge(part, row - part.sample)
 
-    def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
+    def _take_sample(self, sequence: Work, step: Sampled, row: int) -> None:
         output = sequence.output
         assert output is not None
         self.cache.append(sequence.context, [int(step.tokens[row])])

@@ -13,7 +13,7 @@ from jaxctx.answers import PassResult
 from jaxctx.cache.marks import encode_mark
 from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sampling import ROW, row_words
+from jaxctx.model.sampling import ROW, Sampled, row_words
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
 
@@ -73,13 +73,13 @@ class Pass:
     samplers: Mapping[int, Sampler]  # of those that want a sample
     keep_working: bool
 
-    def rows(self, indices: Sequence[int], logits: np.ndarray | None, tokens: np.ndarray) -> list[PassRow]:
-        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and `tokens`."""
+    def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> list[PassRow]:
+        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and what it sampled."""
         told: list[PassRow] = []
         for place, index in enumerate(indices):
             asked, sampler = self.outputs[index], self.samplers.get(index)
             own = logits[place] if logits is not None and needs_logits(asked) else None
-            drawn = (int(tokens[place]), sampler.seed) if sampler else (None, None)
+            drawn = (int(sampled.tokens[place]), sampler.seed) if sampler else (None, None)
             told.append(PassRow(asked, own, *drawn))
         return told
 

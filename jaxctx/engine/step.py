@@ -28,10 +28,11 @@ from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
+from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_rows
 from jaxctx.model.sharding import TENSOR
 
-OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
+_FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
+OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})  # what a step tells of a sampled row
 
 
 class LayerPool(NamedTuple):
@@ -126,8 +127,8 @@ def make_step(
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
 
-    Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
-    of a pass also float32 logits `[samples, vocab]`.
+    Returns the pools, the state and the bits of OUTPUT as int32 `[samples, words]`; of a pass also float32 logits
+    `[samples, vocab]`.
     """
 
     def step(params: Params, pools: Pools, state: SlotState, packed: jax.Array) -> StepResult:
@@ -138,32 +139,17 @@ def make_step(
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
-        as_bits = [
-            drawn.tokens[:, None],
-            jax.lax.bitcast_convert_type(drawn.logprobs, jnp.int32)[:, None],
-            drawn.top_ids,
-            jax.lax.bitcast_convert_type(drawn.top_logprobs, jnp.int32),
-        ]
+        as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in drawn]
         told = logits if shape.mask_words else None
         return tuple(kv.pools), state, jnp.concatenate(as_bits, axis=1), told
 
     return step
 
 
-class StepOutput(NamedTuple):
-    """A step's results on the host, one row per sampled row."""
-
-    tokens: np.ndarray  # int32 [samples]
-    logprobs: np.ndarray  # float32 [samples]
-    top_ids: np.ndarray  # int32 [samples, TOP_LOGPROBS]
-    top_logprobs: np.ndarray  # float32 [samples, TOP_LOGPROBS]
-
-
-def read_output(packed: np.ndarray) -> StepOutput:
-    """Take apart what the step returned."""
-    logprobs = np.ascontiguousarray(packed[:, 1]).view(np.float32)
-    top_logprobs = np.ascontiguousarray(packed[:, 2 + TOP_LOGPROBS :]).view(np.float32)
-    return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
+def read_output(packed: np.ndarray) -> Sampled:
+    """What the step returned, on the host: numpy arrays, one row per sampled row."""
+    rows = packed.view(OUTPUT)[:, 0]
+    return Sampled._make(rows[name] for name in Sampled._fields)
 
 
 def each_array(function: Callable[[kernels.Pool, int, int], kernels.Pool], pools: Pools) -> Pools:
