@@ -31,7 +31,7 @@ from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.engine.step import read_output
 from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import JaxctxError
-from jaxctx.model.sampling import MAX_BIAS, MAX_STOPS, Sampled, SlotHistory
+from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import plan_attention
 
@@ -94,10 +94,6 @@ class EngineCore:
         seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
         max_tokens = min(request.max_tokens or self.config.default_max_tokens, room)
         output = Output(request, index, context, self._text, seed, max_tokens)
-        if len(output.stop_ids) > MAX_STOPS:
-            raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
-        if len(request.sampling.logit_bias) > MAX_BIAS:
-            raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
         return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
 
@@ -210,8 +206,8 @@ class EngineCore:
         output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        history = SlotHistory(prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
-        self.device.load_slot(sequence.slot, history)
+        bias = output.request.sampling.logit_bias
+        self.device.load_slot(sequence.slot, prompt, sampled, bias, output.stop_ids)
 
     def settle(self, batch: Batch, landed: StepArrays) -> None:
         """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""

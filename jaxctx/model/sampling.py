@@ -15,8 +15,7 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
     16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,12 +31,6 @@ TOP_LOGPROBS = 20
 FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 3
 ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
 ROW_WORDS = ROW.itemsize // 4  # int32
-LOAD_CHUNK = 1024  # tokens of one load
-MAX_BIAS = 1024  # logit_bias entries of a request
-MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
-
-_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
-HISTORY_WORDS = sum(_SPLIT)
 
 
 class SlotState(NamedTuple):
@@ -69,55 +62,32 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHistory:
-    """What penalties, bias and min_tokens of a sequence depend on."""
+def slot_words(
+    slot: int, vocab_size: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
+) -> np.ndarray:
+    """What penalties, bias and min_tokens of the sequence that takes a slot depend on, for `load_slot`.
 
-    prompt: np.ndarray  # int32, at least one token
-    output: np.ndarray  # int32, sampled before it was preempted
-    bias: Mapping[int, float]
-    stops: Sequence[int]
-
-    def pack(self, slot: int) -> Iterator[np.ndarray]:
-        """int32 `[HISTORY_WORDS]` each, to be loaded in this order: as many as its tokens need.
-
-        slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
-        """
-        for tokens, as_output in ((self.prompt, False), (self.output, True)):
-            for start in range(0, len(tokens), LOAD_CHUNK):
-                first = start == 0 and not as_output
-                packed = np.full(HISTORY_WORDS, -1, np.int32)
-                head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
-                head[:] = slot, as_output, first
-                chunk = tokens[start : start + LOAD_CHUNK]
-                ids[: len(chunk)] = chunk
-                if first:
-                    bias_ids[: len(self.bias)] = list(self.bias.keys())
-                    bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
-                    stop_ids[: len(self.stops)] = self.stops
-                yield packed
+    `prompt` and `output` are ids `[tokens]`, the latter sampled before it was preempted. Returns int32
+    `[1 + 2 * vocab_size]`: slot | by token how often it was sampled << 2, in the prompt << 1, a stop id | bias bits.
+    """
+    known, biases = np.bincount(output, minlength=vocab_size) << 2, np.zeros(vocab_size, np.float32)
+    known[prompt] |= 2
+    known[[token for token in stops if token < vocab_size]] |= 1
+    biases[list(bias)] = list(bias.values())
+    return np.concatenate([[slot], known, biases.view(np.int32)], dtype=np.int32)
 
 
-def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
-    """Tell a slot about its sequence, from one vector of `SlotHistory.pack`.
+def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
+    """Tell a slot about its sequence, by `slot_words`.
 
     Only sequences with penalties, a bias or min_tokens need this: others never read those parts of their slot.
     """
-    (slot, as_output, reset), tokens, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_SPLIT)[:-1])
-    bias = lax.bitcast_convert_type(bias_bits, jnp.float32)
-    past_end = state.counts.shape[1]
-
-    def place(ids: jax.Array, wanted: jax.Array | bool = True) -> jax.Array:
-        return jnp.where((ids >= 0) & wanted, ids, past_end)  # out of range is dropped; -1 would wrap around
-
-    def kept(array: jax.Array) -> jax.Array:
-        return array.at[slot].set(jnp.where(reset != 0, jnp.zeros((), array.dtype), array[slot]))
-
+    slot, (known, bias) = words[0], jnp.split(words[1:], 2)
     return state._replace(
-        counts=kept(state.counts).at[slot, place(tokens, as_output != 0)].add(1, mode="drop"),
-        seen=kept(state.seen).at[slot, place(tokens, as_output == 0)].set(True, mode="drop"),
-        bias=kept(state.bias).at[slot, place(bias_ids)].set(bias, mode="drop"),
-        stop_mask=kept(state.stop_mask).at[slot, place(stop_ids)].set(True, mode="drop"),
+        counts=state.counts.at[slot].set(known >> 2),
+        seen=state.seen.at[slot].set(known & 2 != 0),
+        bias=state.bias.at[slot].set(lax.bitcast_convert_type(bias, jnp.float32)),
+        stop_mask=state.stop_mask.at[slot].set(known & 1 != 0),
     )
 
 

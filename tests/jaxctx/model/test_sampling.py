@@ -15,12 +15,12 @@ from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
     ROW_WORDS,
     Sampled,
-    SlotHistory,
     SlotState,
     load_slot,
     row_words,
     sample,
     slot_state,
+    slot_words,
     unpack_rows,
 )
 
@@ -52,10 +52,8 @@ def padded(ids: list[int], size: int) -> np.ndarray:
 
 
 def load_row(state: SlotState, slot: int, row: Row) -> SlotState:
-    prompt = np.array(row.prompt or [-1])  # an id that is padding
-    for packed in SlotHistory(prompt, np.array(row.output), row.bias, row.stops).pack(slot):
-        state = load(state, packed)
-    return state
+    prompt, output = np.array(row.prompt, np.int32), np.array(row.output, np.int32)
+    return load(state, slot_words(slot, VOCAB, prompt, output, row.bias, row.stops))
 
 
 def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotState]:
@@ -297,8 +295,8 @@ def test_greedy_penalties_use_what_was_just_sampled() -> None:
     assert tokens == [VOCAB - 1, VOCAB - 2, VOCAB - 3, VOCAB - 4]
 
 
-def test_load_slot_adds_chunks_and_resets_only_its_slot() -> None:
-    row = Row(np.zeros(VOCAB), {}, [1, 2, 2], [7, 7, 9], {4: 1.5, 0: -2.0}, [5, 299])
+def test_load_slot_fills_and_resets_only_its_slot() -> None:
+    row = Row(np.zeros(VOCAB), {}, [1, 2, 2], [7, 7, 9], {4: 1.5, 0: -2.0}, [5, 299, VOCAB])
     state = load_row(load_row(slot_state(SLOTS, VOCAB), 1, row), 2, row)
     fresh = load_row(state, 1, Row(np.zeros(VOCAB), {}, [8]))
     assert np.flatnonzero(fresh.seen[1]).tolist() == [8]
