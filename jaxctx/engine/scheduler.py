@@ -301,7 +301,7 @@ class Scheduler:
 
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
-            rows = sequence.unusual_rows(self.largest_pass.rows)
+            rows = sequence.next_rows(self.largest_pass.rows, unusual=True)
             if rows and not sequence.reply.lagging():
                 asked = sequence.passing.outputs if sequence.passing is not None else ()
                 outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
@@ -321,8 +321,8 @@ class Scheduler:
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
-            rows = min(sequence.usual_rows(), budget - row)
-            if rows <= 0:
+            rows = sequence.next_rows(budget - row)
+            if not rows:
                 continue
             if sequence.reply.lagging():
                 self._dismiss_followers(sequence)
@@ -335,7 +335,7 @@ class Scheduler:
 
     def _draft(self) -> Mapping[Sequence, Seq[int]]:
         """Guesses for the rows that would pad the next step, if all of its sequences are decoding."""
-        ready = [s for s in self.running if s.usual_rows() and not s.reply.lagging()]
+        ready = [s for s in self.running if s.next_rows(1) and not s.reply.lagging()]
         spare = self.config.padding(len(ready))
         if not spare or not all(s.decoding for s in ready):
             return {}
