@@ -59,14 +59,12 @@ class Quotas:
         self._config = config
         self._charges: dict[str, dict[Hashable, int]] = {}  # pages of each pinned holder, by tenant
 
-    def check_contexts(self, count: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many contexts."""
-        _check("max_contexts_per_tenant", count, self._config.max_contexts_per_tenant)
-
-    def check_snapshots(self, count: int, size_bytes: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions of snapshots, or so large ones."""
-        _check("max_snapshots_per_tenant", count, self._config.max_snapshots_per_tenant)
-        _check("max_snapshot_bytes_per_tenant", size_bytes, self._config.max_snapshot_bytes_per_tenant)
+    def check(self, **counts: int) -> None:
+        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many, each by the name of its limit."""
+        for quota, count in counts.items():
+            limit = getattr(self._config, quota)
+            if limit is not None and count > limit:
+                raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
@@ -92,8 +90,3 @@ class Quotas:
         charges.pop(holder, None)
         if not charges:
             self._charges.pop(tenant, None)
-
-
-def _check(quota: str, count: int, limit: int | None) -> None:
-    if limit is not None and count > limit:
-        raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine import budget
 from jaxctx.engine.budget import HIDDEN, Quotas
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
@@ -54,15 +53,15 @@ def test_charges_against_a_plain_dict() -> None:
 
 def test_snapshot_quotas_name_what_is_exceeded() -> None:
     quotas = Quotas(replace(CONFIG, max_snapshots_per_tenant=3, max_snapshot_bytes_per_tenant=1000))
-    quotas.check_snapshots(3, 1000)
+    quotas.check(max_snapshots_per_tenant=3, max_snapshot_bytes_per_tenant=1000)
     for count, size, name in (
         (4, 0, "max_snapshots_per_tenant is 3"),
         (1, 1001, "max_snapshot_bytes_per_tenant is 1000"),
     ):
         with pytest.raises(ResourceExhausted, match=name) as error:
-            quotas.check_snapshots(count, size)
+            quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
         assert error.value.reason == "QUOTA"
-    Quotas(CONFIG).check_snapshots(10**9, 10**15)
+    Quotas(CONFIG).check(max_snapshots_per_tenant=10**9, max_snapshot_bytes_per_tenant=10**15)
 
 
 @pytest.mark.parametrize("name", ["max_contexts_per_tenant", "pinned_pages_per_tenant", "max_snapshots_per_tenant"])
@@ -89,8 +88,8 @@ BUGS = [
     Bug("who shrinks pays on", Quotas, "charge", "= pages", "= max(pages, self.pinned(tenant))"),
     Bug("nobody else pays either", Quotas, "unpin", "charges.pop(holder, None)", "charges.clear()"),
     Bug("a tenant that pays nothing stays", Quotas, "unpin", "if not charges:", "if False:"),
-    Bug("one too few", budget, "_check", "count > limit", "count >= limit"),
-    Bug("bytes count as versions", Quotas, "check_snapshots", '"max_snapshots_per_tenant", count', '"", size_bytes'),
+    Bug("one too few", Quotas, "check", "count > limit", "count >= limit"),
+    Bug("bytes are not counted", Quotas, "check", "counts.items()", "[*counts.items()][:1]"),
 ]
 
 
