@@ -71,14 +71,13 @@ class EngineCore:
         self.steps = 0
         self.tokens_generated = 0
 
-    def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | None:
-        """Append int32 tokens and compute them, or with `defer` only keep them. None if there is nothing to compute."""
+    def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | FillResult:
+        """Append int32 tokens and compute them, or with `defer` only keep them. A result if nothing is to compute."""
         context = self._room_for(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
             self.lives.changed(context)
-            reply.done(FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context)))
-            return None
+            return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Work(context, caller, reply), appended=len(tokens))
 
     def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Reply) -> Work:
@@ -97,20 +96,19 @@ class EngineCore:
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
         return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
 
-    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
-        """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
+    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | FillResult:
+        """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
         self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
-            reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
-            return None
+            return FillResult(resident=context.seq_len, restored=0, computed=0, context=info)
         return self._submit(Work(context, caller, reply, compute_to=context.computed))
 
     def forward(self, caller: Caller, request: ForwardRequest, tokens: np.ndarray, reply: Reply) -> Work:
         """Compute explicit tokens, int32, at explicit positions under explicit masks."""
         context = self._room_for(caller, request.context_id, tokens)
         first = context.length
-        self.cache.append(context, tokens, marks(request, first, self.config.max_context_tokens))
+        self.cache.append(context, tokens, marks(request, first))
         passing = make_pass(request, first, self.world.new_seed)
         return self._submit(Work(context, caller, reply, passing=passing), appended=len(tokens))
 

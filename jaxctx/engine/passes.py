@@ -55,12 +55,13 @@ class PassRow:
             return drawn
         finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
         logprobs = log_softmax(finite.astype(np.float64))
+        possible = logprobs[logprobs > -np.inf]
         return replace(
             drawn,
             logprobs=logprobs[list(asked.logprob_ids)].tolist(),
-            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
+            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)] if asked.top else (),
             logits=logits.astype("<f4").tobytes() if asked.logits else b"",
-            entropy=entropy(logprobs) if asked.entropy else None,
+            entropy=float(-(np.exp(possible) * possible).sum()) + 0.0 if asked.entropy else None,
         )
 
 
@@ -95,18 +96,13 @@ def make_pass(request: ForwardRequest, first: int, new_seed: Callable[[], int]) 
     return Pass(first, outputs, samplers, request.keep_working)
 
 
-def marks(request: ForwardRequest, first: int, positions: int) -> list[bytes]:
-    """A mark for every token, none if all are usual. InvalidArgument for a position or a mask that cannot be.
-
-    `positions`: how many the model has.
-    """
+def marks(request: ForwardRequest, first: int) -> list[bytes]:
+    """A mark for every token, none if all are usual. InvalidArgument for a mask that goes beyond its token."""
     encoded: list[bytes] = []
     for offset in range(len(request.tokens) if request.positions or request.masks else 0):
         index = first + offset
         position = request.positions[offset] if request.positions else index
         ranges = request.masks[offset] if request.masks else ()
-        if not 0 <= position < positions:
-            raise InvalidArgument.field(f"positions[{offset}]", f"must be 0 to {positions - 1}")
         if ranges and ranges[-1][1] > index + 1:
             raise InvalidArgument.field(f"masks[{offset}]", f"token {index} sees nothing behind itself")
         encoded.append(encode_mark(index, position, ranges))
@@ -129,16 +125,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def best(logits: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the `count` greatest, best first, equal ones by rising id."""
-    if count == 0:
-        return np.zeros(0, np.int64)
+    """Ids of the `count` greatest, at least one, best first, equal ones by rising id."""
     count = min(count, len(logits))
     candidates = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
     chosen: np.ndarray = candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
     return chosen
-
-
-def entropy(logprobs: np.ndarray) -> float:
-    """In nats."""
-    possible = logprobs[logprobs > -np.inf]
-    return float(-(np.exp(possible) * possible).sum()) + 0.0

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
-from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
@@ -99,7 +98,8 @@ class PagedKV:
         self.kv_slots: jax.Array = inputs.kv_slots
         self.plan = kernels.unpack(shape.plan, inputs.plan)
         self.shape = shape.plan
-        self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        bits = inputs.mask[:, :, None] >> jnp.arange(32) & 1  # lowest first
+        self.mask = (bits != 0).reshape(shape.rows, -1) if shape.mask_words else None
         self._attend: Callable[..., jax.Array] = partial(kernels.attend, shape=self.shape)
         if mesh is not None:  # XLA cannot split a kernel; no head needs another, and all have the same plan
             heads, pool, whole = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
@@ -111,12 +111,6 @@ class PagedKV:
         pool = LayerPool(kernels.write_rows(pool.k, k, self.kv_slots), kernels.write_rows(pool.v, v, self.kv_slots))
         self.pools[layer] = pool
         return self._attend(q, pool.k, pool.v, self.plan, self.mask)
-
-
-def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
-    """The bits of a mask, lowest first."""
-    bits = words[:, :, None] >> jnp.arange(32) & 1
-    return (bits != 0).reshape(words.shape[0], -1)
 
 
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
@@ -152,14 +146,9 @@ def read_output(packed: np.ndarray) -> Sampled:
     return Sampled._make(rows[name] for name in Sampled._fields)
 
 
-def each_array(function: Callable[[kernels.Pool, int, int], kernels.Pool], pools: Pools) -> Pools:
-    """Apply `function(array, layer, 0 for keys or 1 for values)` to every page array, with its scales."""
-    return tuple(LayerPool(function(pool.k, layer, 0), function(pool.v, layer, 1)) for layer, pool in enumerate(pools))
-
-
 def copy_in(pools: Pools, pairs: jax.Array) -> Pools:
     """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`."""
-    return each_array(lambda array, *_: kernels.copy_pages(array, pairs[0], pairs[1]), pools)
+    return tuple(LayerPool(*(kernels.copy_pages(array, pairs[0], pairs[1]) for array in pool)) for pool in pools)
 
 
 def save_from(pools: Pools, pages: jax.Array) -> Pages:
@@ -172,7 +161,13 @@ def save_from(pools: Pools, pages: jax.Array) -> Pages:
 def load_into(pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
     """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
     here = [jax.device_put(page, on_device) for page in data]
-    return each_array(lambda array, layer, i: kernels.write_pages(array, pages, [p[layer, i] for p in here]), pools)
+
+    def written(layer: int, pool: LayerPool) -> LayerPool:
+        return LayerPool(
+            *(kernels.write_pages(a, pages, [page[layer, i] for page in here]) for i, a in enumerate(pool))
+        )
+
+    return tuple(written(*each) for each in enumerate(pools))
 
 
 def page_struct(pools: Pools) -> jax.ShapeDtypeStruct:

@@ -41,7 +41,8 @@ def draw(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[
 
     `distance` is how far each logit is below its row's best, in units of temperature.
     """
-    sampled, keys = batch.temperature > 0, row_keys(batch.seed, batch.position)
+    sampled, seeds = batch.temperature > 0, jax.random.wrap_key_data(batch.seed, impl="threefry2x32")
+    keys = jax.random.key_data(jax.vmap(jax.random.fold_in)(seeds, batch.position))  # uint32 [rows, 2]
     truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
 
     def skip(*_: jax.Array | SamplingBatch) -> tuple[jax.Array, jax.Array]:
@@ -119,12 +120,6 @@ def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.
     never = np.iinfo(np.int32).max
     last = bisect(jnp.where(level == edge, ids, never), nearer, distance.shape[1] - 1)
     return nearer | ((level == edge) & (ids <= last))
-
-
-def row_keys(seed: jax.Array, position: jax.Array) -> jax.Array:
-    """uint32 `[rows, 2]`: the seed's key folded with the position."""
-    keys = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    return jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, position))
 
 
 def _gumbel(keys: jax.Array, ids: jax.Array) -> jax.Array:
