@@ -9,6 +9,7 @@ that share a page are charged it twice, so that no charge depends on what others
 charges never refuse.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 
 from jaxctx.cache.contexts import Context, ContextCache
@@ -57,7 +58,8 @@ class Quotas:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._charges: dict[str, dict[Hashable, int]] = {}  # pages of each pinned holder, by tenant
+        self._charges: dict[tuple[str, Hashable], int] = {}  # pages of each pinned holder, with its tenant
+        self._pinned: Counter[str] = Counter()  # their sums
 
     def check(self, **counts: int) -> None:
         """Raises ResourceExhausted (QUOTA) if a tenant may not have so many, each by the name of its limit."""
@@ -68,11 +70,11 @@ class Quotas:
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
-        return sum(self._charges.get(tenant.removeprefix(HIDDEN), {}).values())
+        return self._pinned[tenant.removeprefix(HIDDEN)]
 
     def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
         """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
-        more = pages - self._charges.get(tenant.removeprefix(HIDDEN), {}).get(holder, 0)
+        more = pages - self._charges.get((tenant.removeprefix(HIDDEN), holder), 0)
         budget = self._config.pin_budget
         remaining = max(budget - self.pinned(tenant), 0)
         if more > remaining:
@@ -81,12 +83,7 @@ class Quotas:
 
     def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
         """The holder has so many pinned pages from now on."""
-        self._charges.setdefault(tenant.removeprefix(HIDDEN), {})[holder] = pages
-
-    def unpin(self, tenant: str, holder: Hashable) -> None:
-        """The holder is pinned no more, if it was."""
         tenant = tenant.removeprefix(HIDDEN)
-        charges = self._charges.get(tenant, {})
-        charges.pop(holder, None)
-        if not charges:
-            self._charges.pop(tenant, None)
+        self._pinned[tenant] += pages - self._charges.pop((tenant, holder), 0)
+        if pages:
+            self._charges[tenant, holder] = pages

@@ -215,8 +215,7 @@ class EngineCore:
             sequence = part.sequence
             try:
                 if sequence.passing is not None:
-                    told = sequence.passing.rows(part.outputs, logits, output)
-                    sequence.rows |= {row.asked.index: row for row in told}  # again, where it was preempted
+                    sequence.rows |= sequence.passing.rows(part.outputs, logits, output)  # again, if it was preempted
                 self.lives.changed(sequence.context)
                 if part.drafts:
                     self._take_drafts(part, output)

@@ -83,12 +83,9 @@ class Lives:
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
         """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""
-        if pinned:
-            pages = self._pages(context)
-            self.quotas.check_pin(context.tenant, context, pages)
-            self.quotas.charge(context.tenant, context, pages)
-        else:
-            self.quotas.unpin(context.tenant, context)
+        pages = self._pages(context) if pinned else 0
+        self.quotas.check_pin(context.tenant, context, pages)
+        self.quotas.charge(context.tenant, context, pages)
         context.pinned = pinned
         context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
         self._pins.set(context, context.pinned_until)

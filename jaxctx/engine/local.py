@@ -144,7 +144,7 @@ class LocalEngine(Snapshots, Engine):
         work = partial(self.core.forward, caller, request, self._ids(request.tokens))
         rows, context = await self.loop.work(work)
         # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
-        outputs = await asyncio.to_thread(lambda: [row.result() for row in rows])
+        outputs = await asyncio.to_thread(lambda: [row() for row in rows])
         return answers.ForwardResult(outputs=outputs, context=context)
 
     def _ids(self, tokens: Sequence[int]) -> np.ndarray:

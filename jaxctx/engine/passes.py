@@ -1,11 +1,12 @@
 """Passes: what is asked of tokens that a request gives explicitly, and what is told of them.
 
-A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `PassRow.result`
+A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `pass_result`
 turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.sampling import ROW, Sampled, row_words
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
+Answer = Callable[[], PassResult]  # still to be made
 
 
 class Sampler:
@@ -38,31 +40,27 @@ class Sampler:
         row[POSITION_WORD] = position
 
 
-@dataclass(frozen=True, slots=True)
-class PassRow:
-    """What the step says of one token that was asked about."""
+def pass_result(
+    asked: PassOutput, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
+) -> PassResult:
+    """What was asked for of one token: by the logits of its row, float32 `[vocab]`, needed for all but a sample.
 
-    asked: PassOutput
-    logits: np.ndarray | None  # float32 [vocab], needed for all but a sample
-    token_id: int | None = None  # what was drawn, if anything was to be
-    seed: int | None = None  # that repeats it
-
-    def result(self) -> PassResult:
-        """What was asked for. Logits that are no number count as minus infinity, as they do for samples."""
-        asked, logits = self.asked, self.logits
-        drawn = PassResult(index=asked.index, token_id=self.token_id, seed=self.seed)
-        if logits is None or not needs_logits(asked):
-            return drawn
-        finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
-        logprobs = log_softmax(finite.astype(np.float64))
-        possible = logprobs[logprobs > -np.inf]
-        return replace(
-            drawn,
-            logprobs=logprobs[list(asked.logprob_ids)].tolist(),
-            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)] if asked.top else (),
-            logits=logits.astype("<f4").tobytes() if asked.logits else b"",
-            entropy=float(-(np.exp(possible) * possible).sum()) + 0.0 if asked.entropy else None,
-        )
+    `token_id` is what was drawn, if anything was to be, and `seed` repeats it. Logits that are no number count as minus
+    infinity, as they do for samples.
+    """
+    drawn = PassResult(index=asked.index, token_id=token_id, seed=seed)
+    if logits is None or not needs_logits(asked):
+        return drawn
+    finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
+    logprobs = log_softmax(finite.astype(np.float64))
+    possible = logprobs[logprobs > -np.inf]
+    return replace(
+        drawn,
+        logprobs=logprobs[list(asked.logprob_ids)].tolist(),
+        top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)] if asked.top else (),
+        logits=logits.astype("<f4").tobytes() if asked.logits else b"",
+        entropy=float(-(np.exp(possible) * possible).sum()) + 0.0 if asked.entropy else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,14 @@ class Pass:
     samplers: Mapping[int, Sampler]  # of those that want a sample
     keep_working: bool
 
-    def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> list[PassRow]:
+    def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, Answer]:
         """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and what it sampled."""
-        told: list[PassRow] = []
+        told: dict[int, Answer] = {}
         for place, index in enumerate(indices):
             asked, sampler = self.outputs[index], self.samplers.get(index)
             own = logits[place] if logits is not None and needs_logits(asked) else None
             drawn = (int(sampled.tokens[place]), sampler.seed) if sampler else (None, None)
-            told.append(PassRow(asked, own, *drawn))
+            told[index] = partial(pass_result, asked, own, *drawn)
         return told
 
 

@@ -26,7 +26,7 @@ from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Pass, PassRow
+from jaxctx.engine.passes import Answer, Pass
 
 _arrivals = itertools.count()
 
@@ -64,7 +64,7 @@ class Sequence:
     pending: int = 0  # of these, without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
-    rows: dict[int, PassRow] = field(default_factory=dict)  # of a pass, those that have been answered, by index
+    rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
 
     @property
@@ -127,7 +127,7 @@ class Sequence:
             restored_tokens=self.restored,
         )
 
-    def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:
+    def result(self, info: ContextInfo) -> FillResult | tuple[Seq[Answer], ContextInfo]:
         """Of a fill, an opening or a pass that is done; `info` is of its context."""
         if self.passing is not None:
             return [*self.rows.values()], info
