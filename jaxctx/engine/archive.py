@@ -47,22 +47,18 @@ class Archive:
         """What the catalogue will say of it."""
         tokens = frozen.computed if frozen.suspended else frozen.seq_len
         pages = -(-tokens // frozen.page_size)
-        return Version(
-            tenant=caller.tenant,
-            name=request.name,
-            tokens=frozen.length,
-            seq_len=tokens,
-            pages=pages,
-            size_bytes=pages * self.device.page_bytes,
-            model_revision=self.contexts.model.model_revision,
-            salt=frozen.identity.salt,
-            manual_commit=frozen.manual_commit,
-            context_id=request.context_id,
-            held=None if request.durable else frozen,
-            saving=object(),
-            lifetime=self.lifetime(request.ttl),
-            labels=dict(request.labels),
-        )
+        others = {
+            "tokens": frozen.length,
+            "seq_len": tokens,
+            "pages": pages,
+            "size_bytes": pages * self.device.page_bytes,
+            "manual_commit": frozen.manual_commit,
+            "held": None if request.durable else frozen,
+            "saving": object(),
+            "lifetime": self.lifetime(request.ttl),
+            "durable": False,  # not yet
+        }
+        return Version(**named(Version, caller, request, frozen.identity) | others)
 
     def lineage(self, frozen: Context) -> Lineage:
         """All of a frozen context that is on the device, page data apart."""

@@ -131,14 +131,11 @@ class LocalEngine(Snapshots, Engine):
             self.loop.tell(partial(watchers.leave, watch))
 
     async def fill(
-        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
+        self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
         work = partial(self.core.fill, caller, context_id, self._ids(tokens), defer)
         result: answers.FillResult = await self.loop.work(work)
         return result
-
-    async def flush(self, caller: Caller, context_id: str) -> answers.FillResult:
-        return await self.fill(caller, context_id, ())
 
     async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
         work = partial(self.core.forward, caller, request, self._ids(request.tokens))
@@ -184,7 +181,7 @@ class LocalEngine(Snapshots, Engine):
         complete = False
         try:
             if request.n > 1:
-                await self.flush(caller, request.context_id)
+                await self.fill(caller, request.context_id)
             await self.loop.call(start)
             async for piece in stream.pieces():
                 yield piece

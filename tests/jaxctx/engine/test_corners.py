@@ -66,7 +66,7 @@ async def test_flushing_a_suspended_empty_context_does_nothing(make_engine, how:
     assert (await engine.get(ME, context_id)).state.value == "suspended"
     if how == "rewound":
         await engine.rewind(ME, context_id, 0)
-    assert (await engine.flush(ME, context_id)).computed == 0
+    assert (await engine.fill(ME, context_id)).computed == 0
 
 
 async def test_tenants_with_the_same_context_id_do_not_meet(make_engine) -> None:
@@ -309,7 +309,7 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
     request = GenerateRequest(context_id=other, max_tokens=300, sampling=GREEDY)
     stream = engine.generate(ME, request)
     got = [*(await anext(stream)).token_ids]
-    flush = asyncio.create_task(engine.flush(ME, old))
+    flush = asyncio.create_task(engine.fill(ME, old))
     got += [token async for piece in stream for token in piece.token_ids]
     assert got == oracle([1, 2, 3], 300)
     result = await flush
