@@ -152,15 +152,15 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.failed(error)
 
-    def expire(self) -> float | None:
-        """End what is over and fail sequences whose deadline has passed; returns seconds until there is more."""
+    def expire(self) -> float:
+        """End what is over and fail sequences whose deadline has passed; returns seconds until there may be more."""
         soon, now = self.lives.reap(), self.world.clock()
         for sequence in list(self._writers.values()):
             deadline = sequence.caller.deadline
             if deadline is not None and deadline <= now:
                 self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
             elif deadline is not None:
-                soon = deadline - now if soon is None else min(soon, deadline - now)
+                soon = min(soon, deadline - now)
         return soon
 
     def fail_all(self, error: JaxctxError) -> None:

@@ -110,7 +110,7 @@ class Lives:
         self.cache.close(context)
         self.changed(context, change)
 
-    def reap(self) -> float | None:
+    def reap(self) -> float:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self.cache.lifetimes.due(now):
@@ -123,4 +123,4 @@ class Lives:
             self.pin(context, False)
             self.changed(context)
         ends = [at for at in (self.cache.lifetimes.next, self._pins.next) if at is not None]
-        return min(max(min(ends) - now, 0.0), PATIENCE_S) if ends else None
+        return min(max(min(ends, default=now + PATIENCE_S) - now, 0.0), PATIENCE_S)

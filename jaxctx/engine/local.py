@@ -178,17 +178,15 @@ class LocalEngine(Snapshots, Engine):
                 self.core.end(sequence)
             self._close_all(caller, forks)
 
-        complete = False
         try:
             if request.n > 1:
                 await self.fill(caller, request.context_id)
             await self.loop.call(start)
             async for piece in stream.pieces():
                 yield piece
-            complete = True
-        finally:
-            if not complete:
-                self.loop.tell(abandon)
+        except BaseException:
+            self.loop.tell(abandon)
+            raise
 
     async def stats(self) -> answers.EngineStats:
         return replace(await self.loop.call(self.core.stats), snapshots=self.store.count())

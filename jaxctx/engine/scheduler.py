@@ -355,13 +355,7 @@ class Scheduler:
         sequence.next, sequence.remaining = sequence.known - 1, sequence.tokens_left
 
     def _take_rows(
-        self,
-        sequence: Sequence,
-        first_row: int,
-        rows: int,
-        sample: int,
-        outputs: Seq[int] = (),
-        drafts: Seq[int] = (),
+        self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = (), drafts: Seq[int] = ()
     ) -> Part:
         position, read_only = sequence.next, sequence.read_only
         rows += len(drafts)
