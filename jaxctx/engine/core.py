@@ -66,7 +66,7 @@ class EngineCore:
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler, self._writers, self.lives, model, model_id
         )
-        self.archive = Archive(self.contexts, device, world.wall_clock, world.new_id)
+        self.archive = Archive(self.contexts, device, world.new_id)
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0

@@ -315,9 +315,8 @@ class Scheduler:
         budget = self.config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
-        if (
-            drafts := self._draft()
-        ) and self._flying:  # what is guessed must follow the tokens that are still on the device
+        drafts = self._draft()
+        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
