@@ -59,8 +59,7 @@ class Snapshots:
             version = await self.loop.call(self._archive.version, caller, request, frozen)
             saving.append(version)
             count, size = self.store.usage(caller.tenant, chain.from_iterable(self._saves.values()))
-            quotas = self.loop.core.lives.quotas
-            quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
+            self.loop.core.lives.quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:

@@ -44,11 +44,8 @@ def draw(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[
     sampled, seeds = batch.temperature > 0, jax.random.wrap_key_data(batch.seed, impl="threefry2x32")
     keys = jax.random.key_data(jax.vmap(jax.random.fold_in)(seeds, batch.position))  # uint32 [rows, 2]
     truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
-
-    def skip(*_: jax.Array | SamplingBatch) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
-
-    short, exact = lax.cond(truncated.any(), _draw_from_candidates, skip, distance, batch, keys)
+    nothing = jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
+    short, exact = lax.cond(truncated.any(), _draw_from_candidates, lambda *_: nothing, distance, batch, keys)
     exact &= truncated
     unsettled = truncated & ~exact
 
