@@ -16,7 +16,7 @@ CASES: dict[str, tuple[float, dict[str, float]]] = {  # name: spread of the logi
     "temperature": (3.0, {"temperature": 0.8}),
     "temperature, top_k 20, top_p 0.95": (3.0, {"temperature": 0.8, "top_k": 20, "top_p": 0.95}),
     "top_p 0.95 of a flat row": (1.0, {"temperature": 1.0, "top_p": 0.95}),
-    "greedy, penalties": (3.0, {"presence": 0.5, "frequency": 0.5, "repetition": 1.1}),
+    "greedy, penalties": (3.0, {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1}),
     "greedy, logprobs": (3.0, {"logprobs": True}),
 }
 

@@ -24,11 +24,10 @@ from jaxctx.store import Lineage, Version
 
 @dataclass(slots=True)
 class Archive:
-    """Of one engine. `clock` tells unix seconds."""
+    """Of one engine."""
 
     contexts: ContextOperations
     device: Device
-    clock: Callable[[], float]
     new_id: Callable[[], str]
 
     def freeze(self, caller: Caller, context_id: str) -> Context:
@@ -41,28 +40,24 @@ class Archive:
 
     def lifetime(self, ttl: Ttl) -> Lifetime:
         """Of a snapshot that is saved or changed now."""
-        return Lifetime.begin(ttl.seconds, ttl.sliding, self.clock())
+        return Lifetime.begin(ttl.seconds, ttl.sliding, self.contexts.lives.clock())
 
     def version(self, caller: Caller, request: SaveRequest, frozen: Context) -> Version:
         """What the catalogue will say of it."""
         tokens = frozen.computed if frozen.suspended else frozen.seq_len
         pages = -(-tokens // frozen.page_size)
-        return Version(
-            tenant=caller.tenant,
-            name=request.name,
-            tokens=frozen.length,
-            seq_len=tokens,
-            pages=pages,
-            size_bytes=pages * self.device.page_bytes,
-            model_revision=self.contexts.model.model_revision,
-            salt=frozen.identity.salt,
-            manual_commit=frozen.manual_commit,
-            context_id=request.context_id,
-            held=None if request.durable else frozen,
-            saving=object(),
-            lifetime=self.lifetime(request.ttl),
-            labels=dict(request.labels),
-        )
+        others = {
+            "tokens": frozen.length,
+            "seq_len": tokens,
+            "pages": pages,
+            "size_bytes": pages * self.device.page_bytes,
+            "manual_commit": frozen.manual_commit,
+            "held": None if request.durable else frozen,
+            "saving": object(),
+            "lifetime": self.lifetime(request.ttl),
+            "durable": False,  # not yet
+        }
+        return Version(**named(Version, caller, request, frozen.identity) | others)
 
     def lineage(self, frozen: Context) -> Lineage:
         """All of a frozen context that is on the device, page data apart."""
@@ -98,12 +93,9 @@ class Archive:
         self, caller: Caller, request: OpenRequest, version: Version, lineage: Lineage
     ) -> tuple[Context, list[tuple[int, int]]]:
         """A context of a stored lineage, and the pages it needs from the store: (place in the sequence, host slot)."""
-        usable = (lineage.model_revision, lineage.kv_dtype, lineage.page_size, lineage.page_bytes) == (
-            self.contexts.model.model_revision,
-            self.contexts.model.kv_dtype,
-            self.contexts.cache.page_size,
-            self.device.page_bytes,
-        )
+        here = named(Lineage, self.contexts.model, self.contexts.cache, self.device)
+        decisive = ("model_revision", "kv_dtype", "page_size", "page_bytes")
+        usable = all(getattr(lineage, name) == here[name] for name in decisive)
         if not usable and not request.recompute:
             raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
         most = self.contexts.config.max_context_tokens
@@ -149,7 +141,7 @@ class Archive:
         return [_publication(published) for published in self._published(caller)]
 
     def _published(self, caller: Caller) -> list[Context]:
-        now, everybodys = self.clock(), self.contexts.cache.publications.values()
+        now, everybodys = self.contexts.lives.clock(), self.contexts.cache.publications.values()
         return [each for each in everybodys if each.tenant == HIDDEN + caller.tenant and not each.lifetime.over(now)]
 
 

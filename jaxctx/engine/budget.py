@@ -9,6 +9,7 @@ that share a page are charged it twice, so that no charge depends on what others
 charges never refuse.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 
 from jaxctx.cache.contexts import Context, ContextCache
@@ -57,24 +58,23 @@ class Quotas:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._charges: dict[str, dict[Hashable, int]] = {}  # pages of each pinned holder, by tenant
+        self._charges: dict[tuple[str, Hashable], int] = {}  # pages of each pinned holder, with its tenant
+        self._pinned: Counter[str] = Counter()  # their sums
 
-    def check_contexts(self, count: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many contexts."""
-        _check("max_contexts_per_tenant", count, self._config.max_contexts_per_tenant)
-
-    def check_snapshots(self, count: int, size_bytes: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions of snapshots, or so large ones."""
-        _check("max_snapshots_per_tenant", count, self._config.max_snapshots_per_tenant)
-        _check("max_snapshot_bytes_per_tenant", size_bytes, self._config.max_snapshot_bytes_per_tenant)
+    def check(self, **counts: int) -> None:
+        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many, each by the name of its limit."""
+        for quota, count in counts.items():
+            limit = getattr(self._config, quota)
+            if limit is not None and count > limit:
+                raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
-        return sum(self._charges.get(tenant.removeprefix(HIDDEN), {}).values())
+        return self._pinned[tenant.removeprefix(HIDDEN)]
 
     def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
         """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
-        more = pages - self._charges.get(tenant.removeprefix(HIDDEN), {}).get(holder, 0)
+        more = pages - self._charges.get((tenant.removeprefix(HIDDEN), holder), 0)
         budget = self._config.pin_budget
         remaining = max(budget - self.pinned(tenant), 0)
         if more > remaining:
@@ -83,17 +83,7 @@ class Quotas:
 
     def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
         """The holder has so many pinned pages from now on."""
-        self._charges.setdefault(tenant.removeprefix(HIDDEN), {})[holder] = pages
-
-    def unpin(self, tenant: str, holder: Hashable) -> None:
-        """The holder is pinned no more, if it was."""
         tenant = tenant.removeprefix(HIDDEN)
-        charges = self._charges.get(tenant, {})
-        charges.pop(holder, None)
-        if not charges:
-            self._charges.pop(tenant, None)
-
-
-def _check(quota: str, count: int, limit: int | None) -> None:
-    if limit is not None and count > limit:
-        raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")
+        self._pinned[tenant] += pages - self._charges.pop((tenant, holder), 0)
+        if pages:
+            self._charges[tenant, holder] = pages

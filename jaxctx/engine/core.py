@@ -29,15 +29,15 @@ from jaxctx.engine.output import Output
 from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
-from jaxctx.engine.step import StepOutput, read_output
+from jaxctx.engine.step import read_output
 from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import JaxctxError
-from jaxctx.model.sampling import MAX_BIAS, MAX_STOPS, SlotHistory
+from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import plan_attention
 
 log = logging.getLogger("jaxctx.engine")
-StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, OUTPUT_WIDTH]
+StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, words]
 
 
 class EngineCore:
@@ -67,19 +67,18 @@ class EngineCore:
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler, self._writers, self.lives, model, model_id
         )
-        self.archive = Archive(self.contexts, device, world.wall_clock, world.new_id)
+        self.archive = Archive(self.contexts, device, world.new_id)
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
 
-    def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | None:
-        """Append int32 tokens and compute them, or with `defer` only keep them. None if there is nothing to compute."""
+    def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | FillResult:
+        """Append int32 tokens and compute them, or with `defer` only keep them. A result if nothing is to compute."""
         context = self._room_for(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
             self.lives.changed(context)
-            reply.done(FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context)))
-            return None
+            return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Work(context, caller, reply), appended=len(tokens))
 
     def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Reply) -> Work:
@@ -95,27 +94,22 @@ class EngineCore:
         seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
         max_tokens = min(request.max_tokens or self.config.default_max_tokens, room)
         output = Output(request, index, context, self._text, seed, max_tokens)
-        if len(output.stop_ids) > MAX_STOPS:
-            raise errors.InvalidArgument.field("stop_token_ids", f"at most {MAX_STOPS}, the model's own included")
-        if len(request.sampling.logit_bias) > MAX_BIAS:
-            raise errors.InvalidArgument.field("sampling.logit_bias", f"at most {MAX_BIAS} entries")
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
         return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
 
-    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | None:
-        """Bring back, or compute, what had KV when a context was suspended or saved. None if all of it has."""
+    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | FillResult:
+        """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
         self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
-            reply.done(FillResult(resident=context.seq_len, restored=0, computed=0, context=info))
-            return None
+            return FillResult(resident=context.seq_len, restored=0, computed=0, context=info)
         return self._submit(Work(context, caller, reply, compute_to=context.computed))
 
     def forward(self, caller: Caller, request: ForwardRequest, tokens: np.ndarray, reply: Reply) -> Work:
         """Compute explicit tokens, int32, at explicit positions under explicit masks."""
         context = self._room_for(caller, request.context_id, tokens)
         first = context.length
-        self.cache.append(context, tokens, marks(request, first, self.config.max_context_tokens))
+        self.cache.append(context, tokens, marks(request, first))
         passing = make_pass(request, first, self.world.new_seed)
         return self._submit(Work(context, caller, reply, passing=passing), appended=len(tokens))
 
@@ -159,15 +153,15 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.failed(error)
 
-    def expire(self) -> float | None:
-        """End what is over and fail sequences whose deadline has passed; returns seconds until there is more."""
+    def expire(self) -> float:
+        """End what is over and fail sequences whose deadline has passed; returns seconds until there may be more."""
         soon, now = self.lives.reap(), self.world.clock()
         for sequence in list(self._writers.values()):
             deadline = sequence.caller.deadline
             if deadline is not None and deadline <= now:
                 self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
             elif deadline is not None:
-                soon = deadline - now if soon is None else min(soon, deadline - now)
+                soon = min(soon, deadline - now)
         return soon
 
     def fail_all(self, error: JaxctxError) -> None:
@@ -211,8 +205,8 @@ class EngineCore:
         output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        history = SlotHistory(prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
-        self.device.load_slot(sequence.slot, history)
+        bias = output.request.sampling.logit_bias
+        self.device.load_slot(sequence.slot, prompt, sampled, bias, output.stop_ids)
 
     def settle(self, batch: Batch, landed: StepArrays) -> None:
         """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""
@@ -222,8 +216,7 @@ class EngineCore:
             sequence = part.sequence
             try:
                 if sequence.passing is not None:
-                    told = sequence.passing.rows(part.outputs, logits, output.tokens)
-                    sequence.rows |= {row.asked.index: row for row in told}  # again, where it was preempted
+                    sequence.rows |= sequence.passing.rows(part.outputs, logits, output)  # again, if it was preempted
                 self.lives.changed(sequence.context)
                 if part.drafts:
                     self._take_drafts(part, output)
@@ -240,7 +233,7 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
-    def _take_drafts(self, part: Part, step: StepOutput) -> None:
+    def _take_drafts(self, part: Part, step: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
         sequence, row = part.sequence, part.sample
         self._take_sample(sequence, step, row)
@@ -252,7 +245,7 @@ class EngineCore:
             self._take_sample(sequence, step, row)
         self.scheduler.judge(part, row - part.sample)
 
-    def _take_sample(self, sequence: Work, step: StepOutput, row: int) -> None:
+    def _take_sample(self, sequence: Work, step: Sampled, row: int) -> None:
         output = sequence.output
         assert output is not None
         self.cache.append(sequence.context, [int(step.tokens[row])])

@@ -10,7 +10,7 @@ that need not be there. So what depends on the kind of device is decided there, 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
@@ -25,7 +25,7 @@ from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import HISTORY_WORDS, SlotHistory, SlotState, load_slot, row_words, slot_state
+from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state, slot_words
 from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
 from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
@@ -79,7 +79,7 @@ class Program:
                 load = partial(step.load_into, layers, on_device=self.page.sharding)
                 return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
             case _:
-                return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(HISTORY_WORDS))
+                return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(1 + 2 * self._model.vocab_size))
 
     def _pools(self, mesh: Mesh | None) -> step.Pools:
         """One K and one V array a layer, page 0 of each being scratch; on one CPU, where layers are a loop, of all."""
@@ -152,7 +152,7 @@ class Device:
             jax.block_until_ready(self.run(shape, self.blank(shape)[0]))
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
-        self.load_slot(self._config.max_batch, SlotHistory(np.zeros(1, np.int32), np.zeros(0, np.int32), {}, ()))
+        self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
         jax.block_until_ready((self._pools, self._state))
 
     def shape_for(self, rows: int, outputs: int = 0) -> StepShape:
@@ -224,10 +224,12 @@ class Device:
             ids = self._padded(pages[start : start + self._chunk])
             self._pools = self._compiled["page load"](self._pools, ids, tuple(chunk))
 
-    def load_slot(self, slot: int, history: SlotHistory) -> None:
-        """Tell a slot about the sequence that takes it, in as many calls as its tokens need."""
-        for packed in history.pack(slot):
-            self._state = self._compiled["slot load"](self._state, self._put(packed))
+    def load_slot(
+        self, slot: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
+    ) -> None:
+        """Tell a slot about the sequence that takes it, see `slot_words`."""
+        words = slot_words(slot, self._program.state.bias.shape[1], prompt, output, bias, stops)
+        self._state = self._compiled["slot load"](self._state, self._put(words))
 
     def _padded(self, pages: Sequence[int]) -> jax.Array:
         """int32 `[chunk]`, padded with the scratch page."""

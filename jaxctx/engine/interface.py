@@ -164,12 +164,9 @@ class Engine(Protocol):
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo: ...
 
     async def fill(
-        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
+        self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
-        """Append tokens; compute what no committed page holds, or only buffer them with `defer`."""
-
-    async def flush(self, caller: Caller, context_id: str) -> answers.FillResult:
-        """Compute whatever is buffered."""
+        """Append tokens, if any; compute what is buffered and in no committed page, or only buffer with `defer`."""
 
     def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
         """Stream outputs. Pieces of the n outputs interleave, and are fewer and larger for a reader that lags.

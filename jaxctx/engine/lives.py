@@ -83,12 +83,9 @@ class Lives:
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
         """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""
-        if pinned:
-            pages = self._pages(context)
-            self.quotas.check_pin(context.tenant, context, pages)
-            self.quotas.charge(context.tenant, context, pages)
-        else:
-            self.quotas.unpin(context.tenant, context)
+        pages = self._pages(context) if pinned else 0
+        self.quotas.check_pin(context.tenant, context, pages)
+        self.quotas.charge(context.tenant, context, pages)
         context.pinned = pinned
         context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
         self._pins.set(context, context.pinned_until)
@@ -113,7 +110,7 @@ class Lives:
         self.cache.close(context)
         self.changed(context, change)
 
-    def reap(self) -> float | None:
+    def reap(self) -> float:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self.cache.lifetimes.due(now):
@@ -126,4 +123,4 @@ class Lives:
             self.pin(context, False)
             self.changed(context)
         ends = [at for at in (self.cache.lifetimes.next, self._pins.next) if at is not None]
-        return min(max(min(ends) - now, 0.0), PATIENCE_S) if ends else None
+        return min(max(min(ends, default=now + PATIENCE_S) - now, 0.0), PATIENCE_S)

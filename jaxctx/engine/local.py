@@ -132,20 +132,17 @@ class LocalEngine(Snapshots, Engine):
             self.loop.tell(partial(watchers.leave, watch))
 
     async def fill(
-        self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False
+        self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
         work = partial(self.core.fill, caller, context_id, self._ids(tokens), defer)
         result: answers.FillResult = await self.loop.work(work)
         return result
 
-    async def flush(self, caller: Caller, context_id: str) -> answers.FillResult:
-        return await self.fill(caller, context_id, ())
-
     async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
         work = partial(self.core.forward, caller, request, self._ids(request.tokens))
         rows, context = await self.loop.work(work)
         # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
-        outputs = await asyncio.to_thread(lambda: [row.result() for row in rows])
+        outputs = await asyncio.to_thread(lambda: [row() for row in rows])
         return answers.ForwardResult(outputs=outputs, context=context)
 
     def _ids(self, tokens: Sequence[int]) -> np.ndarray:
@@ -182,17 +179,15 @@ class LocalEngine(Snapshots, Engine):
                 self.core.end(sequence)
             self._close_all(caller, forks)
 
-        complete = False
         try:
             if request.n > 1:
-                await self.flush(caller, request.context_id)
+                await self.fill(caller, request.context_id)
             await self.loop.call(start)
             async for piece in stream.pieces():
                 yield piece
-            complete = True
-        finally:
-            if not complete:
-                self.loop.tell(abandon)
+        except BaseException:
+            self.loop.tell(abandon)
+            raise
 
     async def stats(self) -> answers.EngineStats:
         return replace(await self.loop.call(self.core.stats), snapshots=self.store.count())

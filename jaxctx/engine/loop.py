@@ -135,16 +135,16 @@ class StepLoop:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
-        result: T = await self.work(lambda promise: promise.done(function(*args, **kwargs)))
+        result: T = await self.work(lambda promise: function(*args, **kwargs))
         return result
 
-    async def work(self, submit: Callable[[Promise], Sequence | None]) -> Any:
-        """Run `submit` on the step thread and wait for what it, or the sequence that it submits, tells its promise.
+    async def work(self, submit: Callable[[Promise], object]) -> Any:
+        """Run `submit` on the step thread and wait for what it returns, or for what a sequence tells its promise.
 
         Cancelling ends the sequence.
         """
         promise = Promise(asyncio.get_running_loop(), self.outbox)
-        submitted: list[Sequence | None] = []
+        submitted: list[Sequence] = []
 
         def command() -> None:
             try:
@@ -152,14 +152,17 @@ class StepLoop:
                 if self.failure.done():
                     raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
                 self.core.lives.reap()
-                submitted.append(submit(promise))
+                made = submit(promise)
+                if isinstance(made, Sequence):
+                    submitted.append(made)
+                else:
+                    promise.done(made)
             except Exception as error:
                 promise.failed(error)
 
         def end() -> None:
             for sequence in submitted:
-                if sequence is not None:
-                    self.core.end(sequence)
+                self.core.end(sequence)
 
         self.post(command)
         try:

@@ -99,7 +99,7 @@ class ContextOperations:
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         if not tenant.startswith(HIDDEN):  # what snapshots hold has quotas of its own
-            self.lives.quotas.check_contexts(self.cache.count(tenant) + more)
+            self.lives.quotas.check(max_contexts_per_tenant=self.cache.count(tenant) + more)
         if len(self.cache.registry) + more > self.config.max_contexts:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)

@@ -4,7 +4,7 @@ from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.cache.contexts import Context
 from jaxctx.engine.interface import GenerateRequest
 from jaxctx.engine.passes import Sampler
-from jaxctx.engine.step import StepOutput
+from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import Detokenizer, ModelText, StopMatcher
 
 
@@ -30,7 +30,7 @@ class Output:
         self._matcher = StopMatcher(request.stop, include_stop=request.include_stop)
         self.tokens = 0
 
-    def push(self, step: StepOutput, row: int) -> GeneratePiece:
+    def push(self, step: Sampled, row: int) -> GeneratePiece:
         """Take the next token, of one row of a step's samples."""
         self.tokens += 1
         token, may_stop = int(step.tokens[row]), self.tokens > self.request.min_tokens
@@ -59,7 +59,7 @@ class Output:
             stop_match=match,
         )
 
-    def _logprob(self, step: StepOutput, row: int) -> TokenLogprob:
+    def _logprob(self, step: Sampled, row: int) -> TokenLogprob:
         places = range(self.request.top_logprobs)
         top = [(int(step.top_ids[row, place]), float(step.top_logprobs[row, place])) for place in places]
         return TokenLogprob(token_id=int(step.tokens[row]), logprob=float(step.logprobs[row]), top=top)

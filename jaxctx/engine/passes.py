@@ -1,11 +1,12 @@
 """Passes: what is asked of tokens that a request gives explicitly, and what is told of them.
 
-A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `PassRow.result`
+A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `pass_result`
 turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from jaxctx.answers import PassResult
 from jaxctx.cache.marks import encode_mark
 from jaxctx.engine.interface import ForwardRequest, GenerateRequest, PassOutput
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sampling import row_words
+from jaxctx.model.sampling import ROW, Sampled, row_words
 
-POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words(position=0))[0])
+POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
+Answer = Callable[[], PassResult]  # still to be made
 
 
 class Sampler:
@@ -25,22 +27,9 @@ class Sampler:
         """`seed` is 64 bits; equal seeds draw equally at equal positions, in any batch."""
         s = request.sampling
         self.seed = seed
-        self._words = {
-            suppress: row_words(
-                temperature=s.temperature,
-                top_k=s.top_k,
-                top_p=s.top_p,
-                min_p=s.min_p,
-                repetition=s.repetition_penalty,
-                presence=s.presence_penalty,
-                frequency=s.frequency_penalty,
-                seed=seed,
-                suppress=suppress,
-                biased=bool(s.logit_bias),
-                logprobs=request.logprobs,
-            )
-            for suppress in (False, True)
-        }
+        given = {name: getattr(s, name) for name in ROW.names or () if hasattr(s, name)}
+        given |= {"seed": seed, "biased": bool(s.logit_bias), "logprobs": request.logprobs}
+        self._words = [row_words(**given | {"suppress": suppress}) for suppress in (False, True)]
         penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
         # Whether the slot must know the sequence's past before its first step.
         self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0
@@ -51,30 +40,27 @@ class Sampler:
         row[POSITION_WORD] = position
 
 
-@dataclass(frozen=True, slots=True)
-class PassRow:
-    """What the step says of one token that was asked about."""
+def pass_result(
+    asked: PassOutput, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
+) -> PassResult:
+    """What was asked for of one token: by the logits of its row, float32 `[vocab]`, needed for all but a sample.
 
-    asked: PassOutput
-    logits: np.ndarray | None  # float32 [vocab], needed for all but a sample
-    token_id: int | None = None  # what was drawn, if anything was to be
-    seed: int | None = None  # that repeats it
-
-    def result(self) -> PassResult:
-        """What was asked for. Logits that are no number count as minus infinity, as they do for samples."""
-        asked, logits = self.asked, self.logits
-        drawn = PassResult(index=asked.index, token_id=self.token_id, seed=self.seed)
-        if logits is None or not needs_logits(asked):
-            return drawn
-        finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
-        logprobs = log_softmax(finite.astype(np.float64))
-        return replace(
-            drawn,
-            logprobs=logprobs[list(asked.logprob_ids)].tolist(),
-            top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)],
-            logits=logits.astype("<f4").tobytes() if asked.logits else b"",
-            entropy=entropy(logprobs) if asked.entropy else None,
-        )
+    `token_id` is what was drawn, if anything was to be, and `seed` repeats it. Logits that are no number count as minus
+    infinity, as they do for samples.
+    """
+    drawn = PassResult(index=asked.index, token_id=token_id, seed=seed)
+    if logits is None or not needs_logits(asked):
+        return drawn
+    finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
+    logprobs = log_softmax(finite.astype(np.float64))
+    possible = logprobs[logprobs > -np.inf]
+    return replace(
+        drawn,
+        logprobs=logprobs[list(asked.logprob_ids)].tolist(),
+        top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)] if asked.top else (),
+        logits=logits.astype("<f4").tobytes() if asked.logits else b"",
+        entropy=float(-(np.exp(possible) * possible).sum()) + 0.0 if asked.entropy else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +72,14 @@ class Pass:
     samplers: Mapping[int, Sampler]  # of those that want a sample
     keep_working: bool
 
-    def rows(self, indices: Sequence[int], logits: np.ndarray | None, tokens: np.ndarray) -> list[PassRow]:
-        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and `tokens`."""
-        told: list[PassRow] = []
+    def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, Answer]:
+        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and what it sampled."""
+        told: dict[int, Answer] = {}
         for place, index in enumerate(indices):
             asked, sampler = self.outputs[index], self.samplers.get(index)
             own = logits[place] if logits is not None and needs_logits(asked) else None
-            drawn = (int(tokens[place]), sampler.seed) if sampler else (None, None)
-            told.append(PassRow(asked, own, *drawn))
+            drawn = (int(sampled.tokens[place]), sampler.seed) if sampler else (None, None)
+            told[index] = partial(pass_result, asked, own, *drawn)
         return told
 
 
@@ -108,18 +94,13 @@ def make_pass(request: ForwardRequest, first: int, new_seed: Callable[[], int]) 
     return Pass(first, outputs, samplers, request.keep_working)
 
 
-def marks(request: ForwardRequest, first: int, positions: int) -> list[bytes]:
-    """A mark for every token, none if all are usual. InvalidArgument for a position or a mask that cannot be.
-
-    `positions`: how many the model has.
-    """
+def marks(request: ForwardRequest, first: int) -> list[bytes]:
+    """A mark for every token, none if all are usual. InvalidArgument for a mask that goes beyond its token."""
     encoded: list[bytes] = []
     for offset in range(len(request.tokens) if request.positions or request.masks else 0):
         index = first + offset
         position = request.positions[offset] if request.positions else index
         ranges = request.masks[offset] if request.masks else ()
-        if not 0 <= position < positions:
-            raise InvalidArgument.field(f"positions[{offset}]", f"must be 0 to {positions - 1}")
         if ranges and ranges[-1][1] > index + 1:
             raise InvalidArgument.field(f"masks[{offset}]", f"token {index} sees nothing behind itself")
         encoded.append(encode_mark(index, position, ranges))
@@ -142,16 +123,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def best(logits: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the `count` greatest, best first, equal ones by rising id."""
-    if count == 0:
-        return np.zeros(0, np.int64)
+    """Ids of the `count` greatest, at least one, best first, equal ones by rising id."""
     count = min(count, len(logits))
     candidates = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
     chosen: np.ndarray = candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
     return chosen
-
-
-def entropy(logprobs: np.ndarray) -> float:
-    """In nats."""
-    possible = logprobs[logprobs > -np.inf]
-    return float(-(np.exp(possible) * possible).sum()) + 0.0

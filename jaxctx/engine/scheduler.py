@@ -302,7 +302,7 @@ class Scheduler:
 
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
-            rows = sequence.unusual_rows(self.largest_pass.rows)
+            rows = sequence.next_rows(self.largest_pass.rows, unusual=True)
             if rows and not sequence.reply.lagging():
                 asked = sequence.passing.outputs if sequence.passing is not None else ()
                 outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
@@ -316,14 +316,13 @@ class Scheduler:
         budget = self.config.max_batch_tokens
         parts: list[Part] = []
         row = samples = 0
-        if (
-            drafts := self._draft()
-        ) and self._flying:  # what is guessed must follow the tokens that are still on the device
+        drafts = self._draft()
+        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
-            rows = min(sequence.usual_rows(), budget - row)
-            if rows <= 0:
+            rows = sequence.next_rows(budget - row)
+            if not rows:
                 continue
             if sequence.reply.lagging():
                 self._dismiss_followers(sequence)
@@ -336,7 +335,7 @@ class Scheduler:
 
     def _draft(self) -> Mapping[Sequence, Seq[int]]:
         """Guesses for the rows that would pad the next step, if all of its sequences are decoding."""
-        ready = [s for s in self.running if s.usual_rows() and not s.reply.lagging()]
+        ready = [s for s in self.running if s.next_rows(1) and not s.reply.lagging()]
         spare = self.config.padding(len(ready))
         if not spare or not all(s.decoding for s in ready):
             return {}
@@ -356,13 +355,7 @@ class Scheduler:
         sequence.next, sequence.remaining = sequence.known - 1, sequence.tokens_left
 
     def _take_rows(
-        self,
-        sequence: Sequence,
-        first_row: int,
-        rows: int,
-        sample: int,
-        outputs: Seq[int] = (),
-        drafts: Seq[int] = (),
+        self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = (), drafts: Seq[int] = ()
     ) -> Part:
         position, read_only = sequence.next, sequence.read_only
         rows += len(drafts)

@@ -15,9 +15,9 @@ raises its epoch, so that late results are ignored.
 """
 
 import itertools
-from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence as Seq
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from jaxctx.answers import ContextInfo, FillResult, Usage
@@ -26,7 +26,7 @@ from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Reply
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Pass, PassRow
+from jaxctx.engine.passes import Answer, Pass
 
 _arrivals = itertools.count()
 
@@ -54,7 +54,7 @@ class Sequence:
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
     decoding: bool = False  # has dispatched its first sample
-    unusual: Seq[int] = ()  # indices of the rows that go into steps of their own, ascending
+    unusual: Set[int] = frozenset()  # indices of the rows that go into steps of their own
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
     reserved: int = 0  # pages promised and not yet taken
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
@@ -64,7 +64,7 @@ class Sequence:
     pending: int = 0  # of these, without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
-    rows: dict[int, PassRow] = field(default_factory=dict)  # of a pass, those that have been answered, by index
+    rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
 
     @property
@@ -89,25 +89,16 @@ class Sequence:
 
     def find_unusual(self) -> None:
         """Which of its rows go into steps of their own: marked tokens, and what a pass asks about."""
-        indices = {*(self.passing.outputs if self.passing is not None else ())}
+        self.unusual = {*(self.passing.outputs if self.passing is not None else ())}
         if self.context.marked:
-            indices |= self.context.all_marks(self.next // self.context.page_size).keys()
-        self.unusual = sorted(index for index in indices if index >= self.next)
+            self.unusual |= self.context.all_marks(self.next // self.context.page_size).keys()
 
-    def usual_rows(self) -> int:
-        """Rows that could go into the next step beside those of others."""
-        first = bisect_left(self.unusual, self.next)
-        return min([self.rows_ready, *(index - self.next for index in self.unusual[first : first + 1])])
-
-    def unusual_rows(self, limit: int) -> int:
-        """Rows that could go into the next step by themselves, up to `limit`."""
-        first = bisect_left(self.unusual, self.next)
-        rows = 0
-        for index in self.unusual[first : first + min(self.rows_ready, limit)]:
-            if index != self.next + rows:
-                break
-            rows += 1
-        return rows
+    def next_rows(self, limit: int, *, unusual: bool = False) -> int:
+        """Rows that could go into the next step, up to `limit`: beside those of others, or `unusual` by themselves."""
+        rows = range(self.next, min(self.known, self.next + limit))
+        if not self.unusual:
+            return 0 if unusual else len(rows)
+        return next((count for count, index in enumerate(rows) if (index in self.unusual) != unusual), len(rows))
 
     @property
     def tokens_left(self) -> int:
@@ -136,7 +127,7 @@ class Sequence:
             restored_tokens=self.restored,
         )
 
-    def result(self, info: ContextInfo) -> FillResult | tuple[Seq[PassRow], ContextInfo]:
+    def result(self, info: ContextInfo) -> FillResult | tuple[Seq[Answer], ContextInfo]:
         """Of a fill, an opening or a pass that is done; `info` is of its context."""
         if self.passing is not None:
             return [*self.rows.values()], info

@@ -58,8 +58,8 @@ class Snapshots:
                 await self._resume(caller, frozen)
             version = await self.loop.call(self._archive.version, caller, request, frozen)
             saving.append(version)
-            usage = self.store.usage(caller.tenant, chain.from_iterable(self._saves.values()))
-            self.loop.core.lives.quotas.check_snapshots(*usage)
+            count, size = self.store.usage(caller.tenant, chain.from_iterable(self._saves.values()))
+            self.loop.core.lives.quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:

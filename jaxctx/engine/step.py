@@ -24,14 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
-from jaxtyping import Array, Bool, Int32
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, SlotState, sample, unpack_rows
+from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_rows
 from jaxctx.model.sharding import TENSOR
 
-OUTPUT_WIDTH = 2 + 2 * TOP_LOGPROBS
+_FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
+OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})  # what a step tells of a sampled row
 
 
 class LayerPool(NamedTuple):
@@ -99,7 +99,8 @@ class PagedKV:
         self.kv_slots: jax.Array = inputs.kv_slots
         self.plan = kernels.unpack(shape.plan, inputs.plan)
         self.shape = shape.plan
-        self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        bits = inputs.mask[:, :, None] >> jnp.arange(32) & 1  # lowest first
+        self.mask = (bits != 0).reshape(shape.rows, -1) if shape.mask_words else None
         self._attend: Callable[..., jax.Array] = partial(kernels.attend, shape=self.shape)
         if mesh is not None:  # XLA cannot split a kernel; no head needs another, and all have the same plan
             heads, pool, whole = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
@@ -117,12 +118,6 @@ class PagedKV:
         return self._attend(q, pool.k, pool.v, plan, self.mask)
 
 
-def unpack_mask(words: Int32[Array, "rows words"]) -> Bool[Array, "rows indices"]:
-    """The bits of a mask, lowest first."""
-    bits = words[:, :, None] >> jnp.arange(32) & 1
-    return (bits != 0).reshape(words.shape[0], -1)
-
-
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 
@@ -131,8 +126,8 @@ def make_step(
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
 
-    Returns the pools, the state and int32 `[samples, OUTPUT_WIDTH]`: token, logprob bits, top ids, top logprob bits;
-    of a pass also float32 logits `[samples, vocab]`.
+    Returns the pools, the state and the bits of OUTPUT as int32 `[samples, words]`; of a pass also float32 logits
+    `[samples, vocab]`.
     """
 
     def step(params: Params, pools: Pools, state: SlotState, packed: jax.Array) -> StepResult:
@@ -143,32 +138,17 @@ def make_step(
         hidden = model.hidden(params, tokens, inputs.positions, kv)
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
-        as_bits = [
-            drawn.tokens[:, None],
-            jax.lax.bitcast_convert_type(drawn.logprobs, jnp.int32)[:, None],
-            drawn.top_ids,
-            jax.lax.bitcast_convert_type(drawn.top_logprobs, jnp.int32),
-        ]
+        as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in drawn]
         told = logits if shape.mask_words else None
         return kv.pools, state, jnp.concatenate(as_bits, axis=1), told
 
     return step
 
 
-class StepOutput(NamedTuple):
-    """A step's results on the host, one row per sampled row."""
-
-    tokens: np.ndarray  # int32 [samples]
-    logprobs: np.ndarray  # float32 [samples]
-    top_ids: np.ndarray  # int32 [samples, TOP_LOGPROBS]
-    top_logprobs: np.ndarray  # float32 [samples, TOP_LOGPROBS]
-
-
-def read_output(packed: np.ndarray) -> StepOutput:
-    """Take apart what the step returned."""
-    logprobs = np.ascontiguousarray(packed[:, 1]).view(np.float32)
-    top_logprobs = np.ascontiguousarray(packed[:, 2 + TOP_LOGPROBS :]).view(np.float32)
-    return StepOutput(packed[:, 0], logprobs, packed[:, 2 : 2 + TOP_LOGPROBS], top_logprobs)
+def read_output(packed: np.ndarray) -> Sampled:
+    """What the step returned, on the host: numpy arrays, one row per sampled row."""
+    rows = packed.view(OUTPUT)[:, 0]
+    return Sampled._make(rows[name] for name in Sampled._fields)
 
 
 def in_layers(pools: Pools, layers: int, pages: jax.Array) -> jax.Array:
@@ -198,11 +178,11 @@ def load_into(layers: int, pools: Pools, pages: jax.Array, data: Pages, on_devic
     here = [jax.device_put(page, on_device) for page in data]
     ids, held = in_layers(pools, layers, pages), layers // len(pools)
 
-    def load(pool: kernels.Pool, first: int, i: int) -> kernels.Pool:
-        written: kernels.Pool = kernels.write_pages(pool, ids, [p[first + n, i] for n in range(held) for p in here])
-        return written
+    def written(n: int, pool: LayerPool) -> LayerPool:
+        own = [page[layer] for layer in range(n * held, (n + 1) * held) for page in here]
+        return LayerPool(*(kernels.write_pages(array, ids, [page[i] for page in own]) for i, array in enumerate(pool)))
 
-    return tuple(LayerPool(load(pool.k, n * held, 0), load(pool.v, n * held, 1)) for n, pool in enumerate(pools))
+    return tuple(written(*each) for each in enumerate(pools))
 
 
 def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:

@@ -139,9 +139,7 @@ class DiskTier:
         raw = page.reshape(-1).view(np.uint8)
         done = 0
         try:
-            while done < self._page_bytes and (
-                count := os.preadv(self._file, [raw[done:]], slot * self._page_bytes + done)
-            ):
+            while count := os.preadv(self._file, [raw[done:]], slot * self._page_bytes + done):
                 done += count
         except OSError as error:
             raise DataLoss(f"the page could not be read: {error}") from error

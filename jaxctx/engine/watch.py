@@ -78,22 +78,16 @@ class Watchers:
 
     def read(self, watch: Watch, describe: Callable[[Context], ContextInfo]) -> list[ContextEvent]:
         """What there is to tell, up to `EVENTS`; nothing: the reader is woken when there is."""
-        events: list[ContextEvent] = []
-        if watch.reset:
-            watch.reset = False
-            events.append(ContextEvent(change=Change.RESET, at=moment(self._clock())))
-        for context in list(watch.pending)[:EVENTS]:
-            change, at = watch.pending.pop(context)
-            events.append(_event(context, change, at, describe))
-        if watch.listed is not None and len(events) < EVENTS:
-            count = EVENTS - len(events)
+        now, count = self._clock(), EVENTS - watch.reset
+        events = [ContextEvent(change=Change.RESET, at=moment(now))] if watch.reset else []
+        told = [(context, *watch.pending.pop(context)) for context in list(watch.pending)[:count]]
+        count -= len(told)
+        if watch.listed is not None and count:
             contexts = self._cache.list(watch.tenant, watch.listed, count)
-            events += [_event(context, Change.EXISTS, self._clock(), describe) for context in contexts]
+            told += [(context, Change.EXISTS, now) for context in contexts]
             watch.listed = contexts[-1].id if len(contexts) == count else None
-        watch.asleep = not events
+        for context, change, at in told:
+            info = None if context.closed else describe(context)
+            events.append(ContextEvent(change=change, at=moment(at), context_id=context.id, context=info))
+        watch.reset, watch.asleep = False, not events
         return events
-
-
-def _event(context: Context, change: Change, at: float, describe: Callable[[Context], ContextInfo]) -> ContextEvent:
-    info = None if context.closed else describe(context)
-    return ContextEvent(change=change, at=moment(at), context_id=context.id, context=info)

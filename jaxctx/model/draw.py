@@ -20,14 +20,14 @@ CANDIDATES = 64  # best tokens looked at before the whole vocabulary is
 
 
 class SamplingBatch(NamedTuple):
-    """Options of the sampled rows, in the order of `row_words`. Neutral values mean off; padding rows are neutral."""
+    """Options of the sampled rows, in the order of `sampling.ROW`. Neutral means off; padding rows are neutral."""
 
     temperature: Float32[Array, " rows"]  # 0: greedy
     top_p: Float32[Array, " rows"]  # 1: off
     min_p: Float32[Array, " rows"]  # 0: off
-    repetition: Float32[Array, " rows"]  # 1: off; over prompt and output
-    presence: Float32[Array, " rows"]  # 0: off; over output
-    frequency: Float32[Array, " rows"]  # 0: off; over output
+    repetition_penalty: Float32[Array, " rows"]  # 1: off; over prompt and output
+    presence_penalty: Float32[Array, " rows"]  # 0: off; over output
+    frequency_penalty: Float32[Array, " rows"]  # 0: off; over output
     seed: UInt32[Array, "rows 2"]
     top_k: Int32[Array, " rows"]  # 0: off
     position: Int32[Array, " rows"]  # of the token being sampled, in its sequence
@@ -41,13 +41,11 @@ def draw(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[
 
     `distance` is how far each logit is below its row's best, in units of temperature.
     """
-    sampled, keys = batch.temperature > 0, row_keys(batch.seed, batch.position)
+    sampled, seeds = batch.temperature > 0, jax.random.wrap_key_data(batch.seed, impl="threefry2x32")
+    keys = jax.random.key_data(jax.vmap(jax.random.fold_in)(seeds, batch.position))  # uint32 [rows, 2]
     truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
-
-    def skip(*_: jax.Array | SamplingBatch) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
-
-    short, exact = lax.cond(truncated.any(), _draw_from_candidates, skip, distance, batch, keys)
+    nothing = jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
+    short, exact = lax.cond(truncated.any(), _draw_from_candidates, lambda *_: nothing, distance, batch, keys)
     exact &= truncated
     unsettled = truncated & ~exact
 
@@ -119,12 +117,6 @@ def _smallest(distance: jax.Array, weight: jax.Array, target: jax.Array) -> jax.
     never = np.iinfo(np.int32).max
     last = bisect(jnp.where(level == edge, ids, never), nearer, distance.shape[1] - 1)
     return nearer | ((level == edge) & (ids <= last))
-
-
-def row_keys(seed: jax.Array, position: jax.Array) -> jax.Array:
-    """uint32 `[rows, 2]`: the seed's key folded with the position."""
-    keys = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    return jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, position))
 
 
 def _gumbel(keys: jax.Array, ids: jax.Array) -> jax.Array:

@@ -15,8 +15,7 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
     16 x 8,192             0.4           0.8                         1.1                 4                 0.5
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,13 +28,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jaxctx.model.draw import SamplingBatch, draw
 
 TOP_LOGPROBS = 20
-ROW_WORDS = 11  # int32 words of one packed row of a SamplingBatch
-LOAD_CHUNK = 1024  # tokens of one load
-MAX_BIAS = 1024  # logit_bias entries of a request
-MAX_STOPS = 128  # stop token ids of a request, end-of-sequence ids included
-
-_SPLIT = (3, LOAD_CHUNK, MAX_BIAS, MAX_BIAS, MAX_STOPS)
-HISTORY_WORDS = sum(_SPLIT)
+FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 3
+ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
+ROW_WORDS = ROW.itemsize // 4  # int32
 
 
 class SlotState(NamedTuple):
@@ -67,86 +62,52 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHistory:
-    """What penalties, bias and min_tokens of a sequence depend on."""
+def slot_words(
+    slot: int, vocab_size: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
+) -> np.ndarray:
+    """What penalties, bias and min_tokens of the sequence that takes a slot depend on, for `load_slot`.
 
-    prompt: np.ndarray  # int32, at least one token
-    output: np.ndarray  # int32, sampled before it was preempted
-    bias: Mapping[int, float]
-    stops: Sequence[int]
-
-    def pack(self, slot: int) -> Iterator[np.ndarray]:
-        """int32 `[HISTORY_WORDS]` each, to be loaded in this order: as many as its tokens need.
-
-        slot, as output, reset | tokens | bias ids | bias bits | stop ids; ids padded with -1.
-        """
-        for tokens, as_output in ((self.prompt, False), (self.output, True)):
-            for start in range(0, len(tokens), LOAD_CHUNK):
-                first = start == 0 and not as_output
-                packed = np.full(HISTORY_WORDS, -1, np.int32)
-                head, ids, bias_ids, bias_bits, stop_ids = np.split(packed, np.cumsum(_SPLIT)[:-1])
-                head[:] = slot, as_output, first
-                chunk = tokens[start : start + LOAD_CHUNK]
-                ids[: len(chunk)] = chunk
-                if first:
-                    bias_ids[: len(self.bias)] = list(self.bias.keys())
-                    bias_bits[: len(self.bias)] = np.array(list(self.bias.values()), np.float32).view(np.int32)
-                    stop_ids[: len(self.stops)] = self.stops
-                yield packed
+    `prompt` and `output` are ids `[tokens]`, the latter sampled before it was preempted. Returns int32
+    `[1 + 2 * vocab_size]`: slot | by token how often it was sampled << 2, in the prompt << 1, a stop id | bias bits.
+    """
+    known, biases = np.bincount(output, minlength=vocab_size) << 2, np.zeros(vocab_size, np.float32)
+    known[prompt] |= 2
+    known[[token for token in stops if token < vocab_size]] |= 1
+    biases[list(bias)] = list(bias.values())
+    return np.concatenate([[slot], known, biases.view(np.int32)], dtype=np.int32)
 
 
-def load_slot(state: SlotState, packed: Int32[Array, " words"]) -> SlotState:
-    """Tell a slot about its sequence, from one vector of `SlotHistory.pack`.
+def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
+    """Tell a slot about its sequence, by `slot_words`.
 
     Only sequences with penalties, a bias or min_tokens need this: others never read those parts of their slot.
     """
-    (slot, as_output, reset), tokens, bias_ids, bias_bits, stop_ids = jnp.split(packed, np.cumsum(_SPLIT)[:-1])
-    bias = lax.bitcast_convert_type(bias_bits, jnp.float32)
-    past_end = state.counts.shape[1]
-
-    def place(ids: jax.Array, wanted: jax.Array | bool = True) -> jax.Array:
-        return jnp.where((ids >= 0) & wanted, ids, past_end)  # out of range is dropped; -1 would wrap around
-
-    def kept(array: jax.Array) -> jax.Array:
-        return array.at[slot].set(jnp.where(reset != 0, jnp.zeros((), array.dtype), array[slot]))
-
+    slot, (known, bias) = words[0], jnp.split(words[1:], 2)
     return state._replace(
-        counts=kept(state.counts).at[slot, place(tokens, as_output != 0)].add(1, mode="drop"),
-        seen=kept(state.seen).at[slot, place(tokens, as_output == 0)].set(True, mode="drop"),
-        bias=kept(state.bias).at[slot, place(bias_ids)].set(bias, mode="drop"),
-        stop_mask=kept(state.stop_mask).at[slot, place(stop_ids)].set(True, mode="drop"),
+        counts=state.counts.at[slot].set(known >> 2),
+        seen=state.seen.at[slot].set(known & 2 != 0),
+        bias=state.bias.at[slot].set(lax.bitcast_convert_type(bias, jnp.float32)),
+        stop_mask=state.stop_mask.at[slot].set(known & 1 != 0),
     )
 
 
-def row_words(
-    *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition: float = 1.0,
-    presence: float = 0.0,
-    frequency: float = 0.0,
-    seed: int = 0,
-    position: int = 0,
-    suppress: bool = False,
-    biased: bool = False,
-    logprobs: bool = False,
-) -> np.ndarray:
-    """One row on the host as int32 `[ROW_WORDS]`, so that a step's metadata travels as one array. `seed` is 64 bits."""
-    floats = np.array([temperature, top_p, min_p, repetition, presence, frequency], np.float32).view(np.int32)
-    seeds = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32).view(np.int32)
-    flags = suppress | biased << 1 | logprobs << 2
-    # A position is a token index, far below 2**31; top_k beyond the vocabulary means all of it.
-    return np.concatenate([floats, seeds, np.array([min(top_k, 2**31 - 1), position, flags], np.int32)])
+def row_words(**options: float) -> np.ndarray:
+    """One row on the host as int32 `[ROW_WORDS]`, so that a step's metadata travels as one array.
+
+    `options` by the names of a SamplingBatch, others are neutral; `seed` is 64 bits, `top_k` beyond the vocabulary
+    means all of it.
+    """
+    row, top_k = np.zeros(1, ROW), min(options.get("top_k", 0), 2**31 - 1)
+    for name, value in ({"top_p": 1, "repetition_penalty": 1} | options | {"top_k": top_k}).items():
+        row[name] = value
+    return row.view(np.int32)
 
 
 def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
     """The inverse of `row_words`, on the device."""
     floats = lax.bitcast_convert_type(words[:, :6], jnp.float32)
     seed = lax.bitcast_convert_type(words[:, 6:8], jnp.uint32)
-    flags = words[:, 10:] & jnp.array([1, 2, 4]) != 0
+    flags = words[:, 10:] & jnp.array([1, 1 << 8, 1 << 16]) != 0
     return SamplingBatch._make([*floats.T, seed, words[:, 8], words[:, 9], *flags.T])
 
 
@@ -172,7 +133,7 @@ def sample(
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:
-    penalised = (batch.repetition != 1) | (batch.presence != 0) | (batch.frequency != 0)
+    penalised = (batch.repetition_penalty != 1) | (batch.presence_penalty != 0) | (batch.frequency_penalty != 0)
     return batch.suppress | batch.biased | penalised
 
 
@@ -181,10 +142,10 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
     x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
     x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
     counts = state.counts[slots]
-    repetition = batch.repetition[:, None]
+    repetition = batch.repetition_penalty[:, None]
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
     x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
-    return x - batch.frequency[:, None] * counts - batch.presence[:, None] * (counts > 0)
+    return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
 
 
 def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:

@@ -209,17 +209,15 @@ class FakeEngine:
         self._enter("create", caller, request)
         return self._add(caller, request.context_id, None, request)
 
-    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int], *, defer: bool = False) -> FillResult:
+    async def fill(
+        self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
+    ) -> FillResult:
         self._enter("fill", caller, (context_id, list(tokens), defer))
         context = self._get(caller, context_id)
         if self.hang:
             await self._hang("fill")
         context.tokens += tokens
         return FillResult(resident=1, restored=2, computed=len(tokens), context=self._info(context))
-
-    async def flush(self, caller: Caller, context_id: str) -> FillResult:
-        self._enter("flush", caller, context_id)
-        return FillResult(resident=0, restored=0, computed=0, context=self._info(self._get(caller, context_id)))
 
     async def _hang(self, name: str) -> None:
         try:

@@ -19,7 +19,6 @@ from jaxctx_server.validate import contexts, generation
 class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     """See the service in protos/jaxctx/v1/context_service.proto."""
 
-    Flush = unary(one(contexts.context), Engine.flush, pb.FlushResponse)
     Forward = unary(one(generation.forward), Engine.forward, pb.ForwardResponse)
     Fork = unary(contexts.fork, Engine.fork, pb.ForkResponse, "contexts")
     Truncate = unary(contexts.count("tokens"), Engine.truncate, pb.TruncateResponse, "context")
@@ -40,6 +39,10 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         served, caller, (context_id, content, defer) = self.begin(context, request, contexts.fill)
         tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
         return encode(await served.engine.fill(caller, context_id, tokens, defer=defer), pb.FillResponse)
+
+    async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
+        served, caller, context_id = self.begin(context, request, contexts.context)
+        return encode(await served.engine.fill(caller, context_id), pb.FlushResponse)
 
     def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         served, caller, wanted = self.begin(context, request, generation.generate)

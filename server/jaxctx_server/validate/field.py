@@ -8,7 +8,7 @@ numbers, never texts.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -19,6 +19,7 @@ MAX_VIOLATIONS = 16  # reported of one request
 CONTEXT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 CONTEXT_ID_RULE = "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
 D = TypeVar("D")
+S = TypeVar("S", Mapping[object, object], Sequence[object])
 T = TypeVar("T")
 
 
@@ -130,28 +131,22 @@ class Field:
 
     def mapping(self, high: int) -> Mapping[object, object]:
         """A map of up to `high` entries, as it came."""
-        if self.value is None:
-            return {}
-        if not isinstance(self.value, Mapping):
-            self.refuse("must be a map")
-        elif len(self.value) > high:
-            self.refuse(f"must have up to {high} entries, not {len(self.value)}")
-        else:
-            return self.value
-        return {}
+        return self._sized(Mapping, "a map", {}, 0, high)
 
     def sequence(self, high: int, *, low: int = 0) -> Sequence[object]:
         """A list of so many entries, as it came."""
-        value = () if self.value is None else self.value
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-            self.refuse("must be a list")
+        return self._sized(Sequence, "a list", (), low, high)
+
+    def _sized(self, kind: Any, noun: str, empty: S, low: int, high: int) -> S:
+        value = empty if self.value is None else self.value
+        if not isinstance(value, kind) or isinstance(value, str | bytes):
+            self.refuse(f"must be {noun}")
         elif low <= len(value) <= high:
-            return value
-        elif not value:
-            self.refuse("must not be empty")
+            checked: S = value
+            return checked
         else:
-            self.refuse(f"must have {low} to {high} entries, not {len(value)}")
-        return ()
+            self.refuse(f"must have {low} to {high} entries, not {len(value)}" if value else "must not be empty")
+        return empty
 
     def items(self, high: int, *, low: int = 0) -> "list[Field]":
         """The entries of such a list."""

@@ -11,8 +11,8 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.snapshots import delivered
-from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
-from tests.echo import echo_next
+from jaxctx.errors import ResourceExhausted, Unavailable
+from tests.echo import VOCAB_SIZE, echo_next
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -66,7 +66,7 @@ async def test_flushing_a_suspended_empty_context_does_nothing(make_engine, how:
     assert (await engine.get(ME, context_id)).state.value == "suspended"
     if how == "rewound":
         await engine.rewind(ME, context_id, 0)
-    assert (await engine.flush(ME, context_id)).computed == 0
+    assert (await engine.fill(ME, context_id)).computed == 0
 
 
 async def test_tenants_with_the_same_context_id_do_not_meet(make_engine) -> None:
@@ -225,12 +225,13 @@ async def test_contexts_whose_ids_nobody_learned_are_closed(make_engine) -> None
     assert [info.context_id for info in await engine.list(ME)] == [context_id]
 
 
-async def test_more_stop_ids_than_a_slot_takes_are_refused(make_engine) -> None:
+async def test_any_number_of_stop_ids_waits_for_min_tokens(make_engine) -> None:
     engine = make_engine(CONFIG)
     context_id = await filled(engine, [1])
-    request = GenerateRequest(context_id=context_id, max_tokens=5, min_tokens=1, stop_token_ids=list(range(200)))
-    with pytest.raises(InvalidArgument):
-        _ = [piece async for piece in engine.generate(ME, request)]
+    stops = range(VOCAB_SIZE - 5)
+    request = GenerateRequest(context_id=context_id, max_tokens=9, min_tokens=4, stop_token_ids=stops)
+    tokens = [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
+    assert [token in stops for token in tokens[:4]] == [False] * 4
 
 
 async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_engine) -> None:
@@ -308,7 +309,7 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
     request = GenerateRequest(context_id=other, max_tokens=300, sampling=GREEDY)
     stream = engine.generate(ME, request)
     got = [*(await anext(stream)).token_ids]
-    flush = asyncio.create_task(engine.flush(ME, old))
+    flush = asyncio.create_task(engine.fill(ME, old))
     got += [token async for piece in stream for token in piece.token_ids]
     assert got == oracle([1, 2, 3], 300)
     result = await flush

@@ -73,9 +73,9 @@ async def test_deferred_tokens_wait_for_the_next_operation(engine: LocalEngine) 
     info = await engine.create(ME, CreateRequest())
     result = await engine.fill(ME, info.context_id, PROMPTS[63], defer=True)
     assert (result.computed, result.context.seq_len, result.context.buffered_tokens) == (0, 0, 63)
-    flushed = await engine.flush(ME, info.context_id)
+    flushed = await engine.fill(ME, info.context_id)
     assert (flushed.computed, flushed.context.seq_len, flushed.context.buffered_tokens) == (63, 63, 0)
-    again = await engine.flush(ME, info.context_id)
+    again = await engine.fill(ME, info.context_id)
     assert (again.resident, again.computed) == (0, 0)
 
 

@@ -17,7 +17,7 @@ from jaxctx.engine.batch import write_marks, write_outputs
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
-from jaxctx.engine.passes import PassRow, Sampler
+from jaxctx.engine.passes import Sampler, pass_result
 from jaxctx.engine.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
@@ -275,7 +275,7 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
     total = math.fsum(math.exp(x - max(want)) for x in want)
     logprobs = [x - max(want) - math.log(total) for x in want]
     asked = PassOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
-    got = PassRow(asked, logits, 5, 99).result()
+    got = pass_result(asked, logits, 5, 99)
     assert (got.index, got.token_id, got.seed) == (3, 5, 99)
     assert got.logprobs == pytest.approx([logprobs[i] for i in (7, 0, 4999, 7)], abs=1e-12)
     best = sorted(range(5000), key=lambda i: -want[i])[:64]
@@ -286,17 +286,17 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
 
 
 def test_answers_hold_what_was_asked_for_and_no_more() -> None:
-    nothing = PassRow(PassOutput(index=1), None).result()
+    nothing = pass_result(PassOutput(index=1), None)
     assert (nothing.logprobs, nothing.top, nothing.logits, nothing.entropy) == ((), (), b"", None)
-    only = PassRow(PassOutput(index=1, entropy=True), np.zeros(8, np.float32)).result()
+    only = pass_result(PassOutput(index=1, entropy=True), np.zeros(8, np.float32))
     assert (list(only.logprobs), list(only.top), only.logits) == ([], [], b"")
     assert only.entropy == pytest.approx(math.log(8))
 
 
 def test_ties_go_to_the_lower_id_and_the_top_ends_with_the_vocabulary() -> None:
     logits = np.array([1, 2, 2, 0, 2, 1, 2, -3], np.float32)
-    assert [i for i, _ in PassRow(PassOutput(index=0, top=3), logits).result().top] == [1, 2, 4]
-    assert [i for i, _ in PassRow(PassOutput(index=0, top=64), logits).result().top] == [1, 2, 4, 6, 0, 5, 3, 7]
+    assert [i for i, _ in pass_result(PassOutput(index=0, top=3), logits).top] == [1, 2, 4]
+    assert [i for i, _ in pass_result(PassOutput(index=0, top=64), logits).top] == [1, 2, 4, 6, 0, 5, 3, 7]
 
 
 @pytest.mark.filterwarnings("error")
@@ -305,14 +305,14 @@ def test_answers_about_logits_that_are_no_numbers() -> None:
     inf = math.inf
     logits = np.array([0, math.nan, -inf, 0], np.float32)
     asked = PassOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
-    got = PassRow(asked, logits).result()
+    got = pass_result(asked, logits)
     assert got.logprobs == pytest.approx([-math.log(2), -inf, -inf])
     assert [i for i, _ in got.top] == [0, 3, 1, 2]
     assert got.entropy == pytest.approx(math.log(2))
     assert np.isnan(np.frombuffer(got.logits, "<f4")[1])
-    certain = PassRow(asked, np.array([-1e30, 3, inf, 1e30], np.float32)).result()
+    certain = pass_result(asked, np.array([-1e30, 3, inf, 1e30], np.float32))
     assert list(certain.logprobs)[2] == pytest.approx(0)
     assert certain.entropy == 0
-    void = PassRow(asked, np.full(4, math.nan, np.float32)).result()
+    void = pass_result(asked, np.full(4, math.nan, np.float32))
     assert list(void.logprobs) == [-inf] * 3
     assert void.entropy == 0

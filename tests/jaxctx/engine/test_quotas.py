@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine import budget
 from jaxctx.engine.budget import HIDDEN, Quotas
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
@@ -28,7 +27,7 @@ def test_charges_against_a_plain_dict() -> None:
         payer, holder, pages = source.choice("ab"), source.randrange(5), source.randrange(12)
         tenant = source.choice(("", HIDDEN)) + payer
         if source.random() < 0.3:
-            quotas.unpin(tenant, holder)
+            quotas.charge(tenant, holder, 0)
             plain.pop((payer, holder), None)
         else:
             more = pages - plain.get((payer, holder), 0)
@@ -48,21 +47,22 @@ def test_charges_against_a_plain_dict() -> None:
                 == sum(charge for (each, _), charge in plain.items() if each == owner)
             )
     for tenant, holder in plain:
-        quotas.unpin(tenant, holder)
+        quotas.charge(tenant, holder, 0)
     assert not quotas._charges
+    assert not any(quotas._pinned.values())
 
 
 def test_snapshot_quotas_name_what_is_exceeded() -> None:
     quotas = Quotas(replace(CONFIG, max_snapshots_per_tenant=3, max_snapshot_bytes_per_tenant=1000))
-    quotas.check_snapshots(3, 1000)
+    quotas.check(max_snapshots_per_tenant=3, max_snapshot_bytes_per_tenant=1000)
     for count, size, name in (
         (4, 0, "max_snapshots_per_tenant is 3"),
         (1, 1001, "max_snapshot_bytes_per_tenant is 1000"),
     ):
         with pytest.raises(ResourceExhausted, match=name) as error:
-            quotas.check_snapshots(count, size)
+            quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
         assert error.value.reason == "QUOTA"
-    Quotas(CONFIG).check_snapshots(10**9, 10**15)
+    Quotas(CONFIG).check(max_snapshots_per_tenant=10**9, max_snapshot_bytes_per_tenant=10**15)
 
 
 @pytest.mark.parametrize("name", ["max_contexts_per_tenant", "pinned_pages_per_tenant", "max_snapshots_per_tenant"])
@@ -77,20 +77,20 @@ def test_half_of_the_pages_may_be_pinned_by_default() -> None:
 
 
 BUGS = [
-    Bug("what the holder has counts twice", Quotas, "check_pin", ".get(holder, 0)", ".get(None, 0)"),
+    Bug("what the holder has counts twice", Quotas, "check_pin", ", holder), 0)", ", None), 0)"),
     Bug(
         "what is hidden is not checked",
         Quotas,
         "check_pin",
-        ".get(tenant.removeprefix(HIDDEN), {})",
-        ".get(tenant, {})",
+        "(tenant.removeprefix(HIDDEN), holder)",
+        "(tenant, holder)",
     ),
     Bug("what is hidden is nobody's", Quotas, "charge", "tenant.removeprefix(HIDDEN)", "tenant"),
-    Bug("who shrinks pays on", Quotas, "charge", "= pages", "= max(pages, self.pinned(tenant))"),
-    Bug("nobody else pays either", Quotas, "unpin", "charges.pop(holder, None)", "charges.clear()"),
-    Bug("a tenant that pays nothing stays", Quotas, "unpin", "if not charges:", "if False:"),
-    Bug("one too few", budget, "_check", "count > limit", "count >= limit"),
-    Bug("bytes count as versions", Quotas, "check_snapshots", '"max_snapshots_per_tenant", count', '"", size_bytes'),
+    Bug("who shrinks pays on", Quotas, "charge", "+= pages - ", "+= pages and pages - "),
+    Bug("nobody else pays either", Quotas, "charge", "self._charges.pop((tenant, holder), 0)", "self._pinned[tenant]"),
+    Bug("a holder that pays nothing stays", Quotas, "charge", "if pages:", "if True:"),
+    Bug("one too few", Quotas, "check", "count > limit", "count >= limit"),
+    Bug("bytes are not counted", Quotas, "check", "counts.items()", "[*counts.items()][:1]"),
 ]
 
 

@@ -228,7 +228,7 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
     calls = [
         engine.fill(ME, a, [1] * 40),
         engine.fill(ME, a, [1] * 3, defer=True),
-        engine.flush(ME, a),
+        engine.fill(ME, a),
         engine.truncate(ME, a, 2),
         engine.reserve_pages(ME, a, 2),
         engine.release_pages(ME, a, 1),

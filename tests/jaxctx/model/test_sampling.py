@@ -15,12 +15,12 @@ from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
     ROW_WORDS,
     Sampled,
-    SlotHistory,
     SlotState,
     load_slot,
     row_words,
     sample,
     slot_state,
+    slot_words,
     unpack_rows,
 )
 
@@ -52,10 +52,8 @@ def padded(ids: list[int], size: int) -> np.ndarray:
 
 
 def load_row(state: SlotState, slot: int, row: Row) -> SlotState:
-    prompt = np.array(row.prompt or [-1])  # an id that is padding
-    for packed in SlotHistory(prompt, np.array(row.output), row.bias, row.stops).pack(slot):
-        state = load(state, packed)
-    return state
+    prompt, output = np.array(row.prompt, np.int32), np.array(row.output, np.int32)
+    return load(state, slot_words(slot, VOCAB, prompt, output, row.bias, row.stops))
 
 
 def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotState]:
@@ -104,9 +102,9 @@ def adjusted(row: Row) -> np.ndarray:
         x[row.stops] = -np.inf
     counts = np.bincount(row.output, minlength=VOCAB)
     for token in set(row.prompt) | set(row.output):
-        r = options.get("repetition", 1)
+        r = options.get("repetition_penalty", 1)
         x[token] = x[token] / r if x[token] > 0 else x[token] * r
-    return x - options.get("frequency", 0) * counts - options.get("presence", 0) * (counts > 0)
+    return x - options.get("frequency_penalty", 0) * counts - options.get("presence_penalty", 0) * (counts > 0)
 
 
 def expected(row: Row) -> int:
@@ -168,9 +166,9 @@ def test_random_combinations_equal_the_oracle() -> None:
                 top_k=int(rng.choice([0, 0, 1, 7, 63, 65, 250, 1000])),
                 top_p=float(rng.choice([1, 1, 0.99, 0.7, 0.1])),
                 min_p=float(rng.choice([0, 0, 0.03, 0.5])),
-                repetition=float(rng.choice([1, 0.7, 1.3])),
-                presence=float(rng.choice([0, -1.5, 1.5])),
-                frequency=float(rng.choice([0, -0.5, 0.5])),
+                repetition_penalty=float(rng.choice([1, 0.7, 1.3])),
+                presence_penalty=float(rng.choice([0, -1.5, 1.5])),
+                frequency_penalty=float(rng.choice([0, -0.5, 0.5])),
                 suppress=bool(rng.random() < 0.3),
             )
             best = np.argsort(-row.logits)[:20]
@@ -191,7 +189,7 @@ def test_a_row_depends_on_nothing_but_itself() -> None:
     broken = [
         Row(np.full(VOCAB, bad, np.float32), {"temperature": 1.0, "top_p": 0.9}) for bad in (np.nan, np.inf, -np.inf)
     ]
-    busy = random_row(rng, repetition=2.0, presence=2.0)
+    busy = random_row(rng, repetition_penalty=2.0, presence_penalty=2.0)
     for order in range(6):
         batch = [flat, *broken, busy, *mine]
         places = rng.permutation(len(batch))
@@ -286,7 +284,10 @@ def test_sampled_tokens_are_counted_in_their_slot() -> None:
 
 def test_greedy_penalties_use_what_was_just_sampled() -> None:
     logits = np.linspace(0, 3, VOCAB, dtype=np.float32)
-    words, slots = np.stack([row_words(frequency=1.0)] + [row_words()] * (ROWS - 1)), padded([0], ROWS) % (SLOTS + 1)
+    words, slots = (
+        np.stack([row_words(frequency_penalty=1.0)] + [row_words()] * (ROWS - 1)),
+        padded([0], ROWS) % (SLOTS + 1),
+    )
     state, tokens = slot_state(SLOTS, VOCAB), []
     for _ in range(4):
         sampled, state = step(np.tile(logits, (ROWS, 1)), words, slots, state)
@@ -294,8 +295,8 @@ def test_greedy_penalties_use_what_was_just_sampled() -> None:
     assert tokens == [VOCAB - 1, VOCAB - 2, VOCAB - 3, VOCAB - 4]
 
 
-def test_load_slot_adds_chunks_and_resets_only_its_slot() -> None:
-    row = Row(np.zeros(VOCAB), {}, [1, 2, 2], [7, 7, 9], {4: 1.5, 0: -2.0}, [5, 299])
+def test_load_slot_fills_and_resets_only_its_slot() -> None:
+    row = Row(np.zeros(VOCAB), {}, [1, 2, 2], [7, 7, 9], {4: 1.5, 0: -2.0}, [5, 299, VOCAB])
     state = load_row(load_row(slot_state(SLOTS, VOCAB), 1, row), 2, row)
     fresh = load_row(state, 1, Row(np.zeros(VOCAB), {}, [8]))
     assert np.flatnonzero(fresh.seen[1]).tolist() == [8]
@@ -312,7 +313,7 @@ def test_stale_slots_do_not_reach_rows_without_options() -> None:
     stale = Row(np.zeros(VOCAB), {}, [1, 2, 3], [4, 4], {5: 50.0}, [6])
     logits = random_logits(np.random.default_rng(8))
     state = load_row(slot_state(SLOTS, VOCAB), 0, stale)
-    busy = row_words(presence=1.0, suppress=True, biased=True)  # in slot 1; takes the batch down the slow path
+    busy = row_words(presence_penalty=1.0, suppress=True, biased=True)  # in slot 1; takes the batch down the slow path
     words = np.stack([row_words(), busy] + [row_words()] * (ROWS - 2))
     slots = padded([0, 1], ROWS) % (SLOTS + 1)
     assert step(np.tile(logits, (ROWS, 1)), words, slots, state)[0].tokens[0] == logits.argmax()
@@ -320,7 +321,7 @@ def test_stale_slots_do_not_reach_rows_without_options() -> None:
 
 def test_logprobs_are_of_the_unmodified_distribution() -> None:
     rng = np.random.default_rng(4)
-    row = random_row(rng, temperature=0.5, top_k=3, logprobs=True, repetition=1.5)
+    row = random_row(rng, temperature=0.5, top_k=3, logprobs=True, repetition_penalty=1.5)
     row.prompt, row.bias = [1, 2, 3], {7: 30.0}
     sampled, _ = run([row])
     x = row.logits.astype(np.float64)
@@ -362,9 +363,9 @@ def test_packed_rows_unpack_to_what_was_packed() -> None:
         "top_k": 12,
         "top_p": 0.9,
         "min_p": 0.01,
-        "repetition": 1.1,
-        "presence": -0.5,
-        "frequency": 0.25,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
         "position": 77,
         "suppress": True,
         "biased": False,
