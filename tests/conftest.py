@@ -1,8 +1,8 @@
 """For all tests: JAX on the CPU with two fake devices, so that meshes can be tested beside everything else.
 
 What is compiled once in a session is compiled no more in it: there is a compilation cache for this process and those
-that it starts, new for each session, so that no session tests what another one left. `JAX_COMPILATION_CACHE_DIR` names
-another, which is kept.
+that it starts, pytest-xdist's workers too, new for each session, so that no session tests what another one left.
+`JAX_COMPILATION_CACHE_DIR` names another, which is kept.
 """
 
 import gc
@@ -17,8 +17,9 @@ import pytest
 pytest_plugins = ["tests.engines", "tests.readme"]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_CACHE = tempfile.mkdtemp(prefix="jaxctx-tests-compiled-")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE)
+_OWN_CACHE = None  # in a worker the session's is named already
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _OWN_CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxctx-tests-compiled-")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 _FLAG = "--xla_force_host_platform_device_count"
@@ -37,4 +38,5 @@ def programs_end_with_their_module() -> Iterator[None]:
 
 def pytest_unconfigure() -> None:
     """The cache goes with the session. Processes that were started in it have ended."""
-    shutil.rmtree(_CACHE, ignore_errors=True)
+    if _OWN_CACHE is not None:
+        shutil.rmtree(_OWN_CACHE, ignore_errors=True)
