@@ -19,11 +19,12 @@ from jaxctx_kernels.reference import Mask
 def kernel_for(platform: str, pool: Any) -> Kernel:
     """What computes attention over such pools on `platform`: its kernel, if that is made for them.
 
-    `pool` is of arrays or ShapeDtypeStructs. There is no kernel for 8 bits on a GPU.
+    `pool` is of arrays or ShapeDtypeStructs.
     """
     numbers = jax.tree.leaves(pool)[0]
     (page_size, lanes), kind = numbers.shape[2:], numbers.dtype
-    if platform == "gpu" and kind == jnp.bfloat16 and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
+    narrow = kind in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn)
+    if platform == "gpu" and narrow and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
         return "gpu"
     if platform == "tpu" and kind != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
         return "tpu"

@@ -13,6 +13,10 @@ are few: unit u writes one for each tile t that it meets, at slot u + t, which n
 A unit is a producer warpgroup, which brings a page (at most 64 tokens of one) a copy into rings of buffers, and two
 consumers. In steps of many rows each consumer has half of a tile; in others both have the same rows and take turns at
 the steps. A second kernel merges partial results by log-sum-exp. All is float32 but what is multiplied.
+
+What is multiplied is bfloat16. Numbers of 8 bits stay so in the rings; each consumer widens those of its steps into a
+buffer of its own. Their scales multiply the scores, and the weights before they are rounded.
+
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pools split over heads, the plan on all.
 """
 
@@ -29,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx_kernels.plan import AttentionPlan, PlanShape
-from jaxctx_kernels.pool import Plain, Pool, Scaled
+from jaxctx_kernels.pool import BITS_OF, Pool, Scaled
 from jaxctx_kernels.reference import FAR
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
@@ -42,7 +46,8 @@ CONSUMERS = 2
 WIDE = 128  # rows of a step from which consumers split rows, not tokens
 SIDE = 64  # rows of a product, and tokens of a step
 LEAST = 4  # steps of a unit, lest small batches be cut to shreds
-GRID, BY_ROW = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)  # how warpgroups hold a product, and a value a row
+GRID = plgpu.Layout.WGMMA  # how a warpgroup holds a product
+BY_ROW, BY_COLUMN = GRID.reduce(1), GRID.reduce(0)  # and a value for each of its rows, or columns
 BEGIN, END, ROW, ROWS, ENTRY, TOKENS, START = range(7)  # fields of a pair
 
 
@@ -69,7 +74,10 @@ class Work(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The shared memory of a unit. A ring is buffers `[stages, 64, head_dim]` and barriers: they are full, are free."""
+    """The shared memory of a unit. A ring is buffers `[stages, 64, head_dim]` and barriers: they are full, are free.
+
+    Those of 8 bits are `Scaled`, with scales `[stages, copies, room]`: what a copy brings has to start at 128 bytes.
+    """
 
     q: Ref  # [consumers, 64, head_dim]
     q_full: Ref
@@ -77,6 +85,7 @@ class Shared(NamedTuple):
     v: tuple[Ref, Ref, Ref]
     p: Ref  # [consumers, 64, 64], weights for the product with values
     cleared: Ref
+    wide: Ref  # [consumers, 64, head_dim], keys, then values, of 8 bits as they are multiplied; None for others
 
 
 class Unit(NamedTuple):
@@ -99,15 +108,13 @@ def attend(
     q: Float[Array, "rows heads head_dim"], k_pool: Pool, v_pool: Pool, plan: AttentionPlan, *, shape: PlanShape
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
-    if isinstance(k_pool, Scaled) or isinstance(v_pool, Scaled):
-        raise ValueError("no kernel for 8 bits")
-    (rows, heads, dim), kv_heads = q.shape, k_pool.shape[0]
+    pools = k_pool, v_pool  # what CPUs keep as bits becomes numbers
+    k_pool, v_pool = jax.tree.map(lambda x: lax.bitcast_convert_type(x, BITS_OF.get(x.dtype, x.dtype)), pools)
+    (rows, heads, dim), (kv_heads, *_), kind = q.shape, held(k_pool).shape, held(k_pool).dtype
     group = heads // kv_heads
-    if k_pool.dtype == jnp.uint16:  # bfloat16 as CPUs keep it
-        k_pool, v_pool = (lax.bitcast_convert_type(pool, jnp.bfloat16) for pool in (k_pool, v_pool))
     known = dim in (64, 128, 256) and group <= SIDE and shape.page_size in (16, 32, 64, 128)
-    if k_pool.dtype != jnp.bfloat16 or not known:
-        raise ValueError(f"no kernel for {k_pool.dtype}, heads of {dim}, groups of {group}, pages of {shape.page_size}")
+    if kind not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn) or not known:
+        raise ValueError(f"no kernel for {kind}, heads of {dim}, groups of {group}, pages of {shape.page_size}")
     parts, size = CONSUMERS if rows >= WIDE else 1, SIDE // group
     cut = Cut(group, size, parts, CONSUMERS // parts, -(-rows // (size * parts)), max(1, PROCESSORS // kv_heads))
     row = jnp.arange(cut.tiles * parts)[:, None] * size + jnp.arange(SIDE) // group
@@ -149,30 +156,32 @@ def schedule(plan: AttentionPlan, length: Int32[Array, "products 64"], cut: Cut)
     return Work(*(x.astype(jnp.int32) for x in (jnp.stack(fields, 1), firsts, units, slots, length)))
 
 
-def attend_units(
-    q: jax.Array, k: Plain, v: Plain, pages: jax.Array, work: Work, cut: Cut
-) -> tuple[jax.Array, jax.Array]:
+def attend_units(q: jax.Array, k: Pool, v: Pool, pages: jax.Array, work: Work, cut: Cut) -> tuple[jax.Array, jax.Array]:
     """Of each slot's consumers: outputs `[kv_heads, partials, 64, head_dim]` not divided by sums; maxima and sums."""
-    kv_heads, _, _, dim = q.shape
+    (kv_heads, _, _, dim), scaled = q.shape, isinstance(k, Scaled)
     stages = 4 if dim <= 128 else 2  # a multiple of the ways, so that each buffer is always one consumer's
-    copies, partials = max(1, SIDE // k.shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
+    copies, partials = max(1, SIDE // held(k).shape[2]), (cut.units + cut.tiles - 1) * CONSUMERS
 
-    def kernel(q: Ref, k: Ref, v: Ref, pages: Ref, *refs: Ref) -> None:
+    def kernel(q: Ref, k: Pool, v: Pool, pages: Ref, *refs: Ref) -> None:
         listed, out, stats, shared = Work(*refs[:5]), refs[5], refs[6], Shared(*refs[7:])
         head, number, wg = (lax.axis_index(axis) for axis in ("head", "unit", "wg"))
         unit = Unit(head, number, wg, *((listed.units[number, i], listed.units[number, i + 1]) for i in (0, 2, 4)))
         pl.when(wg == CONSUMERS)(lambda: produce(unit, k, v, pages, listed, shared))
         pl.when(wg < CONSUMERS)(lambda: consume(unit, q, listed, out, stats, shared, cut))
 
-    def tiled(*shape: int) -> Ref:
-        return plgpu.SMEM(shape, jnp.bfloat16, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
+    def tiled(*shape: int, dtype: Any = jnp.bfloat16) -> Ref:
+        swizzle = plgpu.SwizzleTransform(64 * jnp.dtype(dtype).itemsize)
+        return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, 64)), swizzle))
 
     def ring() -> tuple[Ref, Ref, Ref]:
-        full, free = (plgpu.Barrier(num_arrivals=n, num_barriers=stages) for n in (copies, cut.parts))
-        return tiled(stages, SIDE, dim), full, free
+        full, free = (plgpu.Barrier(num_arrivals=n, num_barriers=stages) for n in (copies * (1 + scaled), cut.parts))
+        buffers = tiled(stages, SIDE, dim, dtype=held(k).dtype)
+        scales = plgpu.SMEM((stages, copies, max(32, SIDE // copies)), jnp.float32)
+        return Scaled(buffers, scales) if scaled else buffers, full, free
 
     per_consumer = tiled(CONSUMERS, SIDE, dim), plgpu.Barrier(num_barriers=CONSUMERS)
     rest = ring(), ring(), tiled(CONSUMERS, SIDE, SIDE), plgpu.Barrier(num_arrivals=cut.parts)
+    wide = tiled(CONSUMERS, SIDE, dim) if scaled else None
     shapes = (kv_heads, partials, SIDE, dim), (kv_heads, partials, 2, SIDE)
     outputs, stats = plgpu.kernel(
         kernel,
@@ -181,16 +190,16 @@ def attend_units(
         grid_names=("head", "unit"),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
-        scratch_types=Shared(*per_consumer, *rest),
+        scratch_types=Shared(*per_consumer, *rest, wide),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(q, k, v, pages, *work)
     return outputs, stats
 
 
-def produce(unit: Unit, k: Ref, v: Ref, pages: Ref, work: Work, shared: Shared) -> None:
+def produce(unit: Unit, k: Pool, v: Pool, pages: Ref, work: Work, shared: Shared) -> None:
     """Bring the pages of the unit's steps into the rings, as buffers become free. Past an item's last, that again."""
     plgpu.set_max_registers(40, action="decrease")
-    page_size, stages = k.shape[2], shared.k[0].shape[0]
+    page_size, stages = held(k).shape[2], held(shared.k[0]).shape[0]
     span = min(page_size, SIDE)  # tokens of a copy
 
     @pl.loop(*unit.pairs)
@@ -206,29 +215,61 @@ def produce(unit: Unit, k: Ref, v: Ref, pages: Ref, work: Work, shared: Shared) 
                 for offset in range(0, SIDE, span):
                     token = s * SIDE + offset
                     page = pages[entry + lax.div(jnp.minimum(token, tokens - 1), page_size)]
-                    source = pool.at[unit.head, page, pl.ds(lax.rem(token, page_size), span)]
-                    plgpu.copy_gmem_to_smem(source, buffers.at[slot, pl.ds(offset, span)], full.at[slot])
+                    here: Any = pl.ds(lax.rem(token, page_size), span)
+                    source = held(pool).at[unit.head, page, here]
+                    plgpu.copy_gmem_to_smem(source, held(buffers).at[slot, pl.ds(offset, span)], full.at[slot])
+                    if isinstance(pool, Scaled):
+                        target = buffers.scales.at[slot, offset // span, pl.ds(0, span)]
+                        plgpu.copy_gmem_to_smem(pool.scales.at[unit.head, page, 0, here], target, full.at[slot])
 
 
 def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared, cut: Cut) -> None:
     """Attend to the unit's steps, with this consumer's rows or at its turns; write a partial result for each tile."""
     plgpu.set_max_registers(232, action="increase")
     wg, (keys, k_full, k_free), (values, v_full, v_free) = unit.wg, shared.k, shared.v
-    (stages, _, dim), (part, turn) = keys.shape, (wg, 0) if cut.parts > 1 else (0, wg)
+    (stages, _, dim), (part, turn) = held(keys).shape, (wg, 0) if cut.parts > 1 else (0, wg)
     chunk = 128 if dim == 128 else 64  # columns of a product with values; registers do not take more for 256
     chunks = [pl.ds(at, chunk) for at in range(0, dim, chunk)]
     numbers = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_ROW)
+    eight = shared.wide is not None  # bits
+    shares = cut.parts > 1 and not eight  # what it multiplies, with the other consumer
 
-    def clear(known: jax.Array, slot: jax.Array) -> None:  # weights of 0 do not keep NaN out of a product
-        @pl.when((wg == 0) | (cut.parts == 1))
+    def scales(buffers: Any, slot: jax.Array) -> jax.Array | None:
+        """Of a buffer's tokens, if it has some. Read before a commit, after which copies may overwrite them."""
+        if not isinstance(buffers, Scaled):
+            return None
+        copies = buffers.scales.shape[1]
+        of_pages = [buffers.scales.at[slot, n, pl.ds(0, SIDE // copies)] for n in range(copies)]
+        return jnp.concatenate([plgpu.load(page, layout=BY_COLUMN, optimized=False) for page in of_pages])
+
+    def scaled(x: jax.Array, scale: jax.Array | None, seen: jax.Array) -> jax.Array:
+        """Columns times their tokens' scales, which may be NaN where nothing is seen."""
+        return x if scale is None else x * jnp.where(seen, lax.broadcast_in_dim(scale, (SIDE, SIDE), [1]), 0.0)
+
+    def widened(buffers: Any, slot: jax.Array) -> Ref:
+        """A buffer as it is multiplied. All numbers of 8 bits are numbers of bfloat16."""
+        if not isinstance(buffers, Scaled):
+            return buffers.at[slot]
+        mine: Ref = shared.wide.at[lax.optimization_barrier(wg)]  # or addresses for all products wait in registers
+        vectors = plgpu.Layout.SMEM_GMEM_COPY((SIDE, chunk), jnp.bfloat16, 128)
+        for columns in chunks:
+            number = plgpu.load(buffers.numbers.at[slot, :, columns], layout=vectors)
+            if number.dtype != jnp.int8:
+                number = number.astype(jnp.float32)  # a Hopper has no other way
+            mine[:, columns] = number.astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        return mine
+
+    def clear(known: jax.Array, value: Ref) -> None:  # weights of 0 do not keep NaN out of a product
+        @pl.when((wg == 0) | (not shares))
         def once() -> None:
             number = plgpu.broadcasted_iota(jnp.int32, (SIDE, chunk), 0, layout=GRID)
             for columns in chunks:
-                value = plgpu.load(values.at[slot, :, columns], layout=GRID, optimized=False)
-                values[slot, :, columns] = jnp.where(number < known, value, jnp.zeros_like(value))
+                old = plgpu.load(value.at[:, columns], layout=GRID, optimized=False)
+                value[:, columns] = jnp.where(number < known, old, jnp.zeros_like(old))
             plgpu.commit_smem()
 
-        if cut.parts > 1:
+        if shares:
             plgpu.barrier_arrive(shared.cleared)
             plgpu.barrier_wait(shared.cleared)
 
@@ -248,21 +289,26 @@ def consume(unit: Unit, q: Ref, work: Work, out: Ref, stats: Ref, shared: Shared
             def step(s: jax.Array, carry: Carry) -> Carry:
                 (outs, peak, total), slot = carry, lax.rem(begin + s, stages)
                 plgpu.barrier_wait(k_full.at[slot])
-                score = product(shared.q.at[wg], keys.at[slot].transpose((1, 0)), SIDE)
+                scale, key = scales(keys, slot), widened(keys, slot)
+                score = product(shared.q.at[wg], key.transpose((1, 0)), SIDE)
                 plgpu.barrier_arrive(k_free.at[slot])
                 number = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=GRID)
                 seen = number < over(limit - s * SIDE, SIDE)
-                score = jnp.where(seen, score * (dim**-0.5 * log2(e)), FAR)
+                score = jnp.where(seen, scaled(score, scale, seen) * (dim**-0.5 * log2(e)), FAR)
                 new_peak = jnp.maximum(peak, score.max(axis=1))
                 weight = jnp.where(seen, jnp.exp2(score - over(new_peak, SIDE)), 0.0)
                 shrink = jnp.exp2(peak - new_peak)
-                shared.p[wg] = weight.astype(jnp.bfloat16)
+                if eight:
+                    plgpu.barrier_wait(v_full.at[slot])
+                shared.p[wg] = scaled(weight, scales(values, slot), seen).astype(jnp.bfloat16)
                 plgpu.commit_smem()
-                plgpu.barrier_wait(v_full.at[slot])
-                pl.when((s + 1) * SIDE > tokens)(partial(clear, tokens - s * SIDE, slot))
+                if not eight:
+                    plgpu.barrier_wait(v_full.at[slot])
+                value = widened(values, slot)
+                pl.when((s + 1) * SIDE > tokens)(partial(clear, tokens - s * SIDE, value))
                 new_outs = []
                 for columns, old in zip(chunks, outs, strict=True):
-                    new = product(shared.p.at[wg], values.at[slot, :, columns], chunk)
+                    new = product(shared.p.at[wg], value.at[:, columns], chunk)
                     new = jnp.where(over(inside, chunk), new, 0.0)  # NaN of another sequence's values
                     new_outs.append(old * over(shrink, chunk) + new)
                 plgpu.barrier_arrive(v_free.at[slot])
@@ -320,6 +366,11 @@ def product(a: Ref, b: Ref, columns: int) -> Any:
         return acc[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((SIDE, columns), jnp.float32))
+
+
+def held(pool: Any) -> Any:
+    """The numbers of a pool or of buffers, scaled or not."""
+    return pool.numbers if isinstance(pool, Scaled) else pool
 
 
 def full(value: float, columns: int | None = None) -> Any:

@@ -15,7 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, pool_array, unpack, write_rows
+from jaxctx_kernels import (
+    PlanShape,
+    Pool,
+    Segment,
+    attend,
+    kernel_for,
+    plan_attention,
+    plan_shape,
+    pool_array,
+    pool_struct,
+    unpack,
+    write_rows,
+)
 
 if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
@@ -24,6 +36,8 @@ from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpr
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxctx_kernels import gpu
+
+from .conftest import dequantised
 
 Generator = np.random.Generator
 
@@ -46,20 +60,28 @@ def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
     return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
 
 
-def filled_pool(values: np.ndarray) -> jax.Array:
+def filled_pool(values: np.ndarray, dtype: str = "bfloat16") -> Pool:
     heads, pages, size, dim = values.shape
     rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim))
-    return write_rows(pool_array(heads, pages, size, dim, jnp.bfloat16), rows, jnp.arange(pages * size))
+    pool: Pool = write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
+    return pool
 
 
 class Case:
     """A batch with its keys, values and queries, all that no row sees poisoned; `run` is one compiled program."""
 
     def __init__(
-        self, rows: int, page_size: int, dim: int, group: int, kv_heads: int = 1, pool_pages: int = 60
+        self,
+        rows: int,
+        page_size: int,
+        dim: int,
+        group: int,
+        kv_heads: int = 1,
+        pool_pages: int = 60,
+        dtype: str = "bfloat16",
     ) -> None:
         self.shape = plan_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
-        self.dim, self.group, self.kv_heads, self.pool_pages = dim, group, kv_heads, pool_pages
+        self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
         self.run = jax.jit(lambda q, k, v, p: gpu.attend(q, k, v, unpack(self.shape, p), shape=self.shape))
 
     def check(
@@ -75,29 +97,43 @@ class Case:
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
         packed = packed_plan(segments, self.shape)
-        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), filled_pool(k), filled_pool(v), packed), np.float64)
-        want = dense(q, k, v, segments, size)
+        pools = filled_pool(k, self.dtype), filled_pool(v, self.dtype)
+        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
+        want = dense(q, *map(dequantised, pools), segments, size)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
 
 @pytest.mark.parametrize(
-    ("case", "batches"),
+    ("case", "dtype", "batches"),
     [
         (
             (50, 16, 64, 4),
+            "bfloat16",
             ["no_sharing", "one_prefix", "many_prefixes", "three_levels", "chunks_and_decode", "nothing"],
         ),
-        ((128, 32, 128, 8), ["chunks_and_decode", "three_levels"]),  # consumers split rows
-        ((50, 64, 256, 1), ["chunks_and_decode"]),
-        ((16, 128, 64, 3), ["many_prefixes"]),  # products with rows to spare, pages of two steps
-        ((24, 32, 128, 4, 2), ["no_sharing"]),  # two KV heads
+        ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"]),  # consumers split rows
+        ((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"]),
+        ((18, 128, 64, 3), "bfloat16", ["many_prefixes"]),  # products with rows to spare, pages of two steps
+        ((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"]),  # two KV heads
+        ((50, 16, 64, 4), "int8", ["chunks_and_decode", "nothing"]),
+        ((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"]),
+        ((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"]),
+        ((24, 64, 256, 1, 2), "int8", ["one_prefix"]),
+        ((130, 128, 256, 3), "int8", ["chunks_and_decode"]),
     ],
 )
 def test_equals_dense_attention(
-    rng: Generator, grow: Callable, visible: Callable, dense: Callable, case: tuple[int, ...], batches: list[str]
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    case: tuple[int, ...],
+    dtype: str,
+    batches: list[str],
 ) -> None:
-    of_case = Case(*case)
+    """Numbers of 8 bits are compared as they are kept, with their scales."""
+    of_case = Case(*case, dtype=dtype)
     for kind in batches:
         print(kind)
         of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
@@ -109,6 +145,7 @@ def test_equals_dense_attention(
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_many_trees(
     rng: Generator,
     grow: Callable,
@@ -119,29 +156,30 @@ def test_many_trees(
     group: int,
     dim: int,
     page_size: int,
+    dtype: str,
 ) -> None:
-    case = Case(rows, page_size, dim, group)
+    case = Case(rows, page_size, dim, group, dtype=dtype)
     for kind in kinds:
         print(kind)
         case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
 
 
-@pytest.mark.parametrize("rows", [8, 128])
-def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "dtype"), [(8, "bfloat16"), (128, "bfloat16"), (8, "float8_e4m3fn"), (128, "int8")])
+def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
     """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
     forest = grow("nothing", rows, 16, 60)
     forest.next_row = 0
     prefix = forest.pages(20)
     for _ in range(4):
         forest.add(prefix, 2, 1)
-    case, bad = Case(rows, 16, 64, 4), forest.segments[1]
+    case, bad = Case(rows, 16, 64, 4, dtype=dtype), forest.segments[1]
     k, v = numbers(rng, 1, 2, 1, 60, 16, 64)
     q = numbers(rng, 1, rows, 4, 64)
     packed = packed_plan(forest.segments, case.shape)
-    clean = np.array(case.run(q, filled_pool(k), filled_pool(v), packed))
+    clean = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
     q[bad.first_row] = k[:, bad.pages[20]] = np.nan
     v[:, bad.pages[21]] = np.inf
-    spoilt = np.array(case.run(q, filled_pool(k), filled_pool(v), packed))
+    spoilt = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
     assert np.isnan(spoilt[bad.first_row]).any()
     spoilt[bad.first_row] = clean[bad.first_row]
     np.testing.assert_array_equal(spoilt, clean)
@@ -175,7 +213,8 @@ def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch:
         (64, 8, 4, "bfloat16"),
         (64, 16, 65, "bfloat16"),
         (64, 16, 4, "float32"),
-        (64, 16, 4, "int8"),
+        (96, 16, 4, "int8"),
+        (64, 8, 4, "float8_e4m3fn"),
     ],
 )
 def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
@@ -184,6 +223,12 @@ def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, d
     plan = unpack(shape, packed_plan([], shape))
     with pytest.raises(ValueError, match="no kernel for"):
         gpu.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
+def test_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
+    of = {pages: kernel_for("gpu", pool_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
+    assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
 
 
 def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,21 +240,45 @@ def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
 
 
-def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producer does not wait until a buffer is free."""
-    produce, careless = gpu.produce, SimpleNamespace(**{**vars(plgpu), "barrier_wait": lambda barrier: None})
+def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
+    """A part of the kernel leaves something out."""
+    careful, without = getattr(gpu, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
 
     def spoilt(*of: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(gpu, "plgpu", careless)
-            produce(*of)
+            patch.setattr(gpu, "plgpu", without)
+            careful(*of)
 
-    monkeypatch.setattr(gpu, "produce", spoilt)
+    monkeypatch.setattr(gpu, part, spoilt)
+
+
+def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer does not wait until a buffer is free."""
+    careless(monkeypatch, "produce", "barrier_wait")
+
+
+def spoil_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers do not commit what they read before a copy may overwrite it."""
+    careless(monkeypatch, "consume", "commit_smem")
+
+
+def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a step's tokens have the first one's."""
+    concatenate = lambda pages: jnp.full((64,), pages[0][0])  # noqa: E731
+    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
-    [(spoil_length, "assert"), (spoil_clearing, "assert"), (spoil_waiting, "RACE DETECTED|Computation failed")],
+    ("spoil", "dtype", "found"),
+    [
+        (spoil_length, "bfloat16", "assert"),
+        (spoil_clearing, "bfloat16", "assert"),
+        (spoil_clearing, "float8_e4m3fn", "assert"),
+        (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
+        (spoil_waiting, "int8", "RACE DETECTED|Computation failed"),
+        (spoil_commits, "int8", "RACE DETECTED|Computation failed"),
+        (spoil_scales, "int8", "assert"),
+    ],
 )
 def test_the_check_finds(
     rng: Generator,
@@ -218,6 +287,7 @@ def test_the_check_finds(
     dense: Callable,
     monkeypatch: pytest.MonkeyPatch,
     spoil: Callable,
+    dtype: str,
     found: str,
 ) -> None:
     segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
@@ -225,6 +295,6 @@ def test_the_check_finds(
     spoil(monkeypatch)
     try:
         with pytest.raises(Exception, match=found):
-            Case(8, 16, 64, 4).check(rng, segments, visible, dense, scale=1)
+            Case(8, 16, 64, 4, dtype=dtype).check(rng, segments, visible, dense, scale=1)
     finally:
         reset_gpu_interpret_mode_state()  # what failed is still there
