@@ -1,4 +1,4 @@
-"""What an engine is told once, at start, and how many pages of KV fit beside the model."""
+"""What an engine is told once, at start, and what its pages of KV take."""
 
 import os
 from collections.abc import Callable
