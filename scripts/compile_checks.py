@@ -18,15 +18,11 @@ import argparse
 import fnmatch
 import json
 import multiprocessing
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,18 +30,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Program
+from jaxctx.engine.targets import TARGETS, compiling_for, memory_of
+from jaxctx.errors import FailedPrecondition
 from jaxctx.model.bind import abstract
+from jaxctx.model.config import SHAPES
 from jaxctx.model.sharding import RULES, TENSOR
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
-SHAPES = Path(__file__).with_name("shapes")
 SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
 STEPS = (("qwen3-0.6b", 8), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
@@ -62,65 +59,6 @@ class Chips(NamedTuple):
 
     one: jax.Device
     four: Mesh
-
-
-class MissingCompiler(Exception):
-    """A target cannot be compiled for here; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A chip and its compiler."""
-
-    platform: str
-    module: str  # that brings the compiler
-    extra: str  # of this distribution, which installs that
-    one: Mapping[str, str]  # topology of a chip by itself
-    four: Mapping[str, str]
-
-
-_H200 = {"target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
-TARGETS: Mapping[str, Target] = {
-    "v5e": Target("tpu", "libtpu", "tpu", {"topology_name": "v5e:1x1"}, {"topology_name": "v5e:2x2"}),
-    "v6e": Target("tpu", "libtpu", "tpu", {"topology_name": "v6e:1x1"}, {"topology_name": "v6e:2x2"}),
-    "h200": Target("cuda", "jax_cuda13_plugin", "cuda13", {"topology": "1x1x1"} | _H200, {"topology": "1x1x4"} | _H200),
-}
-# Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
-_ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}
-_ALONE |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-
-
-@contextmanager
-def compiling_for(name: str) -> Iterator[Chips]:
-    """Devices of the target, for what is lowered and compiled inside.
-
-    Raises MissingCompiler, saying what to install, where the compiler is missing or JAX is too old for it.
-    """
-    target = TARGETS[name]
-    if jax.__version_info__ < (0, 11, 2):
-        raise MissingCompiler(f"{name}: needs JAX 0.11.2, on Python 3.12, or newer; this is JAX {jax.__version__}")
-    if find_spec(target.module) is None:
-        raise MissingCompiler(f"{name}: its compiler is not installed: pip install 'jaxctx[{target.extra}]'")
-    os.environ.update(_ALONE)
-    try:
-        one, four = (
-            topologies.get_topology_desc(platform=target.platform, **topology).devices
-            for topology in (target.one, target.four)
-        )
-    except RuntimeError as error:  # among others: a plugin of another version than JAX's
-        raise MissingCompiler(f"{name}: {target.module} cannot compile for it: {error}") from error
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in the oldest JAX
-
-    device: Any = one[0]
-    kind = AbstractDevice(device.device_kind, getattr(device, "num_cores", None), device.platform)
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
-        yield Chips(device, Mesh(np.array(four), (TENSOR,), axis_types=(AxisType.Auto,)))
-
-
-def memory_of(lowered: jax.stages.Lowered) -> Any:
-    """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
-    # No device is there to try variants on. All compilers know the option, though it is for one.
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
 
 
 Lower = Callable[[Chips], jax.stages.Lowered]
@@ -205,8 +143,8 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
-    jax.config.update("jax_platforms", "cpu")  # nothing of this machine is used, were it there
-    with compiling_for(target) as chips:
+    with compiling_for(target) as (devices, _):
+        chips = Chips(devices[0], Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,)))
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
         same = versions == kept["versions"]
         if not (same or update):
@@ -249,7 +187,7 @@ def main() -> int:
             try:
                 failures, baseline[target] = result.result()
                 failed += failures
-            except MissingCompiler as error:
+            except FailedPrecondition as error:
                 print(error, file=sys.stderr)
                 missing += 1
     if options.update:

@@ -13,7 +13,7 @@
     device.py      the arrays, and every executable compiled before ready
     transfers.py   the cache's page moves carried out, to host memory and disk and back
     output.py      tokens to text and stop conditions
-    config.py      sizes, and how many pages fit beside the model
+    config.py      sizes   targets.py: what they take on a chip, and how many pages fit
     assembly.py    `open_engine`
 
 It takes validated requests and knows nothing of gRPC, HTTP, or how many engines there are.

@@ -1,18 +1,17 @@
-"""What an engine is told once, at start, and how many pages of KV fit beside the model."""
+"""What an engine is told once, at start, and what its pages of KV take."""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import KVSpec
 
 CPU_SHARE = 0.25  # of physical memory, at most: a server on a desk is not alone
-ACCELERATOR_SHARE = 0.9  # of what is free once the weights are there; the rest is for the step's temporaries
+ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +95,11 @@ def page_bytes(spec: KVSpec, page_size: int) -> int:
     return 2 * spec.layers * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0)) * page_size
 
 
-def pages_in_host_memory(spec: KVSpec, page_size: int) -> int:
-    """Pages that fit into a fair share of physical memory."""
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * CPU_SHARE) // page_bytes(spec, page_size)
+def physical_memory() -> int:
+    """Bytes of the machine, not of an accelerator."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def pages_that_fit(
-    spec: KVSpec, page_size: int, *, wanted_tokens: int, memory_fraction: float | None = None, devices: int = 1
-) -> int:
-    """Pages for `wanted_tokens`, or as many as fit into the share of free memory; at least one.
-
-    `memory_fraction` replaces the default share, and then all of it is used however many tokens that makes. Free
-    memory is what the first device reports; a CPU reports none, there it is physical memory. `devices` share a page.
-    """
-    stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        share = ACCELERATOR_SHARE
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        share = CPU_SHARE / devices  # fake ones, of one memory
-    share = share if memory_fraction is None else memory_fraction
-    fitting = int(free * share) * devices // page_bytes(spec, page_size)
-    wanted = -(-wanted_tokens // page_size)
-    return max(1, fitting if memory_fraction is not None else min(wanted, fitting))
+def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE) -> int:
+    """Pages that fit into a share of physical memory."""
+    return int(physical_memory() * share) // page_bytes(spec, page_size)

@@ -55,6 +55,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
 
+SHAPES = Path(__file__).with_name("shapes")  # of configurations alone: what can be planned for by name
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 

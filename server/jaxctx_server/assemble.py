@@ -1,5 +1,8 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -7,15 +10,19 @@ from jax.sharding import Mesh
 
 from jaxctx.answers import named
 from jaxctx.engine.assembly import ServedModel, open_engine, use_compilation_cache
-from jaxctx.engine.config import EngineConfig, pages_in_host_memory, pages_that_fit
+from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, page_bytes, pages_in_host_memory
+from jaxctx.engine.device import Program
 from jaxctx.engine.local import LocalEngine
-from jaxctx.errors import InvalidArgument
+from jaxctx.engine.targets import MemoryPlan, compiling_for, plan_memory
+from jaxctx.errors import FailedPrecondition, InvalidArgument
+from jaxctx.model.bind import abstract
 from jaxctx.model.bundled import bundled_path
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config import SHAPES, CheckpointError
+from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import load_model
-from jaxctx_server.config import ServeConfig, flag_of
+from jaxctx.model.weights import load_model, read_config
+from jaxctx_server.config import PlanConfig, ServeConfig, flag_of
 from jaxctx_server.progress import Progress
 from jaxctx_server.start import MODEL, USAGE, StartError
 
@@ -25,17 +32,36 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
 
     The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
     """
-    try:
+    with mendable(config):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        sizes = _engine_config(config, served)
+        sizes = _engine_config(config, served.model, _fitting(config, served, mesh, progress))
         engine = open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled)
         return engine, served.text
+
+
+def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
+    """What a server with these settings takes on one chip of the target. Raises StartError as `load` does."""
+    with mendable(config), compiling_for(config.target) as (devices, memory):
+        if config.tensor > 1:
+            raise InvalidArgument.field("tensor", "a plan is for one chip")
+        path = Path(config.model or bundled_path())
+        shape = read_config(path if path.exists() else SHAPES / path)
+        dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+        stored = "float32" if shape.dtype == "float32" else "bfloat16"
+        return _measured(config, *abstract(shape, dtype or stored, kv_dtype=kv_dtype), devices[0], memory, progress)
+
+
+@contextmanager
+def mendable(config: ServeConfig) -> Iterator[None]:
+    """Raise StartError for what the user can mend."""
+    try:
+        yield
     except CheckpointError as error:
         raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
-    except InvalidArgument as error:
+    except (InvalidArgument, FailedPrecondition) as error:
         wrong = "; ".join(f"{flag_of(each.field)}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message, USAGE) from error
     except OSError as error:
@@ -58,27 +84,43 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     return ServedModel(**known, text=text, model_id="bundled" if config.model is None else path.resolve().name)
 
 
-def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
-    longest = config.max_context_tokens or served.model.max_positions
-    if longest > served.model.max_positions:
-        raise InvalidArgument.field("max_context_tokens", f"the model has {served.model.max_positions} positions")
+def _fitting(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
+    """Pages that fit, where nobody said how many there should be."""
+    if config.kv_tokens is not None:
+        return 0
+    if jax.default_backend() == "cpu":
+        return pages_in_host_memory(served.model.kv, config.page_size, config.memory_fraction or CPU_SHARE)
+    with compiling_for("here") as (devices, memory):
+        return _measured(config, served.model, served.params, mesh or devices[0], memory, progress).pages
+
+
+def _measured(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int, progress: Progress
+) -> MemoryPlan:
+    """The plan for chips of `memory` bytes each. It is measured with half of the pages that could fit at most."""
+    free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
+    sizes = _engine_config(config, model, free // page_bytes(model.kv, config.page_size))
+    program = Program(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
+    share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
+    return plan_memory(program, memory, share, progress.compiled)
+
+
+def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
+    """With the KV that was asked for; else for `max_batch` contexts of full length, or the pages that fit."""
+    longest = config.max_context_tokens or model.max_positions
+    if longest > model.max_positions:
+        raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions")
+    wanted = fitting if config.memory_fraction is not None else -(-config.max_batch * longest // config.page_size)
+    pages = max(1, min(wanted, fitting))
     if config.kv_tokens is not None:
         pages = -(-config.kv_tokens // config.page_size)
-    else:
-        pages = pages_that_fit(
-            served.model.kv,
-            config.page_size,
-            wanted_tokens=config.max_batch * longest,
-            memory_fraction=config.memory_fraction,
-            devices=config.tensor,
-        )
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
     others = {
         "pages": pages,
         "max_context_tokens": min(longest, capacity),
-        "host_pages": _host_pages(config, served, pages),
+        "host_pages": _host_pages(config, model, pages),
         "disk_pages": config.disk_tokens // config.page_size,
         "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
         "pinned_pages_per_tenant": None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
@@ -86,10 +128,10 @@ def _engine_config(config: ServeConfig, served: ServedModel) -> EngineConfig:
     return EngineConfig(**named(EngineConfig, config) | others)
 
 
-def _host_pages(config: ServeConfig, served: ServedModel, pages: int) -> int:
+def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:
     """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow."""
     if config.host_tokens is not None:
         return config.host_tokens // config.page_size
     if jax.default_backend() == "cpu":
         return 0
-    return min(pages, pages_in_host_memory(served.model.kv, config.page_size))
+    return max(2, min(pages, pages_in_host_memory(model.kv, config.page_size)))

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
-    from jaxctx_server.config import ConvertConfig, ServeConfig
+    from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig
 
 PROGRAM = "jaxctx-serve"
 OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
@@ -35,11 +36,16 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     try:
         import tyro
 
-        from jaxctx_server.config import ConvertConfig, read_config
+        from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, read_config
 
-        if argv and argv[0] == "convert":
-            return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=argv[1:]))
-        return serve(read_config(argv, environ, PROGRAM))
+        match list(argv):
+            case ["convert", *rest]:
+                return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=rest))
+            case ["compile", *rest]:
+                return compile_ahead(read_config(rest, environ, f"{PROGRAM} compile", ServeConfig))
+            case ["plan", *rest]:
+                return plan(read_config(rest, environ, f"{PROGRAM} plan", PlanConfig))
+        return serve(read_config(argv, environ, PROGRAM, ServeConfig))
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -58,10 +64,6 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
 
 def serve(config: "ServeConfig") -> int:
     """Serve until told to stop."""
-    if config.kv_tokens is not None and config.memory_fraction is not None:
-        raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
-    if config.max_batch_tokens < config.max_batch:
-        raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
     from jaxctx_server.access import read_keys
@@ -133,6 +135,33 @@ def convert(config: "ConvertConfig") -> int:
         raise StartError(f"{error.filename or config.dst}: {error.strerror or error}", MODEL) from error
     print(f"wrote {config.dst}")
     return OK
+
+
+def compile_ahead(config: "ServeConfig") -> int:
+    """Start an engine, which compiles all that it will run into the cache, and stop it."""
+    if config.compile_cache is None:
+        raise StartError("--compile-cache: must be a directory", USAGE)
+    from jaxctx_server.assemble import load
+    from jaxctx_server.progress import shown
+
+    with shown(sys.stderr) as progress:
+        load(replace(config, store=None, host_tokens=0, disk_tokens=0), progress)[0].stop()
+    print(f"compiled into {config.compile_cache}")
+    return OK
+
+
+def plan(config: "PlanConfig") -> int:
+    """Tell what fits; the status says whether anything does."""
+    from jaxctx_server.assemble import plan
+    from jaxctx_server.progress import shown
+
+    with shown(sys.stderr) as progress:
+        found = plan(config, progress)
+    print(f"{config.model or 'bundled'} on {config.target}")
+    for name, value in asdict(found).items():
+        amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
+        print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
+    return OK if found.pages else MODEL
 
 
 if __name__ == "__main__":

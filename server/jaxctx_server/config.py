@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -47,7 +47,8 @@ def default_compile_cache() -> Path:
 class ServeConfig:
     """Serve a model over gRPC. Without MODEL: the bundled one.
 
-    jaxctx-serve convert SRC DST writes a safetensors directory as an Orbax one (see jaxctx-serve convert --help).
+    jaxctx-serve convert SRC DST writes a safetensors directory as an Orbax one, jaxctx-serve plan [MODEL] tells what
+    fits on a chip, jaxctx-serve compile [MODEL] compiles ahead of a quick start; each has a --help.
     Every option may also be set as JAXCTX_NAME in the environment or as name in the --config file; flags go first.
     """
 
@@ -125,6 +126,18 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig(ServeConfig):
+    """Tell what a server with these settings takes of a chip's memory, and what fits, without the chip or the weights.
+
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
+    """
+
+    target: Literal["here", "v5e", "v6e", "h200"] = "here"
+    """The chip: of this machine, or a TPU v5e, TPU v6e or NVIDIA H200 that need not be there. Their compilers come with
+    pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig:
     """Write a model as an Orbax checkpoint, with its tokenizer and chat template beside it."""
 
@@ -136,12 +149,15 @@ class ConvertConfig:
     """Type to store; auto: as stored in SRC."""
 
 
-def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> ServeConfig:
-    """The settings. Raises StartError naming the flag, variable or key that is wrong.
+Config = TypeVar("Config", bound=ServeConfig)
+
+
+def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str, schema: type[Config]) -> Config:
+    """The settings of a command. Raises StartError naming the flag, variable or key that is wrong.
 
     `--help` and unknown flags end the process, as command lines do.
     """
-    kinds = {name: _Kind(hint) for name, hint in get_type_hints(ServeConfig, include_extras=True).items()}
+    kinds = {name: _Kind(hint) for name, hint in get_type_hints(schema, include_extras=True).items()}
     variables = {PREFIX + name.upper(): name for name in kinds}
     _warn_of_mistyped(environ, variables, prog)
     settings = {name: environ[variable] for variable, name in variables.items() if environ.get(variable)}
@@ -150,9 +166,13 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> S
     path = parser.parse_known_args(argv)[0].config or settings.get("config")
     values = _from_file(Path(path), kinds) if path is not None else {}
     values |= {name: kinds[name].parsed(text, PREFIX + name.upper()) for name, text in settings.items()}
-    config = tyro.cli(ServeConfig, prog=prog, args=list(argv), default=ServeConfig(**values))
+    config = tyro.cli(schema, prog=prog, args=list(argv), default=schema(**values))
     for name, kind in kinds.items():
         kind.converted(getattr(config, name), flag_of(name))
+    if config.kv_tokens is not None and config.memory_fraction is not None:
+        raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
+    if config.max_batch_tokens < config.max_batch:
+        raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
     return config
 
 

@@ -62,8 +62,23 @@ def compile_cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
+def compiled(cache: Path) -> set[str]:
+    return {file.name for file in cache.iterdir() if file.name.endswith("-cache")}
+
+
 @pytest.fixture(scope="module")
-def bundled(compile_cache: Path) -> Iterator[Server]:
+def compiled_ahead(compile_cache: Path, tmp_path_factory) -> set[str]:
+    """What the command compiles, before any server."""
+    store = tmp_path_factory.mktemp("ahead") / "store"
+    command = [COMMAND, "compile", *SMALL, "--compile-cache", str(compile_cache), "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"compiled into {compile_cache}\n"), done.stderr
+    assert not store.exists()  # which is a server's
+    return compiled(compile_cache)
+
+
+@pytest.fixture(scope="module")
+def bundled(compile_cache: Path, compiled_ahead: set[str]) -> Iterator[Server]:
     server = Server(*SMALL, cache=compile_cache)
     yield server
     server.kill()
@@ -74,6 +89,13 @@ def echo(compile_cache: Path) -> Iterator[Server]:
     server = Server(*SMALL, cache=compile_cache, command=ECHO)
     yield server
     server.kill()
+
+
+def test_after_compiling_ahead_a_start_compiles_nothing(
+    compiled_ahead: set[str], bundled: Server, compile_cache: Path
+) -> None:
+    assert any(name.startswith("jit_step") for name in compiled_ahead)
+    assert compiled(compile_cache) == compiled_ahead
 
 
 def test_the_banner_says_what_is_served(bundled: Server) -> None:

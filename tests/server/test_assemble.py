@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from jaxctx.engine.config import page_bytes
+from jaxctx.engine.device import CompileProgress, Program
+from jaxctx.engine.targets import MemoryPlan
 from jaxctx_server import assemble
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.start import MODEL, USAGE, StartError
+from tests.echo import echo_model
 from tests.serve_echo import put_echo_in_place
 
 
@@ -76,6 +83,40 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     pages, longest = sizes(memory_fraction=0.01)
     assert pages > 1000
     assert longest == 8192
+
+
+def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """On a CPU that says it is one."""
+    configs, planned = [], []
+
+    @contextmanager
+    def accelerator(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
+        assert name == "here"
+        yield jax.devices(), 64 << 20
+
+    def plan_memory(program: Program, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+        planned.append((program._config.pages, memory, share))
+        return MemoryPlan(0, 0, 0, 0, 0, 0, 0, 600, 9600, 2)
+
+    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(assemble, "compiling_for", accelerator)
+    monkeypatch.setattr(assemble, "plan_memory", plan_memory)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def sizes(**settings: Any) -> tuple[int, int]:
+        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
+        return configs[-1].pages, configs[-1].host_pages
+
+    echo_page = page_bytes(echo_model().model.kv, 16)
+    assert sizes(memory_fraction=0.7) == (600, 600)
+    (pages, memory, share) = planned[0]
+    assert (memory, share) == (64 << 20, 0.7)
+    assert 0.4 < pages * echo_page / memory <= 0.5  # such an engine fits surely
+    assert sizes() == (600, 600)
+    assert sizes(max_batch=1) == (512, 512)  # for one context of full length
+    assert len(planned) == 3
+    assert sizes(kv_tokens=16) == (1, 2)
+    assert len(planned) == 3  # nothing is compiled where nothing depends on it
 
 
 class _Engine:

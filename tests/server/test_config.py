@@ -14,7 +14,7 @@ from jaxctx_server.start import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:
-    return read_config(argv, environ or {}, "jaxctx-serve")
+    return read_config(argv, environ or {}, "jaxctx-serve", ServeConfig)
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
