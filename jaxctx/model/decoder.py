@@ -11,6 +11,7 @@ Attributes are named after the tensors of the checkpoint format, so that a param
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -165,11 +166,14 @@ class Decoder(nnx.Module):
         turns = lax.optimization_barrier(rope.angles(rope.inverse_frequencies(self.config), positions))
         x = jnp.take(self.embed_tokens.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
 
+        layers = [nnx.split(layer) for layer in self.layers]
+        before, after = ([partial(of_layer, name, *layer) for layer in layers] for name in ("before", "after"))
+
         def visit(layer: int | jax.Array, x: jax.Array) -> jax.Array:
-            q, k, v = choose(layer, [each.before for each in self.layers], x, turns)
+            q, k, v = choose(layer, before, x, turns)
             attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
-            after: jax.Array = choose(layer, [each.after for each in self.layers], x, attended)
-            return after
+            found: jax.Array = choose(layer, after, x, attended)
+            return found
 
         def body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             x, kv.pools = carry
@@ -189,3 +193,9 @@ class Decoder(nnx.Module):
 def choose(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Call one of the functions; if `index` is traced, when the device knows which."""
     return functions[index](*operands) if isinstance(index, int) else lax.switch(index, functions, *operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def of_layer(name: str, graph: Any, state: Any, *operands: Any) -> Any:
+    """Call a method of a layer that `nnx.split` took apart: layers of one form share its trace, which XLA inlines."""
+    return getattr(nnx.merge(graph, state), name)(*operands)
