@@ -1,8 +1,8 @@
 """The KV pool: preallocated page arrays, written in place and never copied.
 
-One array holds the keys (or the values) of one layer, `[kv_heads, pages, page_size, head_dim]`: a page's tokens of one
-head lie together, so that reading pages needs no transpose. Page 0 is scratch: padded rows write there and nobody reads
-it. Donate the pool to the jitted step, or XLA copies it.
+An array holds the keys (or the values) of one layer or of all, `[kv_heads, pages, page_size, head_dim]`: a page's
+tokens of one head lie together, so that reading pages needs no transpose. Page 0 is scratch: padded rows write there
+and nobody reads it. Donate the pool to the jitted step, or XLA copies it.
 
 XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.2 ms), so there a bfloat16 pool is
 stored as its bits in uint16 and reinterpreted where it is read. No one outside this module needs to know.
