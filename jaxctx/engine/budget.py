@@ -87,3 +87,5 @@ class Quotas:
         self._pinned[tenant] += pages - self._charges.pop((tenant, holder), 0)
         if pages:
             self._charges[tenant, holder] = pages
+        if not self._pinned[tenant]:
+            del self._pinned[tenant]

@@ -135,10 +135,13 @@ class Device:
         everything = self._program.functions
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
             futures = {pool.submit(self._compile, each): each for each in everything}
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                if progress:
-                    progress(str(futures[future]), done, len(everything))
+            try:
+                for done, future in enumerate(as_completed(futures), 1):
+                    future.result()
+                    if progress:
+                        progress(str(futures[future]), done, len(everything))
+            finally:  # interrupted, or one failed: only what is under way is waited for
+                pool.shutdown(wait=False, cancel_futures=True)
         self._warm_up()
 
     def _compile(self, what: Function) -> None:

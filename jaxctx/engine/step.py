@@ -147,7 +147,7 @@ def make_step(
 
 def read_output(packed: np.ndarray) -> Sampled:
     """What the step returned, on the host: numpy arrays, one row per sampled row."""
-    rows = packed.view(OUTPUT)[:, 0]
+    rows = np.ascontiguousarray(packed).view(OUTPUT)[:, 0]  # as it is on a host; a device's strides may be others
     return Sampled._make(rows[name] for name in Sampled._fields)
 
 
@@ -176,13 +176,13 @@ def save_from(layers: int, pools: Pools, pages: jax.Array) -> Pages:
 def load_into(layers: int, pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
     """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
     here = [jax.device_put(page, on_device) for page in data]
-    ids, held = in_layers(pools, layers, pages), layers // len(pools)
-
-    def written(n: int, pool: LayerPool) -> LayerPool:
-        own = [page[layer] for layer in range(n * held, (n + 1) * held) for page in here]
-        return LayerPool(*(kernels.write_pages(array, ids, [page[i] for page in own]) for i, array in enumerate(pool)))
-
-    return tuple(written(*each) for each in enumerate(pools))
+    ids, held = in_layers(pools, layers, pages).reshape(-1, len(here)), layers // len(pools)
+    written = list(pools)
+    for layer in range(layers):
+        pool, of_layer, own = layer // held, ids[layer % held], [page[layer] for page in here]
+        arrays = enumerate(written[pool])
+        written[pool] = LayerPool(*(kernels.write_pages(a, of_layer, [page[i] for page in own]) for i, a in arrays))
+    return tuple(written)
 
 
 def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:

@@ -31,7 +31,9 @@ class Target:
     topology: Mapping[str, str]  # a machine with four
 
 
-_GPU_SHARE = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))  # of its memory, which JAX takes at start
+# The share of its memory that JAX takes at start, by the names that JAX goes by.
+_SHARES = (os.environ.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"))
+_GPU_SHARE = float(next(filter(None, _SHARES), "0.75"))
 _H200 = {"topology": "1x1x4", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
 TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler refuses to go beyond
     "v5e": Target("tpu", int(15.75 * 2**30), "libtpu", "tpu", {"topology_name": "v5e:2x2"}),

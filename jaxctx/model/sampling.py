@@ -69,10 +69,12 @@ def slot_words(
 
     `prompt` and `output` are ids `[tokens]`, the latter sampled before it was preempted. Returns int32
     `[1 + 2 * vocab_size]`: slot | by token how often it was sampled << 2, in the prompt << 1, a stop id | bias bits.
+    Of stop ids and biases those that are no tokens are left out.
     """
     known, biases = np.bincount(output, minlength=vocab_size) << 2, np.zeros(vocab_size, np.float32)
     known[prompt] |= 2
-    known[[token for token in stops if token < vocab_size]] |= 1
+    known[[token for token in stops if 0 <= token < vocab_size]] |= 1
+    bias = {token: value for token, value in bias.items() if 0 <= token < vocab_size}
     biases[list(bias)] = list(bias.values())
     return np.concatenate([[slot], known, biases.view(np.int32)], dtype=np.int32)
 

@@ -99,7 +99,8 @@ def _measured(
 ) -> MemoryPlan:
     """The plan for chips of `memory` bytes each. It is measured with half of the pages that could fit at most."""
     free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
-    sizes = _engine_config(config, model, free // page_bytes(model.kv, config.page_size))
+    least = -(-(config.max_context_tokens or 0) // config.page_size)  # that what is left be told below zero too
+    sizes = _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
     program = Program(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
     share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
     return plan_memory(program, memory, share, progress.compiled)

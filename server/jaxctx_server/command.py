@@ -151,7 +151,7 @@ def compile_ahead(config: "ServeConfig") -> int:
 
 
 def plan(config: "PlanConfig") -> int:
-    """Tell what fits; the status says whether anything does."""
+    """Tell what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server.assemble import plan
     from jaxctx_server.progress import shown
 
@@ -161,7 +161,7 @@ def plan(config: "PlanConfig") -> int:
     for name, value in asdict(found).items():
         amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
         print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
-    return OK if found.pages else MODEL
+    return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Planned:
 
     def __call__(self, program: Program, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
         self.program, self.memory, self.share = program, memory, share
-        return MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, -12345 << 10, 123456, self.pages, 8192, 2)
+        return MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, -12345 << 10, 123456, self.pages, 16 * self.pages, 2)
 
 
 def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +95,13 @@ def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Planned(monkeypatch)
+    assert main(["plan", directory, "--kv-tokens", "8192"], {}) == OK
+    assert main(["plan", directory, "--kv-tokens", "8193"], {}) == MODEL
     Planned(monkeypatch, pages=0)
     assert main(["plan", directory], {}) == MODEL
+    monkeypatch.setattr(targets, "physical_memory", lambda: 1 << 12)  # not even for the weights
+    assert main(["plan", directory, "--max-context-tokens", "64"], {}) == MODEL
 
 
 @pytest.mark.parametrize(

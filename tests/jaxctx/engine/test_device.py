@@ -188,6 +188,17 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
         assert large - small < one_layer / 4
 
 
+def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
+    device = Device(EchoModel(), (), CONFIG)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        device.compile(interrupted, threads=1)
+    assert 1 <= len(device._compiled) <= 2 < len(device._program.functions)  # what was under way came to its end
+
+
 def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
     device = Device(model, params, CONFIG)

@@ -378,3 +378,11 @@ def test_packed_rows_unpack_to_what_was_packed() -> None:
     for name, value in options.items():
         np.testing.assert_allclose(getattr(batch, name)[0], value, rtol=1e-6)
     assert batch.seed[0].tolist() == [0x00C0FFEE, 0xDEADBEEF]
+
+
+def test_stop_ids_and_biases_that_are_no_tokens_are_left_out() -> None:
+    prompt, output = np.array([3, 5], np.int32), np.array([5, 5], np.int32)
+    want = slot_words(1, VOCAB, prompt, output, {2: 0.5}, (4,))
+    got = slot_words(1, VOCAB, prompt, output, {2: 0.5, -1: 9.0, VOCAB: 9.0}, (4, -1, VOCAB))
+    np.testing.assert_array_equal(got, want)
+    assert (want[1 + 5], want[1 + 4], want[1 + 3]) == (2 << 2 | 2, 1, 2)
