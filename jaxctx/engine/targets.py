@@ -31,14 +31,17 @@ class Target:
     topology: Mapping[str, str]  # a machine with four
 
 
-# The share of its memory that JAX takes at start, by the names that JAX goes by.
-_SHARES = (os.environ.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"))
-_GPU_SHARE = float(next(filter(None, _SHARES), "0.75"))
+def gpu_share(environ: Mapping[str, str]) -> float:
+    """The part of a GPU's memory that JAX takes at its start: set by either variable, of which an empty one is none."""
+    names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    return float(next(filter(None, map(environ.get, names)), "0.75"))
+
+
 _H200 = {"topology": "1x1x4", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
 TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler refuses to go beyond
     "v5e": Target("tpu", int(15.75 * 2**30), "libtpu", "tpu", {"topology_name": "v5e:2x2"}),
     "v6e": Target("tpu", int(31.24 * 2**30), "libtpu", "tpu", {"topology_name": "v6e:2x2"}),
-    "h200": Target("cuda", int(150_000_000_000 * _GPU_SHARE), "jax_cuda13_plugin", "cuda13", _H200),
+    "h200": Target("cuda", int(150_000_000_000 * gpu_share(os.environ)), "jax_cuda13_plugin", "cuda13", _H200),
 }
 # Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
 _ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}

@@ -73,6 +73,13 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (short.left_bytes, short.pages, short.tokens) == (-100 - 130 - code, 0, 0)
 
 
+def test_the_part_of_a_gpu_is_what_jax_takes() -> None:
+    new, old = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    assert targets.gpu_share({}) == targets.gpu_share({new: "", old: ""}) == 0.75
+    assert targets.gpu_share({old: ".5"}) == targets.gpu_share({new: "", old: ".5"}) == 0.5
+    assert targets.gpu_share({new: ".9", old: ".5"}) == 0.9
+
+
 def test_here_are_all_devices_of_this_machine() -> None:
     with compiling_for("here") as (devices, memory):
         assert devices == jax.devices()
