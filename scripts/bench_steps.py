@@ -75,9 +75,9 @@ def array(pages: Sequence[int]) -> np.ndarray:
 
 
 BATCHES = {
-    **{f"nothing, {rows} rows": nothing(rows) for rows in (4, 16, 32, 64, 512)},
+    **{f"nothing, {rows} rows": nothing(rows) for rows in (1, 16, 32, 64, 512)},
     **{f"1 stream at {position}": unshared(1, 1, position) for position in (160, 552, 2112, 8000)},
-    "4 rows of 1 stream at 2112": unshared(1, 4, 2112),
+    "16 rows of 1 stream at 160": unshared(1, 16, 144),
     **{f"16 streams at {position}": unshared(16, 1, position) for position in (192, 552, 2112)},
     "16 branches off 2048": branches(1, 16, 2048, 64),
     "32 branches off 8192": branches(1, 32, 8192, 32),

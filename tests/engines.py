@@ -31,7 +31,7 @@ from tests.jaxctx.cache.recount import check
 
 ME = Caller()
 
-ROOMY = EngineConfig(pages=512, max_batch=32, max_batch_tokens=64, max_context_tokens=1536)
+ROOMY = EngineConfig(pages=512, max_batch=32, max_batch_tokens=64, max_context_tokens=6400)
 SMALL = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 
 

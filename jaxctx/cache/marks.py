@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping
 def encode_mark(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
     """The mark of the token at `index`; b"" for the usual way.
 
-    `ranges` `[start, stop)` are ascending, within `0 .. index`; those that touch are joined, so that equal masks have
-    equal marks.
+    `ranges` `[start, stop)` are ascending, within `0 .. index`; those that touch are joined: equal masks, equal marks.
     """
     joined: list[int] = []
     for start, stop in ranges:

@@ -52,8 +52,7 @@ def open_engine(
 ) -> LocalEngine:
     """Allocate the KV array, compile every step shape, start the step thread. Returns when ready to serve.
 
-    `store` is the URL of a store for durable snapshots; `progress` is told of each compiled function. Stop the engine
-    with `stop()`.
+    `store` is the URL of a store for durable snapshots; `progress` is told of each compiled function.
     """
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)

@@ -5,8 +5,7 @@ here first; if need be, contexts that do not run are suspended, least recently u
 claim that fails has suspended nobody.
 
 A pinned holder (a context, a publication) is charged the pages that it holds or was promised, shared ones too: two
-that share a page are charged it twice, so that no charge depends on what others do. Checks refuse and change nothing;
-charges never refuse.
+that share a page are charged it twice, so that no charge depends on what others do. Checks may refuse, charges not.
 """
 
 from collections import Counter

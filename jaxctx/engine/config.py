@@ -43,7 +43,7 @@ class EngineConfig:
     default_max_tokens: int = 256
     stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
     steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
-    draft_tokens: int = 8  # guesses that a sequence may have in a step, where rows would be padded; 0: none
+    draft_tokens: int = 15  # guesses that a sequence may have in a step, where rows would be padded; 0: none
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
@@ -74,8 +74,8 @@ class EngineConfig:
         return self.pages // 2 if self.pinned_pages_per_tenant is None else self.pinned_pages_per_tenant
 
     def row_buckets(self) -> tuple[int, ...]:
-        """Padded row counts of a step, powers of two from 4 (fewer rows take XLA:CPU's slow matrix path)."""
-        buckets = [4]
+        """Padded row counts of a step, powers of two from 16: fewer rows cost as much, but for one alone on a CPU."""
+        buckets = [min(16, self.max_batch_tokens)]
         while buckets[-1] < self.max_batch_tokens:
             buckets.append(min(buckets[-1] * 2, self.max_batch_tokens))
         return tuple(buckets)
@@ -86,7 +86,7 @@ class EngineConfig:
 
     def samples(self, rows: int) -> int:
         """Rows that may be sampled in a step of so many."""
-        return min(rows, max(self.max_batch, 4))
+        return min(rows, max(self.max_batch, 16))
 
 
 def page_bytes(spec: KVSpec, page_size: int) -> int:

@@ -61,7 +61,8 @@ class EngineCore:
         )
         self.transfers = Transfers(device, config.disk_pages, config.disk_file)
         self.scheduler = Scheduler(
-            self.cache, config, device.pass_shapes[-1], self._load_slot, self.fail, self._finish, self._arrived
+            *(self.cache, config, device.shapes[0], device.pass_shapes[-1]),
+            *(self._load_slot, self.fail, self._finish, self._arrived),
         )
         self.lives = Lives(config, self.cache, self.scheduler, self._writers, world.wall_clock, self.fail)
         self.contexts = ContextOperations(

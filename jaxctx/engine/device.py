@@ -54,7 +54,8 @@ class Program:
         self._split = mesh if jax.tree.leaves(self.pools)[0].sharding != self.whole else None
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
-        self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in config.row_buckets())
+        buckets = (1,) * (self.platform == "cpu") + config.row_buckets()
+        self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in buckets)
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
         self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first

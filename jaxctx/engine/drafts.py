@@ -1,9 +1,10 @@
 """Drafts: tokens that a sequence is expected to sample, computed beside its next one and kept if they were right.
 
-A step costs the same for any number of rows up to its bucket's. Rows that would be padding take guesses: a sequence
-whose last tokens stood in it before is expected to go on as it did then (prompt lookup decoding, A. Saxena 2023). Every
-row draws its own token, with the key of its own position; drafts count for as long as they are what the row before
-them drew. So the tokens are those of a run without drafts, greedy or not, and a wrong guess costs only its row.
+A step costs the same for any number of rows up to its bucket's; only on a CPU has one alone a bucket that is cheaper.
+Rows that would be padding take guesses: a sequence whose last tokens stood in it before is expected to go on as it did
+then (prompt lookup decoding, A. Saxena 2023). Every row draws its own token, with the key of its own position; drafts
+count for as long as they are what the row before them drew. So the tokens are those of a run without drafts, greedy or
+not, and a wrong guess costs only its row, or that bucket.
 
 A guess needs the tokens before it on the host. So no step is sent ahead while there is something to guess.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from jaxctx.cache.contexts import Context
 from jaxctx.cache.prefix import TOKEN_BYTES
 
-LEAST = 2  # last tokens that must have stood there before
+LEAST, SURE = 2, 4  # last tokens that must have stood there before; where rows are not free, as guesses cost twice then
 ENOUGH = 8  # of more it makes no difference
 WINDOW = 1 << 15  # last tokens that are looked through: some 20 µs
 LONGEST_PAUSE = 16  # tokens without guesses after wrong ones, which cost little: a text may begin to repeat itself
@@ -30,9 +31,9 @@ class PromptLookup:
     _pause: int = 0
     _resume_at: int = 0  # tokens of the context
 
-    def guess(self, context: Context, count: int) -> list[int]:
+    def guess(self, context: Context, count: int, least: int = LEAST) -> list[int]:
         """The next `count` tokens, or none: as after the latest of the places that agree with the end the longest."""
-        if count <= 0 or context.length < max(self._resume_at, LEAST + 1):
+        if count <= 0 or context.length < max(self._resume_at, least + 1):
             return []
         self._text += context.tokens(len(self._text) // TOKEN_BYTES).tobytes()
         tokens = np.frombuffer(self._text, np.int32)[-WINDOW:]
@@ -42,7 +43,7 @@ class PromptLookup:
             longer = places[places >= agreeing]
             longer = longer[tokens[longer - agreeing] == tokens[last - agreeing]]
             if len(longer) == 0:
-                if agreeing < LEAST:
+                if agreeing < least:
                     return []
                 break
             places = longer

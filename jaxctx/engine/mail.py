@@ -2,8 +2,7 @@
 
 The step thread never waits for a reader: it posts callbacks to an `Outbox` and flushes once per turn, one wake-up per
 event loop however many streams got something. A reader that keeps up sees every piece by itself; one that does not sees
-fewer, larger ones, and if it lags more than `limit` tokens behind, its sequences pause. Nothing is dropped, nobody else
-notices.
+fewer, larger ones, and if it lags more than `limit` tokens behind, its sequences pause. Nobody else notices.
 """
 
 import asyncio

@@ -2,8 +2,7 @@
 
 Bookkeeping in the cache; the page copies that this takes are among the cache's moves, which come after every step
 dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error changes nothing.
-Pages come from what the scheduler has not promised to running work (`claim`). What callers may rely on is said in
-`interface`.
+Pages come from what the scheduler has not promised to running work (`claim`). For callers see `interface`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ from jaxctx.cache.tiers import Item
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.drafts import share
+from jaxctx.engine.drafts import LEAST, SURE, share
 from jaxctx.engine.sequence import Sequence, WaitingQueue
 from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
@@ -44,6 +44,7 @@ class Scheduler:
 
     cache: ContextCache
     config: EngineConfig
+    smallest_step: StepShape
     largest_pass: StepShape
     load_slot: Callable[[Sequence], None]  # called before the first step of a sequence that needs it
     refuse: Callable[[Sequence, JaxctxError], None]  # for one that cannot be admitted
@@ -339,8 +340,8 @@ class Scheduler:
         spare = self.config.padding(len(ready))
         if not spare or not all(s.decoding for s in ready):
             return {}
-        most = min(spare, self.config.draft_tokens)
-        guesses = [s.lookup.guess(s.context, min(most, s.remaining - 1)) if s.lookup else [] for s in ready]
+        most, least = min(spare, self.config.draft_tokens), SURE if len(ready) == self.smallest_step.rows else LEAST
+        guesses = [s.lookup.guess(s.context, min(most, s.remaining - 1), least) if s.lookup else [] for s in ready]
         return {sequence: guess for sequence, guess in zip(ready, share(guesses, spare), strict=True) if guess}
 
     def judge(self, part: Part, accepted: int) -> None:

@@ -126,8 +126,7 @@ def make_step(
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
 
-    Returns the pools, the state and the bits of OUTPUT as int32 `[samples, words]`; of a pass also float32 logits
-    `[samples, vocab]`.
+    Returns the pools, the state and the bits of OUTPUT, int32 `[samples, words]`; of a pass also its logits in float32.
     """
 
     def step(params: Params, pools: Pools, state: SlotState, packed: jax.Array) -> StepResult:

@@ -11,8 +11,7 @@ that the slot holds now, and a fetch fills its own future, not the slot. So noth
 that has been given to other data since.
 Disk slots: each belongs to one thread, which takes its jobs first in, first out: all writes and reads of a slot happen
 in the order of the calls, and slots do not overlap in the file. A write may wait for a fetch that was asked for before
-it, on another thread; since every wait is for an earlier job, the earliest unfinished job never waits, and none does
-for ever.
+it, on another thread; since every wait is for an earlier job, the earliest never waits, and none does for ever.
 """
 
 import logging

@@ -10,6 +10,7 @@ RoPE are float32. With float32 weights every product runs at the highest precisi
 Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
 """Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
 Turns = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]  # cosines and sines, of `rope.angles`
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
+LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
 
 
 class Linear(nnx.Module):
@@ -48,19 +50,35 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right
     operand is packed anew at every call; so few rows are made that one (1.5 times as fast in bfloat16, twice in
-    float32), and less than four of bfloat16 are padded, as one alone takes another path, seven times slower.
+    float32). A row alone takes another path, good in float32 and else seven times slower, unless spelt out.
     """
     rows, x = x.shape[0], x.astype(weight.dtype)
     if rows > FEW_ROWS:
         return contract(x, weight)
 
     def few(x: jax.Array, weight: jax.Array) -> jax.Array:
-        padding = max(4 - rows, 0) if weight.dtype != jnp.float32 else 0
-        swapped: jax.Array = lax.optimization_barrier(contract(weight, jnp.pad(x, ((0, padding), (0, 0)))))
-        return swapped.T[:rows]  # without the barrier XLA swaps them back
+        if rows == 1 and weight.dtype != jnp.float32:
+            return contract_one(x[0], weight)[None]
+        swapped: jax.Array = lax.optimization_barrier(contract(weight, x))
+        return swapped.T  # without the barrier XLA swaps them back
 
     product: jax.Array = lax.platform_dependent(x, weight, cpu=few, default=contract)
     return product
+
+
+def contract_one(x: Float[Array, " in"], weight: Float[Array, "out in"]) -> Float32[Array, " out"]:
+    """One row by sums of vectors, for which XLA:CPU makes a loop that reads weights as fast as memory gives them.
+
+    Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term.
+    """
+    lanes = math.gcd(x.size, LANES)
+    count = x.size // lanes
+    parts = next(n for n in range(-(-count // TERMS), count + 1) if count % n == 0)
+    x = lax.optimization_barrier(x.astype(jnp.float32))
+    x, weight = (a.reshape(*a.shape[:-1], parts, -1, lanes) for a in (x, weight))
+    terms = (weight[..., term, :].astype(jnp.float32) * x[..., term, :] for term in range(count // parts))
+    sums: jax.Array = lax.optimization_barrier(sum(terms)).sum((1, 2))
+    return sums
 
 
 def contract(a: Float[Array, "m in"], b: Float[Array, "n in"]) -> Float32[Array, "m n"]:

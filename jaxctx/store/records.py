@@ -1,7 +1,6 @@
 """Records: what is kept of a snapshot - its lineage, its entry in the catalogue - and the same as bytes.
 
-Every record names itself and stands behind a checksum, so that damage, or another's record in its place, is noticed.
-See stored.proto.
+Each names itself and stands behind a checksum: damage, or another's in its place, is noticed. See stored.proto.
 """
 
 import hashlib

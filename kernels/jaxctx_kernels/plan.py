@@ -112,8 +112,7 @@ class AttentionPlan(NamedTuple):
 class Run(NamedTuple):
     """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
 
-    None of the rows sees a token at `stop` or later. `position` is that of the first row where the rows are one
-    sequence's, else -1.
+    No row sees a token at `stop` or later. `position` is the first row's where the rows are one sequence's, else -1.
     """
 
     row: int
@@ -141,7 +140,7 @@ def plan_shape(
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
     widest = min((c[0] for c in CLASSES[kernel] if c[0] >= rows), default=rows)
-    wanted = [c for c in CLASSES[kernel] if c[0] <= widest]
+    wanted = [c if rows > 1 else (*c[:2], (1,)) for c in CLASSES[kernel] if c[0] <= widest]
     by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
     classes = tuple(ItemClass(*size, by_size[size]) for size in sorted(by_size))
     context_pages = -(-max_context_tokens // page_size)

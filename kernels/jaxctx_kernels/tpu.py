@@ -3,8 +3,7 @@
 A chip has one core, and a grid runs in sequence. So nothing is merged across cores: the running maximum, sum and output
 of every sorted row stay in VMEM while the items of the plan pass by, in the order of the list and as many as there are.
 The list itself is in SMEM. An item's pages come by DMA, the keys, or the values, of all heads of a page in one copy,
-into a ring of buffers: the next items are on their way while one is computed. Each page is read once per item, however
-many rows look at it.
+into a ring of buffers: the next items are on their way while one is computed. A page is read once for all its rows.
 
     sorted rows × group ──▶ VMEM: queries, maximum, sum, output       HBM: pool [kv_heads, pages, page_size, head_dim]
       ┌────────────┐                                                          │ one DMA per page, K and V

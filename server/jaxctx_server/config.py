@@ -87,7 +87,7 @@ class ServeConfig:
     """Sequences that run at once."""
     max_batch_tokens: Annotated[int, Range(4, 65536)] = 512
     """Tokens of one step, prompts and outputs together; at least --max-batch."""
-    draft_tokens: Annotated[int, Range(0, 64)] = 8
+    draft_tokens: Annotated[int, Range(0, 64)] = 15
     """Tokens to guess ahead for a sequence whose text repeats itself, in rows that a step has to spare; 0: none."""
     queue_limit: Annotated[int, Range(1, 1_000_000)] = 1024
     """Requests that may wait; one more is refused."""

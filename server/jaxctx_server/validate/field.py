@@ -1,8 +1,7 @@
 """One value of a request, and the checks of it. Nothing is raised before the whole request has been looked at.
 
 Each check returns the value in its proper type, the default if it was not sent (None), or, after noting what is wrong,
-some value of that type with which the rest can be checked on. Descriptions say what would be accepted; they repeat
-numbers, never texts.
+some value of that type with which the rest can be checked on. Descriptions say what is accepted and repeat no texts.
 """
 
 import re

@@ -7,13 +7,13 @@ from jaxctx.cache.contexts import Context
 from jaxctx.engine.drafts import PromptLookup
 from tests.echo import echo_next
 
-Guess = Callable[[PromptLookup, Context, int], list[int]]
+Guess = Callable[..., list[int]]
 
 
 def foresight(rng: random.Random, *, right: float) -> Guess:
     """In place of `PromptLookup.guess`: what greedy sampling draws next, each token true with this probability."""
 
-    def guess(self: PromptLookup, context: Context, count: int) -> list[int]:
+    def guess(self: PromptLookup, context: Context, count: int, least: int = 0) -> list[int]:
         tokens = context.tokens().tolist()
         for _ in range(count):
             tokens.append(echo_next(tokens) if rng.random() < right else rng.randrange(256))

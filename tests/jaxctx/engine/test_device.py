@@ -136,7 +136,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     packed, views = device.blank(shape)
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
-    views.sample_rows[:], views.slots[:] = np.arange(4) + 4, np.arange(4)
+    views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
     plan_attention([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
     together: step.Pools = zeros(device._program.pools)
     assert len(together) == 1
@@ -166,6 +166,16 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     np.testing.assert_array_equal(before[1], before[2])  # copied
     assert np.asarray(before[1]).any(axis=(1, 2, 3, 4)).all()  # in every layer
     np.testing.assert_array_equal(np.stack(after), np.stack(before[::-1]))
+
+
+def test_steps_come_in_powers_of_two_from_sixteen_and_on_a_cpu_of_one_row() -> None:
+    model, params = init_random(TINY, seed=3, dtype="float32")
+    for most, rows in [(4, (1, 4)), (40, (1, 16, 32, 40)), (512, (1, 16, 32, 64, 128, 256, 512))]:
+        config = replace(CONFIG, max_batch=4, max_batch_tokens=most)
+        assert config.row_buckets() == rows[1:]
+        program = Program(model, params, config, jax.devices()[0])
+        assert tuple(shape.rows for shape in program.shapes) == rows
+        assert config.padding(1) == min(most, 16) - 1  # what a guess may take, in the step beside
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])

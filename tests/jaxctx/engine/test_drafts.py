@@ -9,7 +9,7 @@ import pytest
 
 from jaxctx.answers import FinishReason, GeneratePiece
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.drafts import LEAST, LONGEST_PAUSE, WINDOW, PromptLookup, share
+from jaxctx.engine.drafts import LEAST, LONGEST_PAUSE, SURE, WINDOW, PromptLookup, share
 from jaxctx.engine.interface import GenerateRequest, Sampling
 from tests.engines import SMALL
 
@@ -70,6 +70,23 @@ def test_a_lookup_looks_back_so_far_and_no_further() -> None:
     assert PromptLookup().guess(Text(*phrase, *noise, 8, 9, *[7] * LEAST), 2) == []
 
 
+def test_more_must_have_stood_there_where_guesses_are_not_free() -> None:
+    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7), 2, 2) == [1, 2]
+    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7), 2, 3) == []
+    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7, 1), 1, 3) == [2]
+
+
+async def test_guesses_are_not_free_for_a_row_that_is_cheaper_alone(make_engine, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(PromptLookup, "guess", lambda self, context, count, least: asked.append((count, least)) or [])
+    engine = make_engine()
+    one, other = [await fresh(engine, PROMPTS[length]) for length in (15, 17)]
+    await greedy(engine, one, 9)
+    assert {least for _, least in asked} == {SURE}
+    await asyncio.gather(greedy(engine, one, 40), greedy(engine, other, 40))
+    assert {least for _, least in asked} == {LEAST, SURE}
+
+
 def test_wrong_guesses_make_it_pause() -> None:
     text, lookup, pauses = Text(1, 2, 1, 2), PromptLookup(), []
     for _ in range(9):
@@ -123,8 +140,8 @@ async def test_right_guesses_save_steps_and_fill_only_padding(make_engine, monke
     before = await engine.stats()
     assert await greedy(engine, context_id, 41) == oracle(PROMPTS[17], 41)
     after = await engine.stats()
-    assert after.steps - before.steps == 11  # one for the prompt's last token, then four tokens a step
-    assert after.tokens_accepted == after.tokens_drafted == 30
+    assert after.steps - before.steps == 4  # of one row for the prompt's last token, then of sixteen, sixteen and eight
+    assert after.tokens_accepted == after.tokens_drafted == 37
     assert after.compilations_after_ready == 0
 
 
@@ -132,7 +149,9 @@ async def test_neighbours_have_their_own_tokens(make_engine, monkeypatch) -> Non
     """Some are guessed right, some wrong, some not at all; the steps of all are shared."""
     foresee = foresight(random.Random(2), right=0.7)
     monkeypatch.setattr(
-        PromptLookup, "guess", lambda self, context, count: foresee(self, context, count if context.length % 3 else 0)
+        PromptLookup,
+        "guess",
+        lambda self, context, count, least: foresee(self, context, count if context.length % 3 else 0),
     )
     engine = make_engine()
     ids = [await fresh(engine, PROMPTS[length]) for length in (1, 15, 17, 63, 65)]
@@ -172,7 +191,7 @@ async def test_answers_are_those_of_a_run_without_drafts(make_engine, monkeypatc
     future = PROMPTS[15] + [token for piece in expected for token in piece.token_ids]
     rng = random.Random(3)
 
-    def guess(self: PromptLookup, context, count: int) -> list[int]:
+    def guess(self: PromptLookup, context, count: int, least: int) -> list[int]:
         """The future as it was, with a lie now and then, and too far."""
         return [t if rng.random() < 0.8 else t ^ 1 for t in [*future, 1, 2, 3][context.length :][:count]]
 

@@ -65,7 +65,7 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan_memory(program, memory, 0.5, nothing)
 
     monkeypatch.setattr(Program, "lower", lambda self, what: None)
-    code = 4 * 1 + 1 * 20 + 1 * 30  # of four functions beside one pass and one step
+    code = 4 * 1 + 1 * 20 + 2 * 30  # of four functions beside one pass and two steps, of one row and of four
     left = 30_000 - 9_000 - 100 - (80 + 50) - code
     assert plan(30_000) == MemoryPlan(30_000, 9_000, 100, 130, code, left, 10_300, 102, 1632, 0)
     assert left // 2 - 100 < 10_300 <= left // 2  # pages of 100 bytes, one of them scratch
@@ -128,6 +128,7 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
         program = Program(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
         assert program.shapes[-1].plan.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
+        assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
         for function in (program.shapes[-1], "page copy"):
             found = memory_of(program.lower(function))
             assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
