@@ -35,6 +35,7 @@ CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many
 
 OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
 PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
+ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
@@ -54,7 +55,7 @@ class Program:
         self._split = mesh if jax.tree.leaves(self.pools)[0].sharding != self.whole else None
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
-        buckets = (1,) * (self.platform == "cpu") + config.row_buckets()
+        buckets = (ONE_ROW if self.platform == "cpu" else ()) + config.row_buckets()
         self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in buckets)
         passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
         self.pass_shapes = tuple(dict.fromkeys(passes))
