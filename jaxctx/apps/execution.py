@@ -25,8 +25,7 @@ from jaxctx.errors import JaxctxError, NotFound
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 MOST_PREFIXES = 256  # of an engine
-PREFIX_LABELS = {"jaxctx": "constant prefix"}
-CALL_LABELS = {"jaxctx": "semantic call"}
+LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 
 class Execution:
@@ -76,7 +75,7 @@ class Execution:
         if call.home is not None:
             context_id = call.home[1]
         elif (fork := await self._fork(call, node, caller)) is None:
-            new = CreateRequest(priority=priority, labels=CALL_LABELS)
+            new = CreateRequest(priority=priority, labels=LABELS)
             context_id, call.held = (await engine.create(caller, new)).context_id, 0
             call.home = node, context_id
         else:
@@ -120,7 +119,7 @@ class Execution:
             return None
         caller = Caller(call.tenant, self._clock() + self._prefix_timeout_s)
         ttl = Ttl(self._prefix_timeout_s, sliding=True)
-        context_id = (await node.engine.create(caller, CreateRequest(ttl=ttl, labels=PREFIX_LABELS))).context_id
+        context_id = (await node.engine.create(caller, CreateRequest(ttl=ttl, labels=LABELS))).context_id
         await node.engine.fill(caller, context_id, tokens)
         return context_id, tokens
 
