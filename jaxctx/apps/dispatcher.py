@@ -168,12 +168,15 @@ class Dispatcher:
             error = Internal(f"a task failed: {type(raised).__name__}")
         if task not in node.running:
             return  # withdrawn, or its engine was lost: this comes late
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable) and error.reason != "DRAINING":
             self.engines.lose(node)
             return
         del node.running[task]
         self.look()
-        if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+        if isinstance(error, Unavailable):
+            node.draining = True
+            self.submit(task)
+        elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
             asyncio.get_running_loop().call_later(error.retry_after_s, self._again, task)
         else:
             self._ended(task, error)

@@ -47,9 +47,11 @@ class EngineNode:
         self.prefixes: dict[tuple[str, str], asyncio.Task[tuple[str, Sequence[int]] | None]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
+        self.draining = False  # what runs may end there, and nothing new begins
 
     def beat(self, stats: EngineStats) -> None:
         """Its load as it says."""
+        self.draining = stats.draining
         held = stats.pages_held * self.engine.info.page_size
         self._others = max(0, stats.running + stats.waiting - len(self.running))
         self._tokens_of_others = max(0, held - sum(map(self.tokens_of, self.running)))
@@ -76,6 +78,8 @@ class EngineNode:
 
     def fitting(self, tasks: Sequence[Task]) -> int:
         """For how many of these, the first ones, there is room. An engine that is idle has it for one at least."""
+        if self.draining:
+            return 0
         bound, load = self.bound, self.load
         tokens = self._tokens_of_others + sum(map(self.tokens_of, self.running))
         capacity = self.engine.info.pages_total * self.engine.info.page_size
@@ -162,14 +166,12 @@ class Engines:
         while True:
             try:
                 stats = await asyncio.wait_for(engine.stats(), MISSED * self._beat_s)
-                alive = not stats.draining
             except (JaxctxError, TimeoutError):
-                alive = False
-            if alive:
+                if node is not None:
+                    self.lose(node)
+            else:
                 if node is None or self.nodes.get(engine_id) is not node:
                     node = self.register(engine_id, engine, encode)
                 node.beat(stats)
                 self._changed()
-            elif node is not None:
-                self.lose(node)
             await asyncio.sleep(self._beat_s)

@@ -18,7 +18,15 @@ from jaxctx.apps.graph import Call, Criterion, Graph, Node, Phase, Step, Task
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
 from jaxctx.apps.variables import Variable
 from jaxctx.engine.interface import GenerateRequest
-from jaxctx.errors import AlreadyExists, Cancelled, InvalidArgument, JaxctxError, NotFound, ResourceExhausted
+from jaxctx.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidArgument,
+    JaxctxError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 
 MAX_SESSIONS = 1000  # of a tenant
 MAX_VARIABLES = 10_000  # of a session
@@ -165,9 +173,8 @@ class Session:
         for task in call.tasks:
             self.graph.fail(task, Cancelled("the call was cancelled"))
 
-    def end(self) -> None:
-        """Cancel everything."""
-        gone = Cancelled("the session was deleted")
+    def end(self, gone: JaxctxError) -> None:
+        """Fail everything."""
         for node in self.nodes():
             self.graph.fail(node, gone)
         for variable in self.variables.values():
@@ -252,7 +259,7 @@ class Programs:
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """End a session; returns when its pages are given back."""
-        self._end(self.session(tenant, session_id))
+        self._end(self.session(tenant, session_id), Cancelled("the session was deleted"))
         await self.execution.released()
 
     async def attend(self, *engines: Coroutine[Any, Any, None]) -> None:
@@ -262,17 +269,17 @@ class Programs:
             while True:
                 for session in list(self._sessions.values()):
                     if session.idle_s > session.ttl_s:
-                        self._end(session)
+                        self._end(session, Cancelled("the session's time to live ended"))
                 await asyncio.sleep(SWEEP_S)
         finally:
             for each in watching:
                 each.cancel()
             for session in list(self._sessions.values()):
-                self._end(session)
+                self._end(session, Unavailable("the server stops"))
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: Session, gone: JaxctxError) -> None:
         del self._sessions[session.tenant, session.id]
-        session.end()
+        session.end(gone)
 
     def _ended(self, task: Task, error: JaxctxError | None) -> None:
         graph = task.call.graph

@@ -169,3 +169,32 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
     assert sum(result == STORY for result in results) > 100
     await settle()
     assert all(engine.running == {} and engine.contexts == {} for engine in engines.values())
+
+
+async def test_a_draining_engine_ends_what_it_has_and_begins_nothing() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    engine.gate.clear()
+    one = asyncio.create_task(ask(session, call(session, "one {{o}}", o=output("o"))["o"]))
+    await until(lambda: bool(engine.running))
+    engine.failure = Unavailable("drains", reason="DRAINING")
+    two = asyncio.create_task(ask(session, call(session, "two {{o}}", o=output("o"))["o"]))
+    await until(lambda: company.nodes[0].draining)
+    engine.gate.set()
+    assert await one == "<one >"
+    engine.failure = None
+    await settle()
+    assert not two.done()
+    company.registry.register("other", engine, encode)
+    assert await two == "<two >"
+
+
+async def test_when_the_server_stops_everybody_is_told() -> None:
+    company = Company(ScriptedEngine())
+    watching = asyncio.create_task(company.programs.attend())
+    session = company.session()
+    waiting = asyncio.create_task(session.add_variable("x").wait())
+    await settle()
+    watching.cancel()
+    with pytest.raises(Unavailable):
+        await waiting
