@@ -4,11 +4,13 @@ The server encodes, the client decodes; the store does both with its versions. H
 found out once, at their first use.
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import chain
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,7 +26,7 @@ Translation = Callable[[Any], Any]
 # Fields of messages that have another name here: seconds are a Duration there, or say that they are, and a oneof has a
 # name for each type.
 _NAMES = {"duration": "seconds", "ttl_s": "seconds", "expires_at": "at"}
-_NAMES |= {"stop_text": "stop_match", "stop_token_id": "stop_match"}
+_NAMES |= {"pin_for": "pin_s", "stop_text": "stop_match", "stop_token_id": "stop_match"}
 _ONE_OF = {"stop_text": str, "stop_token_id": int}
 
 # How a value reads that only a later server knows.
@@ -75,6 +77,7 @@ def _values(descriptor: Any, answer: object) -> dict[str, Any]:
 def _fields(kind: type, descriptor: Any) -> dict[str, _Field]:
     """By their names in the message."""
     hints, found = get_type_hints(kind), {}
+    defaults = {each.name: each.default for each in dataclasses.fields(kind)}
     for there in descriptor.fields:
         name = _NAMES.get(there.name, there.name)
         hint = hints.get(name)
@@ -86,9 +89,11 @@ def _fields(kind: type, descriptor: Any) -> dict[str, _Field]:
         write, read = _translations(there, hint)
         unset: Any = None
         if get_origin(hint) is Mapping:
-            write, read = None, dict
+            write, read = (None, dict) if there.is_repeated else _wrapped(there.message_type.fields[0].name)
         elif there.is_repeated:
             write, read, unset = write and _each(list, write), _each(tuple, read) if read else tuple, ()
+        elif there.has_presence and defaults[name] is not dataclasses.MISSING:
+            unset = defaults[name]
         elif not optional:
             empty = GetMessageClass(there.message_type)() if there.message_type else there.default_value
             unset = read(empty) if read else empty
@@ -112,9 +117,22 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
     if hint is float:
         return lambda seconds: timedelta(seconds=seconds), lambda message: message.ToNanoseconds() / 1e9
     if get_origin(hint) is tuple:
-        first, second = (each.name for each in field.message_type.fields)
+        first, *others = (each.name for each in field.message_type.fields)
+        if not others:
+            return lambda pairs: {first: list(chain(*pairs))}, lambda message: _pairs(getattr(message, first))
+        [second] = others
         return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
     return functools.partial(_values, field.message_type), functools.partial(decode, kind=hint)
+
+
+def _wrapped(name: str) -> tuple[Translation, Translation]:
+    """Of a map in a message of its own, which can be told from none: as its field of this name."""
+    return lambda mapping: {name: mapping}, lambda message: dict(getattr(message, name))
+
+
+def _pairs(flat: Sequence[T]) -> tuple[tuple[T, T], ...]:
+    """Of first, second, first, second, ..."""
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _each(kind: type, translate: Translation) -> Translation:

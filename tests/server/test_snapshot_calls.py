@@ -86,9 +86,9 @@ async def test_forward(door: Any) -> None:
     )
     response = await door.contexts.Forward(request)
     asked = door.last("forward")[1]
-    assert (asked.tokens, asked.positions, asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
-    assert asked.masks == [((0, 1),), (), ((0, 1), (2, 3))]
-    assert asked.outputs == [
+    assert (list(asked.tokens), list(asked.positions), asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
+    assert list(asked.masks) == [((0, 1),), (), ((0, 1), (2, 3))]
+    assert list(asked.outputs) == [
         PassOutput(index=2, sample=Sampling(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64),
         PassOutput(index=0, logits=True, entropy=True),
     ]
