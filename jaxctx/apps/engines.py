@@ -162,15 +162,14 @@ class Engines:
 
     async def attend(self, engine_id: str, engine: Engine, encode: Encode) -> None:
         """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns."""
-        node: EngineNode | None = None
+        node = self.register(engine_id, engine, encode)
         while True:
             try:
                 stats = await asyncio.wait_for(engine.stats(), MISSED * self._beat_s)
             except (JaxctxError, TimeoutError):
-                if node is not None:
-                    self.lose(node)
+                self.lose(node)
             else:
-                if node is None or self.nodes.get(engine_id) is not node:
+                if self.nodes.get(engine_id) is not node:
                     node = self.register(engine_id, engine, encode)
                 node.beat(stats)
                 self._changed()

@@ -84,12 +84,14 @@ class Step(Node):
 
     def __init__(
         self,
+        name: str,
         function: Function,
         inputs: Mapping[str, Variable],
         settings: Mapping[str, str],
         outputs: Sequence[Variable],
     ) -> None:
         super().__init__(tuple(inputs.values()), outputs)
+        self.name = name
         self.function = function
         self.named = inputs
         self.settings = settings

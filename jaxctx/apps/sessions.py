@@ -160,7 +160,7 @@ class Session:
         self._check_room(len(request.outputs), *request.settings.values())
         inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs.items()}
         outputs = [Variable(secrets.token_hex(16), name) for name in request.outputs]
-        step = Step(function, inputs, request.settings, outputs)
+        step = Step(request.function, function, inputs, request.settings, outputs)
         self.graph.add([step])
         self.steps[step] = None
         self.variables |= {variable.id: variable for variable in outputs}

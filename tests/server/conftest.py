@@ -485,7 +485,7 @@ def open_door(text: ModelText) -> Callable[..., Any]:
     ) -> AsyncIterator[Door]:
         serving, engine = Serving(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
-        served = Served(engine, Texts(text, limits), limits)
+        served = Served.of(engine, text, limits)
         server = make_server(serving, keys, max_calls=max_calls, clock=lambda: 1000.0)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"

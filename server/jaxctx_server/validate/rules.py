@@ -35,7 +35,6 @@ LARGEST = {  # how large a number of the type may be, or how far below zero
     FieldDescriptor.TYPE_INT64: 2**63 - 1,
     FieldDescriptor.TYPE_DOUBLE: sys.float_info.max,
 }
-UNRULED = (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_ENUM)  # any value may be sent
 
 Check = Callable[[Any], Violations]
 
@@ -56,7 +55,7 @@ def validate(limits: Limits, request: Message) -> None:
 def _message(kind: Descriptor, limits: Limits) -> Check:
     """Of a message of this class: first each field, then fields beside each other."""
     rules = [(field, field.GetOptions().Extensions[rules_pb2.rule]) for field in kind.fields]
-    ruled = [(field, rule) for field, rule in rules if field.type not in UNRULED]
+    ruled = [(field, rule) for field, rule in rules if field.type != field.TYPE_BOOL]
     fields = [(each.name, each.has_presence, rule.required, _field(each, rule, limits)) for each, rule in ruled]
     beside = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
     if any(rule.needs or rule.excludes or rule.one_for_each for _, rule in rules):
@@ -182,6 +181,8 @@ def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
     if (kind := field.message_type) is not None:
         is_duration = kind.full_name == Duration.DESCRIPTOR.full_name
         return functools.partial(_duration, rule) if is_duration else _message(kind, limits)
+    if field.enum_type is not None:
+        return functools.partial(_member, [each.number for each in field.enum_type.values], field.enum_type.name)
     low, high = _span(field, rule, limits)
     if field.type != field.TYPE_DOUBLE:
         noun = "token id" if rule.token_id else "whole number"
@@ -208,6 +209,11 @@ def _span(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[flo
 def _number(low: float, high: float, description: str, value: float) -> Violations:
     if not low <= value <= high:  # NaN is neither
         yield "", description.format(value)
+
+
+def _member(numbers: Collection[int], enum: str, value: int) -> Violations:
+    if value not in numbers:
+        yield "", f"must be a value of {enum}, not {value}"
 
 
 def _duration(rule: FieldRules, value: Duration) -> Violations:
