@@ -78,13 +78,14 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
         return pb.ListVariablesResponse(variables=page, next_page_token=str(stop) if stop < len(variables) else "")
 
     async def SubmitCall(self, request: pb.SubmitCallRequest, context: Context) -> pb.SubmitCallResponse:
+        session = self._of(context, request)
         wanted = CallRequest(
             model_id=request.model_id,
             template=request.template,
             parameters=[_parameter(each) for each in request.parameters],
             timeout_s=request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else CALL_TIMEOUT_S,
         )
-        call, outputs = self._of(context, request).submit(wanted)
+        call, outputs = session.submit(wanted)
         return pb.SubmitCallResponse(call_id=call.id, outputs=map(_variable, outputs))
 
     async def CancelCall(self, request: pb.CancelCallRequest, context: Context) -> pb.CancelCallResponse:
@@ -92,13 +93,14 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
         return pb.CancelCallResponse()
 
     async def SubmitStep(self, request: pb.SubmitStepRequest, context: Context) -> pb.SubmitStepResponse:
+        session = self._of(context, request)
         wanted = StepRequest(
             function=request.function,
             inputs={each.name: each.variable_id for each in request.inputs},
             settings=dict(request.settings),
             outputs=list(request.outputs),
         )
-        return pb.SubmitStepResponse(outputs=map(_variable, self._of(context, request).add_step(wanted)))
+        return pb.SubmitStepResponse(outputs=map(_variable, session.add_step(wanted)))
 
     async def ListFunctions(self, request: pb.ListFunctionsRequest, context: Context) -> pb.ListFunctionsResponse:
         served, _ = self.begin(context, request)
