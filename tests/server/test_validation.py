@@ -425,8 +425,8 @@ def test_a_field_that_is_wrong_twice_is_told_once(limits: Any) -> None:
 
 def test_a_list_that_is_far_too_long_is_not_looked_at(limits: Any) -> None:
     outputs = [{"index": 7, "logits": True, "top": -1}] * 100_000
-    request = context_service_pb2.ForwardRequest(context_id="", tokens=[1], outputs=outputs)
-    assert refused(limits, request) == ["context_id", "outputs"]
+    request = context_service_pb2.ForwardRequest(context_id="", tokens=[1], outputs=outputs, positions=[1, 2])
+    assert refused(limits, request) == ["context_id", "outputs", "positions"]
 
 
 def test_labels_are_named_by_their_keys_unless_these_are_wrong(limits: Any) -> None:

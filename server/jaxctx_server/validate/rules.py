@@ -27,16 +27,14 @@ from jaxctx_server.validate.requests import BETWEEN, Violations
 MAX_VIOLATIONS = 16  # reported of one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ID_RULE = "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
-MAX_NAME_BYTES = 100
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-NS = 10**9
+NS = 10**9  # a second
 LARGEST = {  # how large a number of the type may be, or how far below zero
     FieldDescriptor.TYPE_INT32: 2**31 - 1,
     FieldDescriptor.TYPE_INT64: 2**63 - 1,
     FieldDescriptor.TYPE_DOUBLE: sys.float_info.max,
 }
 UNRULED = (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_ENUM)  # any value may be sent
-
 Check = Callable[[Any], Violations]
 
 
@@ -58,9 +56,10 @@ def _message(kind: Descriptor, limits: Limits) -> Check:
     rules = [(field, field.GetOptions().Extensions[rules_pb2.rule]) for field in kind.fields]
     fields = [(each.name, each.has_presence, rule.required, _field(each, rule, limits)) for each, rule in rules]
     lists = {field.name for field in kind.fields if field.is_repeated}
-    beside = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
+    beside: list[Callable[..., Violations]] = []
     if any(rule.needs or rule.excludes or rule.one_for_each for _, rule in rules):
         beside.append(functools.partial(_beside, {field.name: rule for field, rule in rules}))
+    between: list[Callable[..., Violations]] = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
     required = [each for each in kind.oneofs if each.GetOptions().Extensions[rules_pb2.choice].required]
     choices = [(each.name, [field.name for field in each.fields]) for each in required]
 
@@ -76,7 +75,8 @@ def _message(kind: Descriptor, limits: Limits) -> Check:
         for choice, names in choices:
             if message.WhichOneof(choice) is None:
                 yield f".{choice}", f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be set"
-        for other in beside if lists.isdisjoint(refused) else ():  # a list may be far too long to look at
+        few = lists.isdisjoint(refused)  # else a list may be far too long to look at
+        for other in beside + between if few else beside:
             for path, description in other(message, limits):
                 yield f".{path}", description
 
@@ -228,7 +228,7 @@ def _id(text: str) -> Violations:
 
 def _name(text: str) -> Violations:
     """Never part of a path, and never shown in a way that control characters could bend."""
-    yield from _text(1, MAX_NAME_BYTES, text)
+    yield from _text(1, 100, text)
     if CONTROL.search(text):
         yield "", "must have no control characters"
 
