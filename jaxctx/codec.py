@@ -120,8 +120,7 @@ def _translations(field: Any, hint: Any) -> tuple[Translation | None, Translatio
         first, *others = (each.name for each in field.message_type.fields)
         if not others:
             return lambda pairs: {first: list(chain(*pairs))}, lambda message: _pairs(getattr(message, first))
-        [second] = others
-        return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
+        return lambda pair: {first: pair[0], others[0]: pair[1]}, operator.attrgetter(first, *others)
     return functools.partial(_values, field.message_type), functools.partial(decode, kind=hint)
 
 

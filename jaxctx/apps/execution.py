@@ -24,6 +24,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
+CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
 LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
@@ -64,7 +65,8 @@ class Execution:
                     output.variable.grow(piece.text)
             call.held = len(call.tokens)
         except BaseException:  # who knows what the context holds now
-            self.release(call)
+            if call.home is not None and call.home[0] is node:  # else the call is at work elsewhere already
+                self.release(call)
             raise
 
     async def _context(self, task: Task, node: EngineNode, caller: Caller) -> str:
@@ -124,9 +126,12 @@ class Execution:
         return context_id, tokens
 
     def ended(self, task: Task) -> None:
-        """Give up the call's context unless another task of it was asked for."""
+        """Give up the call's context unless another task of it was asked for, and in the end its tokens."""
+        task.forget_prompt()
         if not any(each.phase in (Phase.WAITING, Phase.STARTED) for each in task.call.tasks):
             self.release(task.call)
+        if all(each.ended for each in task.call.tasks):
+            task.call.tokens = []
 
     def release(self, call: Call) -> None:
         """Give up the call's context; it can be made again."""
@@ -143,8 +148,9 @@ class Execution:
 
 
 async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:
-    with suppress(JaxctxError):  # with its engine everything of it is gone
-        await node.engine.close(caller, context_id)
+    with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await node.engine.close(caller, context_id)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

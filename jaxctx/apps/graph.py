@@ -15,13 +15,18 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from xxhash import xxh3_128_digest
+
 from jaxctx.apps.native import Function
 from jaxctx.apps.template import Chain
 from jaxctx.apps.variables import State, Variable
-from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError
+from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
 
 if TYPE_CHECKING:
     from jaxctx.apps.engines import EngineNode
+
+BLOCK = 64  # characters; about a page of tokens
+MAX_PROMPT = 8 << 20  # characters
 
 
 class Criterion(enum.IntEnum):
@@ -139,6 +144,8 @@ class Task(Node):
         self.chain = chain
         self.previous = previous
         self.group: Group | None = None
+        self.prompt = ""
+        self.blocks: list[bytes] = []  # digests of all of a first prompt up to the end of each whole block
         self.deadline = float("inf")
         self.attempts = 0  # on engines that were lost
         self.appended = False  # the prompt is among the call's tokens
@@ -146,10 +153,18 @@ class Task(Node):
         self.engine_id = ""
         self.why = ""  # this engine
 
-    @property
-    def prompt(self) -> str:
-        """As text. Its inputs must be set."""
-        return "".join(each.text if isinstance(each, Variable) else each for each in self.chain.prompt)
+    def make_prompt(self) -> None:
+        """Of its inputs, which are set. ResourceExhausted if that would be too long for any engine."""
+        parts = [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
+        if sum(map(len, parts)) > MAX_PROMPT:
+            raise ResourceExhausted(f"the prompt has more than {MAX_PROMPT} characters", reason="NEVER_FITS")
+        self.prompt, digest = "".join(parts), xxh3_128_digest(self.call.tenant.encode())
+        starts = range(0, len(self.prompt) - BLOCK + 1, BLOCK) if self.previous is None else ()
+        self.blocks = [digest := xxh3_128_digest(digest + self.prompt[at : at + BLOCK].encode()) for at in starts]
+
+    def forget_prompt(self) -> None:
+        """It was the last to need it."""
+        self.prompt, self.blocks = "", []
 
     @property
     def ready(self) -> bool:

@@ -85,11 +85,14 @@ class Session:
         """Its time to live begins again."""
         self._used_at = self._programs.clock()
 
-    @property
-    def idle_s(self) -> float:
-        """Since it was last used; 0 while something runs."""
-        runs = any(node.phase is Phase.STARTED for node in self.nodes())
-        return 0.0 if runs else self._programs.clock() - self._used_at
+    def over(self) -> bool:
+        """Whether its time to live has ended. It begins again while something runs."""
+        if self._programs.clock() - self._used_at < self.ttl_s:
+            return False
+        if any(node.phase is Phase.STARTED for node in self.nodes()):
+            self.use()
+            return False
+        return True
 
     def nodes(self) -> list[Node]:
         """All calls' tasks, then the steps, in the order of their coming."""
@@ -103,7 +106,7 @@ class Session:
 
     def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
         """A new variable; with a text one that is set."""
-        self._check_room(1, text or "")
+        self._bytes += self._room(1, text or "")
         variable = Variable(secrets.token_hex(16), name, description)
         self.variables[variable.id] = variable
         if text is not None:
@@ -113,8 +116,9 @@ class Session:
     def set(self, variable_id: str, text: str) -> Variable:
         """Give a variable its text. AlreadyExists if it has one, FailedPrecondition for the output of a call."""
         variable = self.variable(variable_id)
-        self._check_room(0, text)
-        variable.give(text)
+        variable.check_free()
+        self._bytes += self._room(0, text)
+        variable.set(text)
         self.graph.settled(variable)
         return variable
 
@@ -131,7 +135,7 @@ class Session:
         AlreadyExists or FailedPrecondition for an output that cannot be one; then there is no call.
         """
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
-        self._check_room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
+        size = self._room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
         segments: dict[str, Segment] = {}
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
@@ -144,6 +148,7 @@ class Session:
         call = Call(call_id, self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
         self.graph.add(call.tasks)
         self.calls[call.id] = call
+        self._bytes += size
         outputs = [segment.variable for segment in segments.values() if isinstance(segment, Output)]
         self.variables |= {variable.id: variable for variable in outputs}
         for parameter in request.parameters:
@@ -157,12 +162,13 @@ class Session:
         function = self._programs.functions.get(request.function)
         if function is None:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
-        self._check_room(len(request.outputs), *request.settings.values())
+        size = self._room(len(request.outputs), *request.settings.values())
         inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs.items()}
         outputs = [Variable(secrets.token_hex(16), name) for name in request.outputs]
         step = Step(request.function, function, inputs, request.settings, outputs)
         self.graph.add([step])
         self.steps[step] = None
+        self._bytes += size
         self.variables |= {variable.id: variable for variable in outputs}
         return outputs
 
@@ -187,16 +193,21 @@ class Session:
             return Output(Variable(secrets.token_hex(16), parameter.name), parameter.settings)
         return Output(self.variable(parameter.variable_id), parameter.settings)
 
-    def _check_room(self, variables: int, *texts: str) -> None:
+    def _room(self, variables: int, *texts: str) -> int:
+        """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""
         size = sum(len(text.encode()) for text in texts)
         if len(self.variables) + variables > MAX_VARIABLES or self._bytes + size > MAX_TEXT_BYTES:
             message = f"a session has up to {MAX_VARIABLES} variables and {MAX_TEXT_BYTES} bytes of text"
             raise ResourceExhausted(message, reason="QUOTA")
-        self._bytes += size
+        return size
 
     def _start(self, node: Node) -> None:
         if isinstance(node, Task):
-            self._programs.dispatcher.submit(node)
+            try:
+                node.make_prompt()
+                self._programs.dispatcher.submit(node)
+            except JaxctxError as error:
+                self.graph.fail(node, error)
         elif isinstance(node, Step):
             self.steps[node] = asyncio.create_task(self._run(node))
 
@@ -248,7 +259,8 @@ class Programs:
 
     def session(self, tenant: str, session_id: str) -> Session:
         """A tenant's session, which is used by that. NotFound for any other's, too."""
-        if (session := self._sessions.get((tenant, session_id))) is None:
+        session = self._sessions.get((tenant, session_id))
+        if session is None or self._end_if_over(session):
             raise NotFound("there is no such session", reason="SESSION_NOT_FOUND")
         session.use()
         return session
@@ -268,14 +280,18 @@ class Programs:
         try:
             while True:
                 for session in list(self._sessions.values()):
-                    if session.idle_s > session.ttl_s:
-                        self._end(session, Cancelled("the session's time to live ended"))
+                    self._end_if_over(session)
                 await asyncio.sleep(SWEEP_S)
         finally:
             for each in watching:
                 each.cancel()
             for session in list(self._sessions.values()):
                 self._end(session, Unavailable("the server stops"))
+
+    def _end_if_over(self, session: Session) -> bool:
+        if over := session.over():
+            self._end(session, Cancelled("the session's time to live ended"))
+        return over
 
     def _end(self, session: Session, gone: JaxctxError) -> None:
         del self._sessions[session.tenant, session.id]

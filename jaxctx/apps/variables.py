@@ -44,9 +44,7 @@ class Variable:
         self._changed = asyncio.Event()  # of the state that is; replaced with every change
 
     def set(self, text: str) -> None:
-        """Raises AlreadyExists if it is set, or has failed."""
-        if self.state is not State.UNSET:
-            raise AlreadyExists(f"the variable is {self.state.value}")
+        """It must be unset."""
         self.text, self.state = text, State.SET
         self._tell()
 
@@ -61,11 +59,12 @@ class Variable:
         self.text += part
         self._tell()
 
-    def give(self, text: str) -> None:
-        """Set by a client. FailedPrecondition for one that something else makes."""
+    def check_free(self) -> None:
+        """Raise AlreadyExists if it is set or has failed, FailedPrecondition if a call or step makes it."""
         if self.producer is not None:
-            raise FailedPrecondition("the variable is the output of a call; only that sets it")
-        self.set(text)
+            raise FailedPrecondition("the variable is the output of a call or step; only that sets it")
+        if self.state is not State.UNSET:
+            raise AlreadyExists(f"the variable is {self.state.value}")
 
     async def wait(self) -> str:
         """The text, once it is set. Raises the error that it failed with."""

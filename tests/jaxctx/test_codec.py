@@ -1,4 +1,4 @@
-"""Answers there and back through messages: every class, full and empty, and what only a later server knows."""
+"""Answers and requests there and back through messages: every class, full and empty; what only a later server knows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from jaxctx import answers
 from jaxctx.codec import decode, encode
+from jaxctx.engine import interface
 from jaxctx.v1 import (
     admin_service_pb2,
     context_pb2,
@@ -44,6 +45,14 @@ PAIRS: list[tuple[type, Any]] = [
     (answers.Model, model_service_pb2.Model),
     (answers.Engine, admin_service_pb2.Engine),
     (answers.RenderedChat, model_service_pb2.ApplyChatTemplateResponse),
+    (interface.CreateRequest, context_service_pb2.CreateContextRequest),
+    (interface.GenerateRequest, context_service_pb2.GenerateRequest),
+    (interface.ForwardRequest, context_service_pb2.ForwardRequest),
+    (interface.SaveRequest, snapshot_service_pb2.SaveRequest),
+]
+CHANGES: list[tuple[type, Any]] = [  # in which no labels are no change
+    (interface.UpdateRequest, context_service_pb2.UpdateContextRequest),
+    (interface.Changes, snapshot_service_pb2.UpdateSnapshotRequest),
 ]
 
 
@@ -66,7 +75,7 @@ def full(hint: Any) -> Any:
     return {int: 2**31 - 1, float: 0.5, bool: True, str: "é", bytes: b"\x00\xff", datetime: moment}[hint]
 
 
-@pytest.mark.parametrize(("kind", "message"), PAIRS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("kind", "message"), PAIRS + CHANGES, ids=lambda each: each.__name__)
 def test_there_and_back(kind: type, message: Any) -> None:
     answer = full(kind)
     assert decode(message.FromString(encode(answer, message).SerializeToString()), kind) == answer
@@ -81,6 +90,12 @@ def test_an_empty_message_has_an_answer_of_its_own(kind: type, message: Any) -> 
     labels = getattr(empty, "labels", {})
     assert labels == {}
     assert labels is not getattr(decode(message(), kind), "labels", None)
+
+
+@pytest.mark.parametrize(("kind", "message"), CHANGES, ids=lambda each: each.__name__)
+def test_what_is_not_sent_is_no_change(kind: type, message: Any) -> None:
+    assert decode(message(), kind) == kind()
+    assert decode(message(labels={}), kind) == kind(labels={})
 
 
 def test_zero_is_told_from_nothing_where_both_can_be() -> None:

@@ -53,7 +53,6 @@ from jaxctx.v1 import (
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Key
-from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits

@@ -213,7 +213,7 @@ async def test_the_longest_match_wins_over_any() -> None:
     await ask(session, asked)
     task = session.variable(asked).producer
     assert task.engine_id == "e1"
-    assert task.why == f"holds {len(long) // 32 * 32} characters of its prompt"
+    assert task.why == f"holds {len(long) // 64 * 64} characters of its prompt"
 
 
 async def test_sharing() -> None:
