@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxctx.answers import EngineStats
+from jaxctx.answers import Criterion, EngineStats
 from jaxctx.apps.graph import BLOCK
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import JaxctxError, NotFound
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 MISSED = 3  # beats after which an engine is lost
-LATENCY_BOUND = 4  # tasks at once where one of them wants its tokens soon
+# Tasks of these want few others beside them, as each makes every token of all of them later.
+FEW_AT_ONCE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
+LATENCY_BOUND = 4  # tasks at once where there is one of these
 MOST_BLOCKS = 1 << 16  # remembered of an engine
 CHARACTERS_A_TOKEN = 3  # about; engines count exactly
 
@@ -56,7 +58,7 @@ class EngineNode:
 
     def bound_of(self, task: Task) -> int:
         """How many tasks this one bears beside it, itself included."""
-        return self.latency_bound if task.criterion.few_at_once else self.engine.info.max_batch
+        return self.latency_bound if task.criterion in FEW_AT_ONCE else self.engine.info.max_batch
 
     @property
     def bound(self) -> int:

@@ -12,14 +12,17 @@ started. The graph starts nodes by the function that it is given, and never wait
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_128_digest
 
+from jaxctx.answers import Criterion, GraphNode, SubmitCallResult, VariableState
 from jaxctx.apps.native import Function
 from jaxctx.apps.template import Chain
-from jaxctx.apps.variables import State, Variable
+from jaxctx.apps.variables import Variable
 from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -27,25 +30,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # characters; about a page of tokens
 MAX_PROMPT = 8 << 20  # characters
-
-
-class Criterion(enum.IntEnum):
-    """What an asker wants; a stronger one is greater."""
-
-    THROUGHPUT = 1
-    TIME_PER_OUTPUT_TOKEN = 2
-    TIME_TO_FIRST_TOKEN = 3
-    LATENCY = 4
-
-    @property
-    def few_at_once(self) -> bool:
-        """Whether a task of it wants few others beside it, as each makes every token of all of them later."""
-        return self in (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
-
-    @property
-    def priority(self) -> int:
-        """Of its contexts: whether an engine begins with it before others."""
-        return 10 if self in (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY) else 0
 
 
 class Phase(enum.Enum):
@@ -69,6 +53,16 @@ class Node:
         self.serial = 0
 
     @property
+    def info(self) -> GraphNode:
+        """As it is told, without what it makes them by."""
+        return GraphNode(
+            phase=self.phase.value,
+            criterion=None if self.phase is Phase.IDLE else self.criterion,
+            inputs=[variable.id for variable in self.inputs],
+            outputs=[variable.id for variable in self.outputs],
+        )
+
+    @property
     def ended(self) -> bool:
         """Whether nothing will come of it any more."""
         return self.phase in (Phase.DONE, Phase.FAILED)
@@ -76,7 +70,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether all that it needs is there."""
-        return all(variable.state is State.SET for variable in self.inputs)
+        return all(variable.state is VariableState.SET for variable in self.inputs)
 
     def needs(self) -> list[Node]:
         """The nodes before it that have not ended."""
@@ -101,6 +95,10 @@ class Step(Node):
         self.named = inputs
         self.settings = settings
 
+    @property
+    def info(self) -> GraphNode:
+        return replace(super().info, function=self.name)
+
 
 class Call:
     """A semantic call: its tasks in order, and the sequence that they continue one after the other.
@@ -111,7 +109,6 @@ class Call:
 
     def __init__(
         self,
-        call_id: str,
         graph: Graph,
         tenant: str,
         model_id: str,
@@ -120,7 +117,7 @@ class Call:
         timeout_s: float,
     ) -> None:
         """`prefix` is the text that all calls of its template begin with; `timeout_s` counts from being asked for."""
-        self.id = call_id
+        self.id = secrets.token_hex(16)
         self.graph = graph
         self.tenant = tenant
         self.model_id = model_id
@@ -132,6 +129,11 @@ class Call:
         self.tasks: list[Task] = []
         for chain in chains:
             self.tasks.append(Task(self, chain, self.tasks[-1] if self.tasks else None))
+
+    @property
+    def info(self) -> SubmitCallResult:
+        """As it is told to whoever made it."""
+        return SubmitCallResult(call_id=self.id, outputs=[task.outputs[0].info for task in self.tasks])
 
 
 class Task(Node):
@@ -167,6 +169,10 @@ class Task(Node):
         self.prompt, self.blocks = "", []
 
     @property
+    def info(self) -> GraphNode:
+        return replace(super().info, call_id=self.call.id, engine_id=self.engine_id, why=self.why)
+
+    @property
     def ready(self) -> bool:
         return super().ready and (self.previous is None or self.previous.phase is Phase.DONE)
 
@@ -199,7 +205,7 @@ class Graph:
         InvalidArgument for a cycle; then nothing is connected.
         """
         outputs = [variable for node in nodes for variable in node.outputs]
-        if len(set(outputs)) < len(outputs) or any(each.producer or each.state is not State.UNSET for each in outputs):
+        if len(set(outputs)) < len(outputs) or any(each.producer or each.state is not VariableState.UNSET for each in outputs):
             raise FailedPrecondition("an output must be a variable that is unset, and that nothing else makes")
         for node in nodes:
             for variable in node.inputs:

@@ -7,17 +7,16 @@ for a while of their own.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from jaxctx.answers import Criterion, SessionInfo
 from jaxctx.apps import native
 from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
-from jaxctx.apps.graph import Call, Criterion, Graph, Node, Phase, Step, Task
+from jaxctx.apps.graph import Call, Graph, Node, Phase, Step, Task
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
 from jaxctx.apps.variables import Variable
-from jaxctx.engine.interface import GenerateRequest
 from jaxctx.errors import (
     AlreadyExists,
     Cancelled,
@@ -27,43 +26,12 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from jaxctx.v1.requests import Parameter, SubmitCallRequest, SubmitStepRequest
 
 MAX_SESSIONS = 1000  # of a tenant
 MAX_VARIABLES = 10_000  # of a session
 MAX_TEXT_BYTES = 64 << 20  # of what a session was given
 SWEEP_S = 1.0
-CALL_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """What stands at a place of a template: a text, a variable's text, or an output if `settings` are there."""
-
-    name: str
-    text: str | None = None
-    variable_id: str | None = None  # of an output: the variable to make; None: a new one of the parameter's name
-    settings: GenerateRequest | None = None  # without the id of a context
-    criterion: Criterion | None = None  # of an output: ask for it at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRequest:
-    """A semantic call. `timeout_s` is how long it may wait and run once it is asked for."""
-
-    model_id: str = ""
-    template: str
-    parameters: Sequence[Parameter]
-    timeout_s: float = CALL_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
-    """A native step: the name of its function, variables by the names that it knows them by, names of new ones."""
-
-    function: str
-    inputs: Mapping[str, str]
-    settings: Mapping[str, str] = field(default_factory=dict)
-    outputs: Sequence[str]
 
 
 class Session:
@@ -80,6 +48,17 @@ class Session:
         self._programs = programs
         self._bytes = 0
         self._used_at = programs.clock()
+
+    @property
+    def info(self) -> SessionInfo:
+        """As it is told."""
+        return SessionInfo(
+            session_id=self.id,
+            ttl_s=self.ttl_s,
+            variables=len(self.variables),
+            calls=len(self.calls),
+            started=sum(node.phase is Phase.STARTED for node in self.nodes()),
+        )
 
     def use(self) -> None:
         """Its time to live begins again."""
@@ -107,7 +86,7 @@ class Session:
     def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
         """A new variable; with a text one that is set."""
         self._bytes += self._room(1, text or "")
-        variable = Variable(secrets.token_hex(16), name, description)
+        variable = Variable(name, description)
         self.variables[variable.id] = variable
         if text is not None:
             variable.set(text)
@@ -128,8 +107,8 @@ class Session:
         self.graph.ask(variable, criterion)
         return variable
 
-    def submit(self, request: CallRequest) -> tuple[Call, list[Variable]]:
-        """Add a call, and run nothing of it but what `criterion` asks for; returns it and its outputs, in their order.
+    def submit(self, request: SubmitCallRequest) -> Call:
+        """Add a call, and run nothing of it but what a criterion asks for.
 
         Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable,
         AlreadyExists or FailedPrecondition for an output that cannot be one; then there is no call.
@@ -140,31 +119,29 @@ class Session:
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
                 raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
-            if parameter.settings is not None and (parameter.settings.max_tokens or 1) >= longest:
+            if parameter.output is not None and (parameter.output.max_tokens or 1) >= longest:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
             segments[parameter.name] = self._segment(parameter)
-        made = chains(request.template, segments)
-        prefix, call_id = constant_prefix(request.template), secrets.token_hex(16)
-        call = Call(call_id, self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
+        made, prefix = chains(request.template, segments), constant_prefix(request.template)
+        call = Call(self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
         self.graph.add(call.tasks)
         self.calls[call.id] = call
         self._bytes += size
-        outputs = [segment.variable for segment in segments.values() if isinstance(segment, Output)]
-        self.variables |= {variable.id: variable for variable in outputs}
-        for parameter in request.parameters:
-            segment = segments[parameter.name]
-            if isinstance(segment, Output) and parameter.criterion is not None:
-                self.graph.ask(segment.variable, parameter.criterion)
-        return call, outputs
+        outputs = [task.chain.output for task in call.tasks]
+        self.variables |= {output.variable.id: output.variable for output in outputs}
+        for output in outputs:
+            if output.settings.criterion is not None:
+                self.graph.ask(output.variable, output.settings.criterion)
+        return call
 
-    def add_step(self, request: StepRequest) -> list[Variable]:
+    def add_step(self, request: SubmitStepRequest) -> list[Variable]:
         """Add a native step; returns its outputs. It runs when one of them is asked for."""
         function = self._programs.functions.get(request.function)
         if function is None:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
         size = self._room(len(request.outputs), *request.settings.values())
-        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs.items()}
-        outputs = [Variable(secrets.token_hex(16), name) for name in request.outputs]
+        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs}
+        outputs = [Variable(name) for name in request.outputs]
         step = Step(request.function, function, inputs, request.settings, outputs)
         self.graph.add([step])
         self.steps[step] = None
@@ -187,11 +164,11 @@ class Session:
             variable.fail(gone)
 
     def _segment(self, parameter: Parameter) -> Segment:
-        if parameter.settings is None:
-            return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)  # type: ignore[return-value]
-        if parameter.variable_id is None:
-            return Output(Variable(secrets.token_hex(16), parameter.name), parameter.settings)
-        return Output(self.variable(parameter.variable_id), parameter.settings)
+        output = parameter.output
+        if output is not None:
+            named = output.variable_id is not None
+            return Output(self.variable(output.variable_id) if named else Variable(parameter.name), output)
+        return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)
 
     def _room(self, variables: int, *texts: str) -> int:
         """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""

@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from jaxctx.apps.graph import Criterion
-from jaxctx.apps.sessions import CallRequest, Parameter
-from jaxctx.engine.interface import GenerateRequest
+from jaxctx.answers import Criterion
 from jaxctx.errors import DeadlineExceeded, Internal, Unavailable
+from jaxctx.v1.requests import SubmitCallRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
 
@@ -94,14 +93,9 @@ async def test_work_without_an_engine_waits_until_its_deadline() -> None:
     company = Company(engine := ScriptedEngine())
     session = company.session()
     company.registry.lose(company.nodes[0])
-    request = CallRequest(
-        template="say {{o}}",
-        parameters=[Parameter(name="o", settings=GenerateRequest(context_id=""))],
-        timeout_s=0.05,
-    )
-    _, (o,) = session.submit(request)
+    request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.05)
     with pytest.raises(DeadlineExceeded):
-        await ask(session, o.id)
+        await ask(session, session.submit(request).tasks[0].outputs[0].id)
     waiting = call(session, "say {{o}}", o=output("o"))["o"]
     asking = asyncio.create_task(ask(session, waiting))
     await settle()

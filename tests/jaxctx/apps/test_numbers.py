@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
-from jaxctx.apps.graph import Call, Criterion, Task
-from jaxctx.apps.sessions import CallRequest, Parameter, Programs, Session
+from jaxctx.answers import Criterion
+from jaxctx.apps.graph import Call, Task
+from jaxctx.apps.sessions import Programs, Session
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 from tests.echo import echo_text
 from tests.engines import Clock
 
@@ -23,8 +25,8 @@ async def encode(text: str, start: bool) -> list[int]:
 
 
 def output(name: str, tokens: int) -> Parameter:
-    settings = GenerateRequest(context_id="", max_tokens=tokens, sampling=Sampling(temperature=0.0), ignore_eos=True)
-    return Parameter(name=name, settings=settings)
+    settings = CallOutput(max_tokens=tokens, sampling=Sampling(temperature=0.0), ignore_eos=True)
+    return Parameter(name=name, output=settings)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def programs(clock: Clock) -> Programs:
 
 
 def submit(session: Session, template: str, *parameters: Parameter) -> Call:
-    return session.submit(CallRequest(template=template, parameters=parameters))[0]
+    return session.submit(SubmitCallRequest(template=template, parameters=parameters))
 
 
 async def done(session: Session, call: Call) -> None:
