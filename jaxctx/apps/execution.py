@@ -25,7 +25,10 @@ from jaxctx.errors import JaxctxError, NotFound
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
-FIRST, SOON = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY), 10  # their contexts' priority: engines begin with them
+FIRST, SOON = (
+    (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY),
+    10,
+)  # their contexts' priority: engines begin with them
 LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 

@@ -205,7 +205,9 @@ class Graph:
         InvalidArgument for a cycle; then nothing is connected.
         """
         outputs = [variable for node in nodes for variable in node.outputs]
-        if len(set(outputs)) < len(outputs) or any(each.producer or each.state is not VariableState.UNSET for each in outputs):
+        if len(set(outputs)) < len(outputs) or any(
+            each.producer or each.state is not VariableState.UNSET for each in outputs
+        ):
             raise FailedPrecondition("an output must be a variable that is unset, and that nothing else makes")
         for node in nodes:
             for variable in node.inputs:
