@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -42,35 +42,30 @@ class StepLoop:
         core.transfers.on_arrival = self.wake
         self.outbox = Outbox()
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._flown: queue.SimpleQueue[tuple[Batch, StepArrays] | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
         self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
         self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
-        self._threads = [
-            threading.Thread(target=self._run, name="jaxctx-step", daemon=True),
-            threading.Thread(target=self._fetch, name="jaxctx-fetch", daemon=True),
-        ]
+        self._stepping = threading.Thread(target=self._run, name="jaxctx-step", daemon=True)
+        self._fetching = ThreadPoolExecutor(1, "jaxctx-fetch")
 
     def start(self) -> None:
         """Start the threads. The device is compiled already."""
-        for thread in self._threads:
-            thread.start()
+        self._stepping.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, drain first."""
-        if not self._threads[0].is_alive():
+        if not self._stepping.is_alive():
             return
         self._inbox.put(self._stop)
-        for thread in self._threads:
-            thread.join()
+        self._stepping.join()
+        self._fetching.shutdown()
         self.core.transfers.close()
 
     def _stop(self) -> None:
         with self._posting:
             self._stopping = True
         self.core.fail_all(Unavailable("the server is stopping", retry_after_s=1.0))
-        self._flown.put(None)
 
     def _run(self) -> None:
         with self.core.device.count_compilations():
@@ -98,7 +93,7 @@ class StepLoop:
         flight = self._try("a step could not be sent", self.core.dispatch)
         if flight is not None:
             self._flying += 1
-            self._flown.put(flight)
+            self._fetching.submit(self._fetch, *flight)
         return flight is not None
 
     def _try(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -124,14 +119,12 @@ class StepLoop:
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
 
-    def _fetch(self) -> None:
-        while (flight := self._flown.get()) is not None:
-            batch, output = flight
-            try:
-                landed = jax.tree.map(np.asarray, output)
-            except Exception as error:
-                landed = error
-            self._inbox.put(partial(self._landed, batch, landed))
+    def _fetch(self, batch: Batch, output: StepArrays) -> None:
+        try:
+            landed = jax.tree.map(np.asarray, output)
+        except Exception as error:
+            landed = error
+        self._inbox.put(partial(self._landed, batch, landed))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
