@@ -12,9 +12,6 @@ from tokenizers import models, pre_tokenizers
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 
-# Characters from which the batch interface is used. It costs more in all, but lets other threads run meanwhile:
-# `encode` of 2 MB held the interpreter for 0.2 s, in which no step was prepared.
-LONG = 16_384
 # Pre-tokenizers, type and behaviour, that lose no byte of a text.
 BYTE_LEVEL = ("ByteLevel", None)
 SPLITS = {("Split", how) for how in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")}
@@ -50,9 +47,8 @@ class Tokenizer:
         text of a special token stands for that token.
         """
         check_unicode(text, "text")
-        if len(text) > LONG:
-            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch, because `encode` holds the interpreter: for 1.5 s with a text of 2 MB, in which no step is prepared.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for ids that no model can have.
