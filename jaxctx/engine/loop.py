@@ -92,8 +92,10 @@ class StepLoop:
     def _dispatch(self) -> bool:
         flight = self._try("a step could not be sent", self.core.dispatch)
         if flight is not None:
+            batch, output = flight
             self._flying += 1
-            self._fetching.submit(self._fetch, *flight)
+            landing = self._fetching.submit(jax.tree.map, np.asarray, output)
+            landing.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, batch, landed)))
         return flight is not None
 
     def _try(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -104,12 +106,11 @@ class StepLoop:
             self._break(what, error)
             return None
 
-    def _landed(self, batch: Batch, output: StepArrays | Exception) -> None:
+    def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         self._flying -= 1
-        if isinstance(output, Exception):
-            self._break("a step failed on the device", output)
-        else:
+        output = self._try("a step failed on the device", landed.result)
+        if output is not None:
             self._try("a step's results could not be booked", self.core.settle, batch, output)
 
     def _break(self, what: str, error: Exception) -> None:
@@ -118,13 +119,6 @@ class StepLoop:
         if not self.failure.done():
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
-
-    def _fetch(self, batch: Batch, output: StepArrays) -> None:
-        try:
-            landed = jax.tree.map(np.asarray, output)
-        except Exception as error:
-            landed = error
-        self._inbox.put(partial(self._landed, batch, landed))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
