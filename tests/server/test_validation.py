@@ -440,6 +440,19 @@ def test_values_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) 
     assert [violation.field for violation in raised.value.violations] == [named]
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"text": "a\udfffb"}, "text"),
+        ({"messages": {"messages": [{"role": "u", "content": "\ud800"}]}}, "messages.messages[0].content"),
+    ],
+)
+def test_lone_surrogates_never_reach_the_tokenizer(limits: Any, content: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        validate(contexts.fill, limits, {"context_id": "a", **content})
+    assert [violation.field for violation in raised.value.violations] == [named]
+
+
 def test_whole_numbers_are_numbers(limits: Any) -> None:
     request = {"context_id": "a", "sampling": {"temperature": 0, "seed": None}}
     checked = validate(generation.generate, limits, request)
