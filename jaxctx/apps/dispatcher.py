@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from jaxctx.apps.engines import EngineNode, Engines
-from jaxctx.apps.graph import Task
+from jaxctx.apps.nodes import Task
 from jaxctx.errors import DeadlineExceeded, Internal, JaxctxError, ResourceExhausted, Unavailable
 
 MOST_WAITING = 10_000

@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import cast
 
-from jaxctx.answers import Criterion, GeneratePiece, named
+from jaxctx.answers import Criterion, GeneratePiece, Phase, named
 from jaxctx.apps.engines import EngineNode
-from jaxctx.apps.graph import Call, Phase, Task
+from jaxctx.apps.nodes import Call, Task
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from jaxctx.answers import Criterion, SessionInfo
+from jaxctx.answers import Criterion, Phase, SessionInfo
 from jaxctx.apps import native
 from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
-from jaxctx.apps.graph import Call, Graph, Node, Phase, Step, Task
+from jaxctx.apps.graph import Graph
+from jaxctx.apps.nodes import Call, Node, Step, Task
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
 from jaxctx.apps.variables import Variable
 from jaxctx.errors import (
@@ -123,7 +124,14 @@ class Session:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
             segments[parameter.name] = self._segment(parameter)
         made, prefix = chains(request.template, segments), constant_prefix(request.template)
-        call = Call(self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
+        call = Call(
+            graph=self.graph,
+            tenant=self.tenant,
+            model_id=model_id,
+            prefix=prefix,
+            timeout_s=request.timeout_s,
+            chains=made,
+        )
         self.graph.add(call.tasks)
         self.calls[call.id] = call
         self._bytes += size
@@ -140,9 +148,17 @@ class Session:
         if function is None:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
         size = self._room(len(request.outputs), *request.settings.values())
-        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs}
+        names = [name for name, _ in request.inputs]
+        inputs = [self.variable(variable_id) for _, variable_id in request.inputs]
         outputs = [Variable(name) for name in request.outputs]
-        step = Step(request.function, function, inputs, request.settings, outputs)
+        step = Step(
+            inputs=inputs,
+            outputs=outputs,
+            name=request.function,
+            function=function,
+            names=names,
+            settings=request.settings,
+        )
         self.graph.add([step])
         self.steps[step] = None
         self._bytes += size
@@ -196,7 +212,7 @@ class Session:
             running.cancel()
 
     async def _run(self, step: Step) -> None:
-        inputs = {name: variable.text for name, variable in step.named.items()}
+        inputs = {name: variable.text for name, variable in zip(step.names, step.inputs, strict=True)}
         try:
             texts = await native.run(step.function, inputs, step.settings, len(step.outputs))
         except JaxctxError as error:

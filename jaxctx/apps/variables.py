@@ -18,7 +18,7 @@ from jaxctx.answers import Criterion, VariableInfo, VariableState
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError
 
 if TYPE_CHECKING:
-    from jaxctx.apps.graph import Node
+    from jaxctx.apps.nodes import Node
 
 
 class Variable:

@@ -97,7 +97,7 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
     assert text == await alone(f"Review of {draft.strip()}: ", 5)
     assert "".join([part.text async for part in caller.read(review["review"])]) == text
     nodes = (await caller("GetGraph")).nodes
-    assert [each.phase for each in nodes] == ["done"] * 3
+    assert [each.phase for each in nodes] == [pb.PHASE_DONE] * 3
     assert [each.function for each in nodes] == ["", "", "strip"]
     assert nodes[0].engine_id == "local"
     assert nodes[0].why

@@ -8,7 +8,7 @@ import pytest
 from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 
 from jaxctx.answers import Criterion
-from jaxctx.apps.graph import Call, Task
+from jaxctx.apps.nodes import Call, Task
 from jaxctx.apps.sessions import Programs, Session
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from jaxctx.v1.requests import SubmitStepRequest
 
-from jaxctx.answers import Criterion, VariableState
+from jaxctx.answers import Criterion, Phase, VariableState
 from jaxctx.apps.dispatcher import Policy
-from jaxctx.apps.graph import Phase
 from jaxctx.errors import (
     AlreadyExists,
     Cancelled,

@@ -1,0 +1,165 @@
+"""Nodes of a graph: what makes variables of others. The parts of calls, which engines compute, and native steps.
+
+    idle ──asked for──▶ waiting ──inputs set──▶ started ──▶ done
+      └───────────────────┴── an input, or itself, failed ──▶ failed
+
+A node holds what is known of it and decides nothing: `graph` moves it from phase to phase.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128_digest
+
+from jaxctx.answers import Criterion, GraphNode, Phase, SubmitCallResult, VariableState
+from jaxctx.apps.native import Function
+from jaxctx.apps.template import Chain
+from jaxctx.apps.variables import Variable
+from jaxctx.errors import ResourceExhausted
+
+if TYPE_CHECKING:
+    from jaxctx.apps.engines import EngineNode
+    from jaxctx.apps.graph import Graph
+
+BLOCK = 64  # characters; about a page of tokens
+MAX_PROMPT = 8 << 20  # characters
+
+
+@dataclass(eq=False, kw_only=True)
+class Node:
+    """What makes variables of others. `serial` orders requests: all that one needs has its number."""
+
+    inputs: Sequence[Variable]
+    outputs: Sequence[Variable]
+    phase: Phase = Phase.IDLE
+    criterion: Criterion = Criterion.THROUGHPUT
+    serial: int = 0
+
+    @property
+    def info(self) -> GraphNode:
+        """As it is told, without what it makes them by."""
+        return GraphNode(
+            phase=self.phase,
+            criterion=None if self.phase is Phase.IDLE else self.criterion,
+            inputs=[variable.id for variable in self.inputs],
+            outputs=[variable.id for variable in self.outputs],
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will come of it any more."""
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all that it needs is there."""
+        return all(variable.state is VariableState.SET for variable in self.inputs)
+
+    def needs(self) -> list[Node]:
+        """The nodes before it that have not ended."""
+        found = [each.producer for each in self.inputs if each.producer and not each.producer.ended]
+        return list(dict.fromkeys(found))
+
+
+@dataclass(eq=False, kw_only=True)
+class Step(Node):
+    """A native step. `names` are those by which the function knows the inputs."""
+
+    name: str
+    function: Function
+    names: Sequence[str]
+    settings: Mapping[str, str]
+
+    @property
+    def info(self) -> GraphNode:
+        return replace(super().info, function=self.name)
+
+
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """A semantic call: its tasks in order, and the sequence that they continue one after the other.
+
+    `tokens` is what the sequence consists of by now. A context of it on an engine (`home`) only saves computing it
+    again: it is given up when no task of the call is asked for, or when the engine is lost.
+    """
+
+    graph: Graph
+    tenant: str
+    model_id: str
+    prefix: str  # text that all calls of its template begin with
+    timeout_s: float  # for each task, from being asked for
+    chains: InitVar[Sequence[Chain]]
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    tasks: list[Task] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    held: int = 0  # of these, in the context at home
+    home: tuple[EngineNode, str] | None = None
+
+    def __post_init__(self, chains: Sequence[Chain]) -> None:
+        for chain in chains:
+            inputs = dict.fromkeys(each for each in chain.prompt if isinstance(each, Variable))
+            previous = self.tasks[-1] if self.tasks else None
+            outputs = (chain.output.variable,)
+            self.tasks.append(Task(call=self, chain=chain, previous=previous, inputs=tuple(inputs), outputs=outputs))
+
+    @property
+    def info(self) -> SubmitCallResult:
+        """As it is told to whoever made it."""
+        return SubmitCallResult(call_id=self.id, outputs=[task.outputs[0].info for task in self.tasks])
+
+
+@dataclass(eq=False, kw_only=True)
+class Task(Node):
+    """The unit of scheduling: what to append to the call's sequence, and the output that continues it."""
+
+    call: Call
+    chain: Chain
+    previous: Task | None
+    group: Group | None = None
+    prompt: str = ""
+    blocks: Sequence[bytes] = ()  # digests of all of a first prompt up to the end of each whole block
+    deadline: float = float("inf")
+    attempts: int = 0  # on engines that were lost
+    appended: bool = False  # the prompt is among the call's tokens
+    generated: int = 0  # tokens of the output that are
+    engine_id: str = ""
+    why: str = ""  # this engine
+
+    def make_prompt(self) -> None:
+        """Of its inputs, which are set. ResourceExhausted if that would be too long for any engine."""
+        parts = [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
+        if sum(map(len, parts)) > MAX_PROMPT:
+            raise ResourceExhausted(f"the prompt has more than {MAX_PROMPT} characters", reason="NEVER_FITS")
+        self.prompt, digest = "".join(parts), xxh3_128_digest(self.call.tenant.encode())
+        starts = range(0, len(self.prompt) - BLOCK + 1, BLOCK) if self.previous is None else ()
+        self.blocks = [digest := xxh3_128_digest(digest + self.prompt[at : at + BLOCK].encode()) for at in starts]
+
+    def forget_prompt(self) -> None:
+        """It was the last to need it."""
+        self.prompt, self.blocks = "", ()
+
+    @property
+    def info(self) -> GraphNode:
+        return replace(super().info, call_id=self.call.id, engine_id=self.engine_id, why=self.why)
+
+    @property
+    def ready(self) -> bool:
+        return super().ready and (self.previous is None or self.previous.phase is Phase.DONE)
+
+    def needs(self) -> list[Node]:
+        before = [self.previous] if self.previous and not self.previous.ended else []
+        return [*before, *super().needs()]
+
+    def later(self) -> list[Task]:
+        """The tasks of the same call after this one."""
+        return self.call.tasks[self.call.tasks.index(self) + 1 :]
+
+
+class Group:
+    """Tasks that feed one consumer; done when the last of them is. `engine` is where the first of them went."""
+
+    engine: EngineNode | None = None
