@@ -98,7 +98,9 @@ class PassResult(google.protobuf.message.Message):
     seed: builtins.int
     """The seed that repeats the draw."""
     logits: builtins.bytes
-    """Unnormalised log probabilities of token ids 0 .. vocab_size - 1: float32, little-endian."""
+    """Unnormalised log probabilities of all token ids, float32, little-endian: numpy.frombuffer(logits, "<f4"). Empty: not
+    asked for.
+    """
     entropy: builtins.float
     """In nats."""
     @property
