@@ -58,9 +58,9 @@ IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from collections.abc import ": r"Mapping(?=\[)|Sequence(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|field(?=\()",
-    "from datetime import ": r"(?<=: )datetime",
+    "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"TypedDict",
-    "\nfrom google.protobuf.message import ": r"(?<=[:\[] )Message",
+    "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
 
@@ -71,6 +71,21 @@ class Type(NamedTuple):
     name: str
     proto: Any
     comments: dict[tuple[int, ...], str]
+
+    @property
+    def is_enum(self) -> bool:
+        return isinstance(self.proto, EnumDescriptorProto)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is what a map consists of."""
+        return not self.is_enum and bool(self.proto.options.map_entry)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it has two plain values and nothing else."""
+        plain = [] if self.is_enum else [each.label == 1 and not each.type_name for each in self.proto.field]
+        return plain == [True, True] and not self.proto.oneof_decl
 
 
 class Field(NamedTuple):
@@ -88,10 +103,9 @@ def types_of(files: FileDescriptorSet) -> dict[str, Type]:
     def types(scope: str, protos: Iterable[Any], path: tuple[int, ...]) -> Iterator[Type]:
         for index, proto in enumerate(protos):  # paths: numbers of fields in descriptor.proto, each with an index
             name, place = scope + proto.name, (*path, index)
-            yield Type(
-                name, proto, {at[len(place) :]: words for at, words in said.items() if at[: len(place)] == place}
-            )
-            if not isinstance(proto, EnumDescriptorProto):
+            here = {at[len(place) :]: words for at, words in said.items() if at[: len(place)] == place}
+            yield (kind := Type(name, proto, here))
+            if not kind.is_enum:
                 yield from types(f"{name}.", proto.nested_type, (*place, 3))
                 yield from types(f"{name}.", proto.enum_type, (*place, 4))
 
@@ -135,7 +149,7 @@ class Classes:
             inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
             if field.type_name in KNOWN:
                 yield Field(SECONDS[field.name], "float", comment)
-            elif inner is None or inner.proto.options.map_entry:
+            elif inner is None or inner.is_enum or inner.is_map:
                 yield self._field(kind, index)
             elif inner.name not in others:
                 first, *more = self._flat(inner)
@@ -145,12 +159,11 @@ class Classes:
         """The name of the class of a message or an enum."""
         if full_name not in self.names:
             kind = self._types[full_name]
-            name = NAMES.get(kind.proto.name, re.sub("Response$", "Result", kind.proto.name))
-            if isinstance(kind.proto, EnumDescriptorProto):
+            name = full_name.removeprefix(PACKAGE).replace(".", "")
+            name = NAMES.get(name, re.sub("Response$", "Result", name))
+            if kind.is_enum:
                 self._write_enum(name, kind)
-            elif len(kind.proto.field) == 2 and all(
-                not each.type_name and each.label == 1 for each in kind.proto.field
-            ):
+            elif kind.is_pair:
                 name = f"tuple[{', '.join(map(self._value, kind.proto.field))}]"
             else:
                 name = self._dataclass(name, kind)
@@ -181,11 +194,14 @@ class Classes:
         return self._of_fields.setdefault(same, name)
 
     def _write(self, name: str, head: str, kind: Type, members: list[str]) -> None:
+        if name in self.written:
+            raise ValueError(f"{kind.name} would be a second {name}: give it another name in NAMES")
         self.written[name] = "\n".join([head, docstring(kind.comments.get((), "")), *[""][: len(members)], *members])
 
     def _fields(self, kind: Type) -> Iterator[Field]:
         """Those of a oneof are one, if their types tell which of them it is."""
-        proto, oneofs = kind.proto, dict[int, list[str]]()
+        proto = kind.proto
+        oneofs: dict[int, list[str]] = {}
         for field in proto.field:
             if field.HasField("oneof_index") and not field.proto3_optional:
                 oneofs.setdefault(field.oneof_index, []).append(self._value(field))
@@ -201,7 +217,7 @@ class Classes:
     def _field(self, kind: Type, index: int) -> Field:
         field, comment = kind.proto.field[index], kind.comments.get((2, index), "")
         name, inner = NAMES.get(field.name, field.name), self._types.get(field.type_name)
-        if inner and inner.name.startswith(f"{kind.name}.") and inner.proto.options.map_entry:
+        if inner and inner.is_map:
             types = ", ".join(map(self._value, inner.proto.field))
             return Field(name, f"Mapping[{types}]", comment, "field(default_factory=dict)")
         value = self._value(field)
