@@ -1,30 +1,33 @@
-"""Answers as messages and back, field by field: `jaxctx.answers` and protos/jaxctx/v1 have the same names.
+"""Requests and answers as messages and back, field by field: `jaxctx.v1` says both with the same names.
 
-The server encodes, the client decodes; the store does both with its versions. How the fields of a class and a message
-go over is found out once, at their first use.
+A server decodes requests and encodes answers, a client decodes these; the store does both with its versions. How the
+fields of a class and a message go over is found out once, at their first use.
 """
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.v1.answers import CLASSES, Change, Tier
+from jaxctx.v1 import answers, requests
+from jaxctx.v1.answers import Change, Tier
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 Translation = Callable[[Any], Any]
 
-_TYPES = {"google.protobuf.Timestamp": datetime, "google.protobuf.Duration": float, **CLASSES}
+_TYPES: dict[str, type] = {"google.protobuf.Timestamp": datetime, "google.protobuf.Duration": float}
+_TYPES |= {**answers.CLASSES, **requests.CLASSES}
 
 # Fields of messages that may have another name here: seconds are a Duration there, or say that they are.
-_NAMES = {"duration": "seconds", "ttl_s": "seconds", "expires_at": "at"}
+_NAMES = {"duration": "seconds", "ttl_s": "seconds", "expires_at": "at", "pin_for": "pin_s"}
 
 # How a value reads that only a later server knows, where that is not as the first one.
 _UNKNOWN: dict[type, Enum] = {Tier: Tier.LINEAGE, Change: Change.CHANGED}
@@ -39,13 +42,13 @@ class _Field(NamedTuple):
     read: Translation | None
 
 
-def encode(answer: object, kind: type[M]) -> M:
-    """`answer` as a message of that class, which may have fewer fields; None is not set."""
-    return kind(**_values(kind.DESCRIPTOR, answer))
+def encode(told: object, kind: type[M]) -> M:
+    """A dataclass as a message of that class, which may have fewer fields; None is not set."""
+    return kind(**_values(kind.DESCRIPTOR, told))
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:
-    """`message` as an answer of that class. `known` are fields that the caller knows; the message's are not read."""
+    """`message` as a dataclass. `known` are fields that the caller knows; the message's are not read."""
     common, unset = _common(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
     values = unset | known
     for there, value in message.ListFields():
@@ -54,11 +57,11 @@ def decode(message: Message, kind: type[T], **known: Any) -> T:
     return kind(**values)
 
 
-def _values(descriptor: Any, answer: object) -> dict[str, Any]:
+def _values(descriptor: Any, told: object) -> dict[str, Any]:
     """The arguments of the message's constructor."""
-    values, (common, _) = {}, _common(type(answer), descriptor)  # type: ignore[arg-type]
+    values, (common, _) = {}, _common(type(told), descriptor)  # type: ignore[arg-type]
     for there, (name, has_presence, write, _) in common.items():
-        value = getattr(answer, name)
+        value = getattr(told, name)
         if value or (has_presence and value is not None):
             values[there] = value if write is None else write(value)
     return values
@@ -66,19 +69,19 @@ def _values(descriptor: Any, answer: object) -> dict[str, Any]:
 
 @functools.cache
 def _common(kind: type, descriptor: Any) -> tuple[dict[str, _Field], dict[str, Any]]:
-    """Fields by their names in the message; and of those that an answer must have, what they read as if unset."""
+    """Fields by their names in the message; and of those that the class must be given, what they read as if unset."""
     needed = {each.name: each.default is MISSING and each.default_factory is MISSING for each in fields(kind)}
     common: dict[str, _Field] = {}
     unset: dict[str, Any] = {}
     for there in descriptor.fields:
         oneof = there.containing_oneof
-        names = (there.name, _NAMES.get(there.name), oneof and oneof.name)
+        names = (there.name, _NAMES.get(there.name), f"{there.name}_s", oneof and oneof.name)
         name = next((name for name in names if name in needed), None)
         if name is None:
             continue
         kind = _type(there)
         write, read = _translations(there, kind)
-        if there.message_type and there.message_type.GetOptions().map_entry:
+        if _is_map(there):
             write, read = None, dict
         elif there.is_repeated:
             write, read = write and _each(list, write), _each(tuple, read) if read else tuple
@@ -93,9 +96,13 @@ def _common(kind: type, descriptor: Any) -> tuple[dict[str, _Field], dict[str, A
 
 
 def _type(field: Any) -> type:
-    """Of one value of a field, in an answer."""
+    """Of one value of a field, in a dataclass."""
     named = field.enum_type or field.message_type
     return type(field.default_value) if named is None else _TYPES.get(named.full_name, Message)
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
 def _translations(field: Any, kind: Any) -> tuple[Translation | None, Translation | None]:
@@ -106,16 +113,27 @@ def _translations(field: Any, kind: Any) -> tuple[Translation | None, Translatio
         numbers = {member: number for number, member in members.items()}
         unknown = _UNKNOWN.get(kind, next(iter(kind)))
         return numbers.__getitem__, lambda number: members.get(number, unknown)
-    if field.message_type is None or kind is Message:
+    if field.message_type is None:
         return None, None
     if kind is datetime:
         return None, lambda message: message.ToDatetime(UTC)
     if kind is float:
         return lambda seconds: timedelta(seconds=seconds), lambda message: message.ToNanoseconds() / 1e9
+    first, *others = (each.name for each in field.message_type.fields)
     if kind is tuple:
-        first, second = (each.name for each in field.message_type.fields)
-        return lambda pair: {first: pair[0], second: pair[1]}, operator.attrgetter(first, second)
+        return lambda pair: {first: pair[0], others[0]: pair[1]}, operator.attrgetter(first, *others)
+    if kind is Sequence:
+        return lambda pairs: {first: list(chain(*pairs))}, lambda message: _pairs(getattr(message, first))
+    if kind is Mapping:  # which can be told from none
+        return lambda mapping: {first: mapping}, lambda message: dict(getattr(message, first))
+    if kind is Message:
+        return None, None
     return functools.partial(_values, field.message_type), functools.partial(decode, kind=kind)
+
+
+def _pairs(flat: Sequence[T]) -> tuple[tuple[T, T], ...]:
+    """Of first, second, first, second, ..."""
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _each(kind: type, translate: Translation) -> Translation:

@@ -1,25 +1,30 @@
 #!/usr/bin/env python3
-"""The contract as plain Python: a dataclass for each message that answers, and what callers may choose by keyword.
+"""The contract as plain Python: dataclasses of what is asked and answered, and what callers may choose by keyword.
 
     scripts/generate_classes.py DESCRIPTOR_SET FOLDER
 
-Writes FOLDER/answers.py and FOLDER/options.py from what `protoc --descriptor_set_out --include_source_info
+Writes answers.py, requests.py and options.py into FOLDER, from what `protoc --descriptor_set_out --include_source_info
 --include_imports` says of protos/, comments included; `scripts/stubs` runs it. A message answers if a method responds
 with it or with what holds it. Of a response with one field, or with a part of a list, only what it holds has a class. A
-message of two plain values is a tuple, and responses of the same fields are one class.
+message of two plain values is a tuple, one of a map or of ranges is what it holds, and responses of the same fields are
+one class.
 
-A field may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means that it is
-unset, empty or 0: that is its default then, and None is unset. Any option may be left out.
+A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
+that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
+rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
+may be left out.
 """
 
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 NAMES = {  # of classes and fields that are not the contract's; else a response is a result: FillResponse, FillResult
     "ApplyChatTemplateResponse": "RenderedChat",
@@ -27,8 +32,11 @@ NAMES = {  # of classes and fields that are not the contract's; else a response 
     "Context": "ContextInfo",  # a Context is the client's
     "ContextChange": "Change",
     "GenerateResponse": "GeneratePiece",
+    "Session": "SessionInfo",
+    "Variable": "VariableInfo",
     "WatchContextsResponse": "ContextEvent",
     "duration": "seconds",
+    "pin_for": "pin_s",
 }
 METHODS = {  # of each class that has these fields
     ("text",): """
@@ -40,6 +48,17 @@ METHODS = {  # of each class that has these fields
         """Tokens that need not be computed."""
         return self.resident + self.restored''',
 }
+REQUESTS = {  # by class: the message whose fields they are, and those that whoever takes it gets in another way
+    "CreateRequest": ("CreateContextRequest", ("model_id",)),
+    "UpdateRequest": ("UpdateContextRequest", ("context_id",)),
+    "GenerateRequest": ("GenerateRequest", ()),
+    "ForwardRequest": ("ForwardRequest", ()),
+    "SaveRequest": ("SaveRequest", ()),
+    "OpenRequest": ("OpenRequest", ()),
+    "Changes": ("UpdateSnapshotRequest", ("name", "version")),
+    "SubmitCallRequest": ("SubmitCallRequest", ("session_id",)),
+    "SubmitStepRequest": ("SubmitStepRequest", ("session_id",)),
+}
 OPTIONS = {  # by class: the message whose fields they are, and those that a caller gives in another way
     "SamplingOptions": ("Sampling", ()),
     "GenerateOptions": ("GenerateRequest", ("context_id", "n")),
@@ -50,6 +69,7 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     "KeepOptions": ("PublishRequest", ("context_id",)),
 }
 SECONDS = {"duration": "ttl_s", "pin_for": "pin_s"}  # what durations are called there
+ORDERED = ("Criterion",)  # enums whose members can be compared, by the contract's numbers
 PACKAGE = ".jaxctx.v1."
 KNOWN = {".google.protobuf.Timestamp": "datetime", ".google.protobuf.Duration": "float"}
 SCALARS = {"STRING": "str", "BYTES": "bytes", "BOOL": "bool", "DOUBLE": "float", "FLOAT": "float"}  # the others are int
@@ -63,6 +83,8 @@ IMPORTS = {  # and what shows that they are needed
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
+
+Rules = Callable[[FieldDescriptorProto], Any]  # those of a field
 
 
 class Type(NamedTuple):
@@ -80,6 +102,11 @@ class Type(NamedTuple):
     def is_map(self) -> bool:
         """Whether it is what a map consists of."""
         return not self.is_enum and bool(self.proto.options.map_entry)
+
+    @property
+    def only(self) -> FieldDescriptorProto | None:
+        """Its field, if it has just one."""
+        return None if self.is_enum or len(self.proto.field) != 1 else self.proto.field[0]
 
     @property
     def is_pair(self) -> bool:
@@ -120,8 +147,12 @@ def types_of(files: FileDescriptorSet) -> dict[str, Type]:
 class Classes:
     """Writes classes, each once and after those that it refers to."""
 
-    def __init__(self, types: Mapping[str, Type]) -> None:
+    _by_place = 0  # fields of the largest class that is made by their order, too
+    _methods: Mapping[tuple[str, ...], str] = METHODS
+
+    def __init__(self, types: Mapping[str, Type], rules: Rules) -> None:
         self._types = types
+        self._rules = rules
         self._of_fields: dict[object, str] = {}
         self.names: dict[str, str] = {}  # of the classes of messages and enums, by the names of these
         self.written: dict[str, str] = {}  # by the names of classes
@@ -165,6 +196,11 @@ class Classes:
                 self._write_enum(name, kind)
             elif kind.is_pair:
                 name = f"tuple[{', '.join(map(self._value, kind.proto.field))}]"
+            elif kind.only and self._is_map(kind.only):
+                name = self._value(kind.only)
+            elif kind.only and self._rules(kind.only).ranges:
+                value = self._value(kind.only)
+                name = f"Sequence[tuple[{value}, {value}]]"
             else:
                 name = self._dataclass(name, kind)
             self.names[full_name] = name
@@ -172,14 +208,17 @@ class Classes:
 
     def _write_enum(self, name: str, kind: Type) -> None:
         """Without the value that is none, and the prefix that all have."""
-        unset, *values = (each.name for each in kind.proto.value)
-        names = [each.removeprefix(unset.removesuffix("UNSPECIFIED")) for each in values]
-        members = [member(f'{own} = "{own.lower()}"', kind.comments.get((2, i), "")) for i, own in enumerate(names, 1)]
-        self._write(name, f"class {name}(enum.Enum):", kind, members)
+        unset, *values = kind.proto.value
+        members = []
+        for index, value in enumerate(values, 1):
+            own = value.name.removeprefix(unset.name.removesuffix("UNSPECIFIED"))
+            told = value.number if name in ORDERED else f'"{own.lower()}"'
+            members.append(member(f"{own} = {told}", kind.comments.get((2, index), "")))
+        self._write(name, f"class {name}(enum.{'IntEnum' if name in ORDERED else 'Enum'}):", kind, members)
 
-    def _dataclass(self, name: str, kind: Type) -> str:
-        """Its name, which may be another's that is the same."""
-        fields = list(self._fields(kind))
+    def _dataclass(self, name: str, kind: Type, others: Iterable[str] = ()) -> str:
+        """Of all fields but `others`. Its name, which may be another's that is the same."""
+        fields = [each for each in self._fields(kind) if each.name not in others]
         same = tuple(each[:2] for each in fields)
         if name.endswith("Result") and same in self._of_fields:
             return self._of_fields[same]
@@ -188,9 +227,9 @@ class Classes:
             default = f" = {each.default}" if each.default else ""
             words = re.sub(r"\b[Uu]nset\b", "None", each.comment) if each.default == "None" else each.comment
             members.append(member(f"{each.name}: {each.type}{default}", words))
-        members += [code for needed, code in METHODS.items() if {each.name for each in fields}.issuperset(needed)]
-        head = f"@dataclass(frozen=True, slots=True, kw_only=True)\nclass {name}:"
-        self._write(name, head, kind, members)
+        members += [code for needed, code in self._methods.items() if {each.name for each in fields}.issuperset(needed)]
+        by_name = "" if len(fields) <= self._by_place else ", kw_only=True"
+        self._write(name, f"@dataclass(frozen=True, slots=True{by_name})\nclass {name}:", kind, members)
         return self._of_fields.setdefault(same, name)
 
     def _write(self, name: str, head: str, kind: Type, members: list[str]) -> None:
@@ -216,11 +255,11 @@ class Classes:
 
     def _field(self, kind: Type, index: int) -> Field:
         field, comment = kind.proto.field[index], kind.comments.get((2, index), "")
-        name, inner = NAMES.get(field.name, field.name), self._types.get(field.type_name)
-        if inner and inner.is_map:
-            types = ", ".join(map(self._value, inner.proto.field))
-            return Field(name, f"Mapping[{types}]", comment, "field(default_factory=dict)")
-        value = self._value(field)
+        name, value = NAMES.get(field.name, field.name), self._value(field)
+        if value == "float" and field.type_name:  # a Duration
+            name = NAMES.get(field.name, f"{field.name}_s")
+        if self._is_map(field):
+            return Field(name, value, comment, "field(default_factory=dict)")
         if field.label == FieldDescriptorProto.LABEL_REPEATED:
             return Field(name, f"Sequence[{value}]", comment, "()")
         if field.HasField("oneof_index") or (field.type_name and "unset" in comment.lower()):
@@ -231,9 +270,43 @@ class Classes:
         """The type of one value of a field, whose class is written."""
         if not field.type_name:
             return SCALARS.get(FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_"), "int")
+        if self._is_map(field):
+            return f"Mapping[{', '.join(map(self._value, self._types[field.type_name].proto.field))}]"
         if field.type_name.startswith(PACKAGE):
             return self._name(field.type_name)
         return KNOWN.get(field.type_name, "Message")
+
+    def _is_map(self, field: FieldDescriptorProto) -> bool:
+        return field.type_name in self._types and self._types[field.type_name].is_map
+
+
+class Requests(Classes):
+    """What is asked for. Classes of answers are used, not written."""
+
+    _by_place = 2
+    _methods: Mapping[tuple[str, ...], str] = {}
+
+    def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes) -> None:
+        super().__init__(types, rules)
+        self.names |= answers.names
+        for kind in types.values():
+            if kind.only and self._is_map(kind.only):
+                self._name(kind.name)  # whichever of the messages of equal fields is asked
+
+    def add(self, name: str) -> None:
+        message, others = REQUESTS[name]
+        self.names[PACKAGE + message] = self._dataclass(name, self._types[PACKAGE + message], others)
+
+    def _field(self, kind: Type, index: int) -> Field:
+        field, made = kind.proto.field[index], super()._field(kind, index)
+        rules, number = self._rules(field), re.search(r"Unset: (-?\d+(\.\d+)?)", made.comment)
+        is_list = field.label == FieldDescriptorProto.LABEL_REPEATED
+        if rules.min_items if is_list else (rules.id or rules.name or rules.min_bytes) and made.default != "None":
+            return made._replace(default="")
+        if number and made.type in ("int | None", "float | None"):
+            plain = made.type.removesuffix(" | None")
+            return made._replace(type=plain, default=repr({"int": int, "float": float}[plain](number[1])))
+        return made._replace(default=made.default or EMPTY.get(made.type, f"{made.type}()"))
 
 
 def docstring(comment: str) -> str:
@@ -257,28 +330,50 @@ def indented(words: str, mark: str = "") -> str:
     return textwrap.fill(words, WIDTH - len('"""'), initial_indent="    " + mark, subsequent_indent="    " + mark)
 
 
-def module(doc: str, classes: Mapping[str, str], *more: str) -> str:
-    """A file of classes."""
-    body = "\n\n\n".join([*classes.values(), *more])
-    imports = {line: ", ".join(sorted({*re.findall(used, body)})) for line, used in IMPORTS.items()}
+def module(doc: str, classes: Mapping[str, str], names: Mapping[str, str] = {}, imports: Mapping[str, str] = {}) -> str:
+    """A file of classes, with a table of those that have these names in the contract."""
+    table = [f'    "{full_name[1:]}": {name.partition("[")[0]},' for full_name, name in names.items()]
+    if table:
+        table = ["# By the message or enum; a tuple is of its values.", "CLASSES: Mapping[str, type] = {", *table, "}"]
+    body = "\n\n\n".join([*classes.values(), *(["\n".join(table)] if table else [])])
+    lines = {line: ", ".join(sorted({*re.findall(used, body)})) for line, used in {**IMPORTS, **imports}.items()}
     head = [f'"""{doc}', "", "Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.", '"""', ""]
     exports = ["", "__all__ = [", *(f'    "{name}",' for name in sorted(classes)), "]", "", ""]
-    return "\n".join([*head, *(line + names for line, names in imports.items() if names), *exports, body, ""])
+    return "\n".join([*head, *(line + names for line, names in lines.items() if names), *exports, body, ""])
+
+
+def rules_of(files: FileDescriptorSet) -> Rules:
+    """The rules of fields, which are an extension that these files define."""
+    pool = DescriptorPool()
+    for file in files.file:
+        pool.AddSerializedFile(file.SerializeToString())
+    rule = pool.FindExtensionByName("jaxctx.v1.rule")
+    options = GetMessageClass(rule.containing_type)
+    return lambda field: options.FromString(field.options.SerializeToString()).Extensions[rule]
 
 
 def main(descriptors: str, folder: str) -> None:
     files = FileDescriptorSet.FromString(Path(descriptors).read_bytes())
-    answers, options = Classes(types_of(files)), Classes(types_of(files))
+    types, rules = types_of(files), rules_of(files)
+    answers, options = Classes(types, rules), Classes(types, rules)
     for method in (method for file in files.file for service in file.service for method in service.method):
         answers.add_told(method.output_type)
+    requests = Requests(types, rules, answers)
+    for name in REQUESTS:
+        requests.add(name)
     for name in OPTIONS:
         options.add_options(name)
-    table = [f'    "{full_name[1:]}": {name.partition("[")[0]},' for full_name, name in answers.names.items()]
-    table = ["# By the message or enum; a tuple is of its values.", "CLASSES: Mapping[str, type] = {", *table, "}"]
+    own = {each: name for each, name in requests.names.items() if each not in answers.names}
+    known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
+    asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
-    Path(folder, "answers.py").write_text(module(told, answers.written, "\n".join(table)), encoding="utf-8")
-    Path(folder, "options.py").write_text(module(chosen, options.written), encoding="utf-8")
+    for name, text in {
+        "answers.py": module(told, answers.written, answers.names),
+        "requests.py": module(asked, requests.written, own, known),
+        "options.py": module(chosen, options.written),
+    }.items():
+        Path(folder, name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

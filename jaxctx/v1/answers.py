@@ -15,6 +15,7 @@ __all__ = [
     "ContextInfo",
     "ContextPages",
     "ContextState",
+    "Criterion",
     "Engine",
     "EngineInfo",
     "EngineStats",
@@ -24,16 +25,21 @@ __all__ = [
     "ForwardResult",
     "GeneratePiece",
     "GetContextResult",
+    "GraphNode",
     "Model",
     "PassResult",
     "PlanResult",
     "Publication",
     "RenderedChat",
+    "SessionInfo",
     "Snapshot",
+    "SubmitCallResult",
     "Tier",
     "TokenIds",
     "TokenLogprob",
     "Usage",
+    "VariableInfo",
+    "VariableState",
 ]
 
 
@@ -366,6 +372,76 @@ class RenderedChat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A namespace of variables, of one tenant."""
+
+    session_id: str  # unique within the tenant
+    ttl_s: float  # how long it lives without being used; one in which something runs is used
+    variables: int  # how many there are
+    calls: int  # how many calls there are, ended ones included
+    started: int  # tasks and steps that were asked for, have their inputs and have not ended
+
+
+class VariableState(enum.Enum):
+    """Of a variable."""
+
+    UNSET = "unset"  # its text is to come
+    SET = "set"  # its text is there, and never changes
+    FAILED = "failed"  # it will not come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableInfo:
+    """A text that is set once."""
+
+    variable_id: str  # unique within the session
+    name: str  # as the client called it; of an output, the name of its place
+    description: str = ""  # the client's note. Empty: none
+    state: VariableState  # whether it is set
+    text: str  # its text, or what there is of it while an engine makes it
+    error_reason: str = ""  # why it failed: a value of ErrorReason without its prefix. Empty: it did not
+    error_message: str = ""  # why it failed, for people. Empty: it did not
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitCallResult:
+    """The call."""
+
+    call_id: str  # for CancelCall
+    outputs: Sequence[VariableInfo] = ()  # its outputs, in the order of the parameters
+
+
+class Criterion(enum.IntEnum):
+    """What an asker wants; each is stronger than those before it.
+
+    It passes on to all that a variable needs; several that feed one are a group, of which only the end of the last
+    one counts.
+    """
+
+    THROUGHPUT = 1  # as many texts as possible, whenever
+    TIME_PER_OUTPUT_TOKEN = 2  # tokens that follow each other soon
+    TIME_TO_FIRST_TOKEN = 3  # a first token soon
+    LATENCY = 4  # all of it soon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """What makes variables of others: the part of a call up to an output, or a native step."""
+
+    call_id: str = ""  # of a task: its call. Empty: a step
+    function: str = ""  # of a step: its function. Empty: a task
+    phase: str  # how far it is: idle, waiting, started, done or failed
+    criterion: Criterion | None = None  # how it was asked for. None: not yet
+    inputs: Sequence[str] = ()  # ids of the variables that it needs
+    outputs: Sequence[str] = ()  # ids of those that it makes
+    engine_id: str = ""  # the engine that it went to; empty: none yet
+    why: str = ""  # why there, for people. Empty: none yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One version of a snapshot: an immutable copy of a context's state in the caller's namespace."""
 
@@ -431,6 +507,13 @@ CLASSES: Mapping[str, type] = {
     "jaxctx.v1.PlanResponse": PlanResult,
     "jaxctx.v1.Model": Model,
     "jaxctx.v1.ApplyChatTemplateResponse": RenderedChat,
+    "jaxctx.v1.Session": SessionInfo,
+    "jaxctx.v1.VariableState": VariableState,
+    "jaxctx.v1.Variable": VariableInfo,
+    "jaxctx.v1.SubmitCallResponse": SubmitCallResult,
+    "jaxctx.v1.Function": tuple,
+    "jaxctx.v1.Criterion": Criterion,
+    "jaxctx.v1.GraphNode": GraphNode,
     "jaxctx.v1.Snapshot": Snapshot,
     "jaxctx.v1.OpenResponse": FillResult,
     "jaxctx.v1.TakeResponse": FillResult,

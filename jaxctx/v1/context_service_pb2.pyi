@@ -129,7 +129,7 @@ class CreateContextRequest(google.protobuf.message.Message):
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to live. Unset: for ever."""
+        """How long to live; without a duration: for ever."""
 
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
@@ -486,11 +486,13 @@ class ForwardRequest(google.protobuf.message.Message):
 
     @property
     def positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The position of each token; 0 .. max_context_tokens - 1. None: its index in the context."""
+        """The position of each token, or none; 0 .. max_context_tokens - 1. Empty: its index in the context."""
 
     @property
     def masks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.AttentionMask]:
-        """What each token sees; one for each of `tokens`, with up to 65,536 ranges together. None: every token up to itself."""
+        """What each token sees, as ranges of indices: a mask for each of `tokens`, with up to 65,536 ranges together. Empty:
+        every token up to itself.
+        """
 
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassOutput]:
@@ -949,11 +951,11 @@ class UpdateContextRequest(google.protobuf.message.Message):
     """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
     @property
     def labels(self) -> global___UpdateContextRequest.Labels:
-        """All labels from now on."""
+        """All labels from now on. Unset: as they are."""
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to live from now on; without a duration: for ever."""
+        """How long to live from now on; without a duration: for ever. Unset: as it is."""
 
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:

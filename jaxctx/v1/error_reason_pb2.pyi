@@ -56,6 +56,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND: the caller has no publication of this id."""
     ERROR_REASON_CONTEXT_EXPIRED: _ErrorReason.ValueType  # 35
     """NOT_FOUND: the caller had a context of this id, and its time to live ended. Later this becomes CONTEXT_NOT_FOUND."""
+    ERROR_REASON_SESSION_NOT_FOUND: _ErrorReason.ValueType  # 36
+    """NOT_FOUND: the caller has no session of this id, or its time to live ended."""
+    ERROR_REASON_VARIABLE_NOT_FOUND: _ErrorReason.ValueType  # 37
+    """NOT_FOUND: the session has no variable of this id."""
+    ERROR_REASON_CALL_NOT_FOUND: _ErrorReason.ValueType  # 38
+    """NOT_FOUND: the session has no call of this id."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
@@ -145,6 +151,12 @@ ERROR_REASON_PUBLICATION_NOT_FOUND: ErrorReason.ValueType  # 34
 """NOT_FOUND: the caller has no publication of this id."""
 ERROR_REASON_CONTEXT_EXPIRED: ErrorReason.ValueType  # 35
 """NOT_FOUND: the caller had a context of this id, and its time to live ended. Later this becomes CONTEXT_NOT_FOUND."""
+ERROR_REASON_SESSION_NOT_FOUND: ErrorReason.ValueType  # 36
+"""NOT_FOUND: the caller has no session of this id, or its time to live ended."""
+ERROR_REASON_VARIABLE_NOT_FOUND: ErrorReason.ValueType  # 37
+"""NOT_FOUND: the session has no variable of this id."""
+ERROR_REASON_CALL_NOT_FOUND: ErrorReason.ValueType  # 38
+"""NOT_FOUND: the session has no call of this id."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50

@@ -57,7 +57,9 @@ class PassOutput(google.protobuf.message.Message):
     """Tell how uncertain the distribution is."""
     @property
     def sample(self) -> jaxctx.v1.generation_pb2.Sampling:
-        """Draw from the distribution this way. Penalties and logit_bias must be unset: a pass does not apply them."""
+        """Draw from the distribution this way, without penalties and logit_bias, which a pass does not apply. Unset: do not
+        draw.
+        """
 
     @property
     def logprob_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

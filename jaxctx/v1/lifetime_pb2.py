@@ -24,17 +24,20 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18jaxctx/v1/lifetime.proto\x12\tjaxctx.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"C\n\x03Ttl\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07sliding\x18\x02 \x01(\x08\"n\n\x06\x45xpiry\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07sliding\x18\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18jaxctx/v1/lifetime.proto\x12\tjaxctx.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15jaxctx/v1/rules.proto\"[\n\x03Ttl\x12\x43\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\xf2\xd0*\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\xc0N\xcf\xb2\x41\x12\x0f\n\x07sliding\x18\x02 \x01(\x08\"n\n\x06\x45xpiry\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07sliding\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'jaxctx.v1.lifetime_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TTL']._serialized_start=104
-  _globals['_TTL']._serialized_end=171
-  _globals['_EXPIRY']._serialized_start=173
-  _globals['_EXPIRY']._serialized_end=283
+  _globals['_TTL'].fields_by_name['duration']._loaded_options = None
+  _globals['_TTL'].fields_by_name['duration']._serialized_options = b'\362\320*\022\021\000\000\000\000\000\000\000\000!\000\000\000\300N\317\262A'
+  _globals['_TTL']._serialized_start=127
+  _globals['_TTL']._serialized_end=218
+  _globals['_EXPIRY']._serialized_start=220
+  _globals['_EXPIRY']._serialized_end=330
 # @@protoc_insertion_point(module_scope)

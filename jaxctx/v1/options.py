@@ -72,7 +72,7 @@ class NewOptions(TypedDict, total=False):
     # Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET).
     pinned: bool | None
     labels: Mapping[str, str] | None  # the caller's notes: up to 32; keys of 1..64 bytes, values of up to 256
-    ttl_s: float | None  # how long to live. Unset: for ever
+    ttl_s: float | None  # how long to live; without a duration: for ever
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     pin_s: float | None  # how long it is pinned; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned
 
@@ -86,7 +86,7 @@ class OpenOptions(TypedDict, total=False):
     context_id: str | None  # as in CreateContextRequest
     priority: int | None  # higher runs first. -100..100
     pinned: bool | None  # as in CreateContextRequest
-    pin_s: float | None  # as in CreateContextRequest
+    pin_s: float | None  # as in CreateContextRequest. Unset: until it is unpinned
     ttl_s: float | None  # as in CreateContextRequest
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
 
@@ -97,8 +97,8 @@ class UpdateOptions(TypedDict, total=False):
     priority: int | None  # higher runs first. -100..100
     # Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET).
     pinned: bool | None
-    labels: Mapping[str, str] | None  # all labels from now on
-    ttl_s: float | None  # how long to live from now on; without a duration: for ever
+    labels: Mapping[str, str] | None  # all labels from now on. Unset: as they are
+    ttl_s: float | None  # how long to live from now on; without a duration: for ever. Unset: as it is
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     # How long it is pinned from now on; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned.
     pin_s: float | None
@@ -113,7 +113,7 @@ class SaveOptions(TypedDict, total=False):
     # The latest version, which the new one then replaces as the latest; it is kept as history, of which a server may
     # have a limit: then the oldest version goes. Any other number gives ABORTED (VERSION_MISMATCH).
     overwrite_version: int | None
-    ttl_s: float | None  # how long to keep it. Unset: for ever
+    ttl_s: float | None  # how long to keep it; without a duration: for ever
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest
 
@@ -121,6 +121,6 @@ class SaveOptions(TypedDict, total=False):
 class KeepOptions(TypedDict, total=False):
     """Asks to publish a context's prefix. The pages are copied once and count as pinned."""
 
-    ttl_s: float | None  # how long to publish it. Unset: until Unpublish
+    ttl_s: float | None  # how long to publish it; without a duration: until Unpublish
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest

@@ -57,6 +57,9 @@ METHODS: Mapping[str, Role] = {
         ("jaxctx.v1.SnapshotService", Role.USER, "Save Open Take GetSnapshot ListSnapshots ListSnapshotVersions"),
         ("jaxctx.v1.SnapshotService", Role.USER, "UpdateSnapshot DeleteSnapshot"),
         ("jaxctx.v1.SnapshotService", Role.USER, "Publish UpdatePublication Unpublish ListPublications"),
+        ("jaxctx.v1.SessionService", Role.USER, "CreateSession GetSession ListSessions DeleteSession"),
+        ("jaxctx.v1.SessionService", Role.USER, "CreateVariable SetVariable GetVariable ReadVariable ListVariables"),
+        ("jaxctx.v1.SessionService", Role.USER, "SubmitCall CancelCall SubmitStep ListFunctions GetGraph"),
         ("jaxctx.v1.ModelService", Role.USER, "ListModels GetModel Tokenize Detokenize ApplyChatTemplate"),
         ("jaxctx.v1.AdminService", Role.ADMIN, "GetStats Drain ClearCache"),
     )

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
-from jaxctx_server.validate import Content, Limits, MessageContent, TextContent
-from jaxctx_server.validate.field import utf8_size
+from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
 LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
@@ -98,7 +97,7 @@ class Texts:
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Refuse a text that the longest entries of the vocabulary could not bring under the limit of tokens."""
-        if self._max_bytes is not None and (utf8_size(text) or 0) > self._max_bytes:
+        if self._max_bytes is not None and utf8_size(text) > self._max_bytes:
             raise InvalidArgument.field(field, f"must be 1 to {self._limits.max_context_tokens} tokens, is more")
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:

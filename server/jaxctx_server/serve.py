@@ -16,7 +16,6 @@ from jaxctx.errors import JaxctxError
 from jaxctx_server.access import Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.progress import Progress, shown
 from jaxctx_server.serving import Served, Serving
@@ -58,7 +57,7 @@ async def serve(
             return INTERRUPTED
         engine, text = loaded
         limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-        serving.opened(Served(engine, Texts(text, limits), limits))
+        serving.opened(Served.of(engine, text, limits))
         print(banner(engine.info, addresses, keys, time.monotonic() - started), file=out, flush=True)
         failure = await _unless(stop, engine.failure())
         if failure is None:

@@ -5,12 +5,19 @@ loading ──opened──▶ ready ──drain──▶ draining ──stop─�
 
 import asyncio
 import enum
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from jaxctx.apps.sessions import Programs
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import NotFound, Unavailable
+from jaxctx.model.text import ModelText
 from jaxctx_server.content import Texts
-from jaxctx_server.validate import Limits
+from jaxctx_server.validate import Limits, TextContent
+
+ENGINE_ID = "local"  # of the one in this process
 
 
 class State(enum.Enum):
@@ -22,11 +29,27 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that is being served: its engine, its text and its limits."""
+    """A model that is being served: its engine, its text and its limits, and the programs that run on it."""
 
     engine: Engine
     texts: Texts
     limits: Limits
+    programs: Programs
+
+    @classmethod
+    def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
+        """One engine, with room for programs. `clock` is that of its deadlines."""
+        return cls(engine, Texts(text, limits), limits, Programs(clock))
+
+    async def attend(self) -> None:
+        """Run the programs. Never returns."""
+        await self.programs.attend(self.programs.dispatcher.engines.attend(ENGINE_ID, self.engine, self._encode))
+
+    async def _encode(self, text: str, start: bool) -> Sequence[int]:
+        async def is_empty() -> bool:
+            return start
+
+        return await self.texts.tokens(TextContent(text, None if start else False), is_empty)
 
     def check_model(self, model_id: str) -> None:
         """Raise NotFound unless `model_id` is "" (the default) or this model's."""
@@ -42,6 +65,7 @@ class Serving:
         self.change = asyncio.Event()  # set when `state` changes; take it before reading that, so that none is missed
         self._served: Served | None = None
         self._drained: asyncio.Task[None] | None = None
+        self._attending: asyncio.Task[None] | None = None
 
     def served(self) -> Served:
         """What is served. While draining too: the engine refuses what is new and answers what is not."""
@@ -54,6 +78,7 @@ class Serving:
     def opened(self, served: Served) -> None:
         """Loading is done."""
         self._served = served
+        self._attending = asyncio.create_task(served.attend())
         self._enter(State.READY)
 
     async def drain(self) -> None:
@@ -66,8 +91,9 @@ class Serving:
 
     def stop(self) -> None:
         """Answer nothing more."""
-        if self._drained is not None:
-            self._drained.cancel()
+        for task in (self._drained, self._attending):
+            if task is not None:
+                task.cancel()
         if self._served is not None:
             self._served.texts.close()
         self._enter(State.STOPPED)

@@ -10,7 +10,6 @@ import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
 from jaxctx_server.access import Key, Role
-from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
@@ -49,7 +48,7 @@ async def served(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-    serving.opened(Served(engine, Texts(echo_text(), limits), limits))
+    serving.opened(Served.of(engine, echo_text(), limits, clock))
     yield f"127.0.0.1:{port}"
     serving.stop()
     await server.stop(None)

@@ -21,6 +21,8 @@ from jaxctx.v1 import (
     generation_pb2,
     lifetime_pb2,
     model_service_pb2,
+    rules_pb2,
+    session_service_pb2,
     snapshot_pb2,
     snapshot_service_pb2,
     stored_pb2,
@@ -36,6 +38,8 @@ FILES = [
     generation_pb2,
     lifetime_pb2,
     model_service_pb2,
+    rules_pb2,
+    session_service_pb2,
     snapshot_pb2,
     snapshot_service_pb2,
     stored_pb2,
@@ -54,8 +58,8 @@ PAIRS: list[tuple[type, Any]] = [
 ]
 
 
-# Seconds here are a Duration there; `take` is a method of its own.
-PLACES = {"pin_s": "pin_for", "seconds": "duration", "take": "name"}
+# Seconds here are a Duration there.
+PLACES = {"pin_s": "pin_for", "seconds": "duration"}
 
 
 @pytest.mark.parametrize(("owner", "message"), PAIRS, ids=lambda each: f"{each.__module__}.{each.__name__}")

@@ -53,7 +53,6 @@ from jaxctx.v1 import (
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Key
-from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
@@ -369,8 +368,8 @@ class FakeEngine:
         self._enter("save", caller, request)
         return SNAPSHOT
 
-    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
-        self._enter("open", caller, request)
+    async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
+        self._enter("open", caller, (request, take))
         info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
         return FillResult(resident=4, restored=2, computed=1, context=info)
 
@@ -496,7 +495,7 @@ def open_door(text: ModelText) -> Callable[..., Any]:
     ) -> AsyncIterator[Door]:
         serving, engine = Serving(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
-        served = Served(engine, Texts(text, limits), limits)
+        served = Served.of(engine, text, limits)
         server = make_server(serving, keys, max_calls=max_calls, clock=lambda: 1000.0)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"

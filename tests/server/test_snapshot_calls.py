@@ -86,9 +86,9 @@ async def test_forward(door: Any) -> None:
     )
     response = await door.contexts.Forward(request)
     asked = door.last("forward")[1]
-    assert (asked.tokens, asked.positions, asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
-    assert asked.masks == [((0, 1),), (), ((0, 1), (2, 3))]
-    assert asked.outputs == [
+    assert (list(asked.tokens), list(asked.positions), asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
+    assert list(asked.masks) == [((0, 1),), (), ((0, 1), (2, 3))]
+    assert list(asked.outputs) == [
         PassOutput(index=2, sample=Sampling(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64),
         PassOutput(index=0, logits=True, entropy=True),
     ]
@@ -168,10 +168,11 @@ async def test_open_and_take(door: Any, take: bool) -> None:
         response = await door.snapshots.Take(pb.TakeRequest(**settings))
     else:
         response = await door.snapshots.Open(pb.OpenRequest(version=2, **settings))
-    assert door.last("open")[1] == OpenRequest(
+    request, taken = door.last("open")[1]
+    assert taken == take
+    assert request == OpenRequest(
         name="n",
         version=None if take else 2,
-        take=take,
         recompute=True,
         context_id="mine",
         priority=-3,
@@ -183,7 +184,7 @@ async def test_open_and_take(door: Any, take: bool) -> None:
     assert (response.context.context_id, response.context.snapshot) == ("mine", "n@3")
     assert response.context.state == context_pb2.CONTEXT_STATE_IDLE
     await (door.snapshots.Take(pb.TakeRequest(name="n")) if take else door.snapshots.Open(pb.OpenRequest(name="n")))
-    assert door.last("open")[1] == OpenRequest(name="n", take=take)
+    assert door.last("open")[1] == (OpenRequest(name="n"), take)
 
 
 async def test_reading_changing_and_deleting(door: Any) -> None:

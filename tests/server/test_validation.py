@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
 from jaxctx import wire
+from jaxctx.codec import decode
+from jaxctx.engine import interface
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, snapshot_service_pb2
-from jaxctx_server.validate import contexts, generation, snapshots, validate
+from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, rules_pb2, snapshot_service_pb2
+from jaxctx_server.validate import validate
 
 ANY = object()  # every value of its type is in range
 BIG = "x" * ((2 << 20) + 1)
@@ -306,15 +310,6 @@ def test_the_table_has_every_field_of_every_request() -> None:
     assert TABLE["GenerateRequest"]["sampling"].keys() == {field.name for field in sampling.fields}
 
 
-def test_a_name_that_no_field_has_is_a_defect_and_not_a_field_that_was_not_sent(limits: Any) -> None:
-    message = context_service_pb2.FillRequest(context_id="a", messages={"messages": [{}]})
-    names = ("context_id", "text", "add_special_tokens", "defer")
-    values = validate(lambda request: [request[name].value for name in names], limits, message)
-    assert values == ["a", None, None, False]
-    with pytest.raises(KeyError, match="content"):
-        validate(lambda request: request["content"], limits, message)
-
-
 async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
     """One server for all cases: none of them may leave it any different."""
     await door.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
@@ -409,101 +404,229 @@ async def test_bytes_that_are_no_message(door: Any, data: bytes) -> None:
         assert [violation.field for violation in error.violations] == ["request"]
 
 
-# --- what only a door of untyped values (JSON) can send ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"context_id": 7}, "context_id"),
-        ({"max_tokens": "9"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_tokens": 1.0}, "max_tokens"),
-        ({"max_tokens": 10**400}, "max_tokens"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"stop": "x"}, "stop"),
-        ({"stop": [b"x"]}, "stop[0]"),
-        ({"stop": ["\ud800"]}, "stop[0]"),
-        ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
-        ({"stop_token_ids": [10**400]}, "stop_token_ids[0]"),
-        ({"stop_token_ids": {"1": 2}}, "stop_token_ids"),
-        ({"sampling": [1]}, "sampling"),
-        ({"sampling": {"temperature": "hot"}}, "sampling.temperature"),
-        ({"sampling": {"temperature": 10**400}}, "sampling.temperature"),
-        ({"sampling": {"logit_bias": [1]}}, "sampling.logit_bias"),
-        ({"sampling": {"logit_bias": {"1": 1}}}, "sampling.logit_bias[]"),
-    ],
-)
-def test_values_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
+def refused(limits: Any, request: Any) -> list[str]:
+    """The fields that the validator names."""
     with pytest.raises(InvalidArgument) as raised:
-        validate(generation.generate, limits, {"context_id": "a", **fields})
-    assert [violation.field for violation in raised.value.violations] == [named]
+        validate(limits, request)
+    return [violation.field for violation in raised.value.violations]
 
 
-def test_whole_numbers_are_numbers(limits: Any) -> None:
-    request = {"context_id": "a", "sampling": {"temperature": 0, "seed": None}}
-    checked = validate(generation.generate, limits, request)
-    assert checked.sampling.temperature == 0.0
-    assert type(checked.sampling.temperature) is float
+def test_fields_that_are_wrong_and_fields_that_are_wrong_together_are_told_together(limits: Any) -> None:
+    request = context_service_pb2.GenerateRequest(
+        context_id="a", max_tokens=3, min_tokens=4, top_logprobs=1, stop=["ok", ""], sampling={"top_k": -1}
+    )
+    assert sorted(refused(limits, request)) == ["min_tokens", "sampling.top_k", "stop[1]", "top_logprobs"]
 
 
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        ("hello", "messages"),
-        ({"messages": ["hello"]}, "messages.messages[0]"),
-        ({"messages": [None]}, "messages.messages[0]"),
-        ({"messages": [{"role": "u", "content": 7}]}, "messages.messages[0].content"),
-    ],
-)
-def test_messages_of_wrong_types(limits: Any, messages: Any, named: str) -> None:
-    with pytest.raises(InvalidArgument) as raised:
-        validate(contexts.fill, limits, {"context_id": "a", "messages": messages})
-    assert [violation.field for violation in raised.value.violations] == [named]
+def test_a_field_that_is_wrong_twice_is_told_once(limits: Any) -> None:
+    assert refused(limits, context_service_pb2.ForkRequest(context_id="a", n=2000, child_ids=["x"])) == ["n"]
+    assert refused(limits, context_service_pb2.CreateContextRequest(pin_for={"seconds": -1})) == ["pin_for"]
+
+
+def test_labels_are_named_by_their_keys_unless_these_are_wrong(limits: Any) -> None:
+    request = context_service_pb2.CreateContextRequest(labels={"team": "v" * 257})
+    assert refused(limits, request) == ["labels[team]"]
+    request = context_service_pb2.CreateContextRequest(labels={"private" * 50: "v"})
+    assert refused(limits, request) == ["labels.key"]
 
 
 def test_descriptions_repeat_no_text(limits: Any) -> None:
+    request = context_service_pb2.GenerateRequest(context_id="my secret", stop=["private" * 50])
     with pytest.raises(InvalidArgument) as raised:
-        validate(generation.generate, limits, {"context_id": "my secret", "stop": ["private" * 50]})
+        validate(limits, request)
     assert "secret" not in str(raised.value)
     assert "private" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"masks": [[(0, 1)]]}, "masks[0]"),
-        ({"masks": [{"bounds": ["0", "1"]}]}, "masks[0].bounds"),
-        ({"masks": [{"bounds": [0, True]}]}, "masks[0].bounds"),
-        ({"positions": ["0"]}, "positions[0]"),
-        ({"outputs": [0]}, "outputs[0]"),
-        ({"outputs": [{"sample": [{"top_k": 1}]}]}, "outputs[0].sample"),
-    ],
-)
-def test_passes_of_wrong_types(limits: Any, fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidArgument) as raised:
-        validate(generation.forward, limits, {"context_id": "a", "tokens": [1], **fields})
-    assert [violation.field for violation in raised.value.violations] == [named]
 
 
 def test_logits_fit_into_an_answer(limits: Any) -> None:
     big = dataclasses.replace(limits, vocab_size=1 << 20)  # 4 MiB a row
     outputs = [{"index": i, "logits": True} for i in range(13)]
-    request = {"context_id": "a", "tokens": [1] * 13, "outputs": outputs[:12]}
-    assert len(validate(generation.forward, big, request).outputs) == 12
+    validate(big, context_service_pb2.ForwardRequest(context_id="a", tokens=[1] * 13, outputs=outputs[:12]))
     with pytest.raises(InvalidArgument, match="up to 12 tokens, not 13"):
-        validate(generation.forward, big, {**request, "outputs": outputs})
-
-
-@pytest.mark.parametrize("ttl", [7, {"duration": 7}, {"duration": {"seconds": 1.5}}])
-def test_times_of_wrong_types(limits: Any, ttl: Any) -> None:
-    with pytest.raises(InvalidArgument) as raised:
-        validate(snapshots.save, limits, {"context_id": "a", "name": "n", "ttl": ttl})
-    assert raised.value.violations[0].field.startswith("ttl")
-    assert len(raised.value.violations) == 1
+        validate(big, context_service_pb2.ForwardRequest(context_id="a", tokens=[1] * 13, outputs=outputs))
 
 
 def test_masks_may_touch_and_end_anywhere_in_the_context(limits: Any) -> None:
     masks = [{"bounds": [0, 4, 4, 10_000]}, {}]
-    request = {"context_id": "a", "tokens": [1, 2], "masks": masks}
-    assert validate(generation.forward, limits, request).masks == [((0, 4), (4, 10_000)), ()]
+    request = context_service_pb2.ForwardRequest(context_id="a", tokens=[1, 2], masks=masks)
+    validate(limits, request)
+    assert decode(request, interface.ForwardRequest).masks == (((0, 4), (4, 10_000)), ())
+
+
+def test_what_is_not_sent_is_made_what_the_contract_says(limits: Any) -> None:
+    """And what is sent as zero is not the same."""
+    request = context_service_pb2.GenerateRequest(context_id="a")
+    validate(limits, request)
+    assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a")
+    request = context_service_pb2.GenerateRequest(context_id="a", sampling={"temperature": 0, "seed": 0})
+    validate(limits, request)
+    sampling = interface.Sampling(temperature=0.0, seed=0)
+    assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a", sampling=sampling)
+    update = context_service_pb2.UpdateContextRequest(context_id="a")
+    assert decode(update, interface.UpdateRequest) == interface.UpdateRequest()
+    update = context_service_pb2.UpdateContextRequest(context_id="a", pinned=False, priority=0, ttl={}, labels={})
+    nothing = interface.UpdateRequest(pinned=False, priority=0, ttl=interface.Ttl(None), labels={})
+    assert decode(update, interface.UpdateRequest) == nothing
+    create = context_service_pb2.CreateContextRequest(pinned=True, pin_for={"seconds": 1, "nanos": 500_000_000})
+    assert decode(create, interface.CreateRequest) == interface.CreateRequest(pinned=True, pin_s=1.5)
+
+
+# --- the contract's rules ---------------------------------------------------------------------------------------------
+
+
+def parts(message_type: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, field, rule) of all fields of a request and of the messages in it."""
+    for field in message_type.fields:
+        yield path + field.name, field, field.GetOptions().Extensions[rules_pb2.rule]
+        kind = field.message_type
+        if kind is not None and kind.file.package == "jaxctx.v1" and not kind.GetOptions().map_entry:
+            yield from parts(kind, f"{path}{field.name}.")
+
+
+FIELDS = [
+    pytest.param(name, path, field, rule, id=f"{name}.{path}")
+    for name, (_, method) in METHODS.items()
+    for path, field, rule in parts(method.input_type)
+]
+
+
+@pytest.mark.parametrize(("name", "path", "field", "rule"), FIELDS)
+def test_every_field_of_a_request_has_a_rule(name: str, path: str, field: Any, rule: Any, limits: Any) -> None:
+    """Any value of a bool or an enum may be sent, and a message has the rules of its fields; nothing else goes free."""
+    kind = field.message_type
+    sizes = [(field, rule)]
+    if kind is not None and kind.GetOptions().map_entry:
+        sizes = [(kind.fields_by_name["key"], rule.keys), (kind.fields_by_name["value"], rule)]
+    if field.is_repeated:
+        assert rule.max_items or rule.max_items_of, "a list or map of any length"
+    for each, bounds in sizes:
+        if each.type == each.TYPE_STRING:
+            assert bounds.max_bytes or bounds.id or bounds.name, "a text of any size"
+        elif each.type == each.TYPE_DOUBLE:
+            assert bounds.HasField("gte") or bounds.HasField("gt"), "any number"
+            assert bounds.HasField("lte"), "any number"
+        elif each.type in (each.TYPE_INT32, each.TYPE_INT64):
+            assert bounds.HasField("gte") or bounds.token_id or bounds.ranges, "any number"
+        elif each.type == each.TYPE_MESSAGE and each.message_type.full_name == "google.protobuf.Duration":
+            assert bounds.HasField("gt"), "any time"
+            assert bounds.HasField("lte"), "any time"
+        else:
+            assert each.type in (each.TYPE_BOOL, each.TYPE_ENUM, each.TYPE_MESSAGE), "a type without rules"
+    for limit in (rule.lte_of, rule.lt_of, rule.max_items_of):
+        assert not limit or type(getattr(limits, limit)) is int
+    for other in (rule.needs, rule.excludes, rule.one_for_each):
+        assert not other or other in field.containing_type.fields_by_name
+
+
+def violating(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
+    """For each rule of a field by itself a value that breaks it, and where that is in the field."""
+    kind, found = field.message_type, []
+    most = getattr(limits, rule.max_items_of) if rule.max_items_of else rule.max_items
+    if kind is not None and kind.GetOptions().map_entry:
+        key, value = kind.fields_by_name["key"], kind.fields_by_name["value"]
+        good = 1 if key.type == key.TYPE_INT32 else "k"
+        found += [({wrong: 0 if good == 1 else ""}, "") for wrong, _ in single(key, rule.keys, limits)]
+        found += [({good: wrong}, f"[{good}]") for wrong, _ in single(value, rule, limits)]
+        found += [({i if good == 1 else f"k{i}": 0 if good == 1 else "" for i in range(most + 1)}, "")]
+        return found
+    if not field.is_repeated:
+        return single(field, rule, limits)
+    one = {field.TYPE_STRING: "x", field.TYPE_MESSAGE: {}}.get(field.type, 1)
+    found += [([one] * (most + 1), "")]
+    if rule.min_items:
+        found += [([], "")]
+    if rule.unique:
+        found += [([one, one], "[1]")]
+    if rule.max_total_bytes:
+        text = next(each.name for each in kind.fields if each.name == "content")
+        found += [([{"role": "r", text: "x" * (rule.max_total_bytes // 2)}] * 3, "")]
+    if rule.ranges:
+        high = getattr(limits, rule.lte_of)
+        return found + [(bounds, "") for bounds in ([1], [-1, 2], [2, 2], [3, 2], [0, 3, 2, 4], [0, high + 1])]
+    return found + [([wrong], f"[0]{below}") for wrong, below in single(field, rule, limits)]
+
+
+def single(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
+    """Likewise of one value."""
+    if field.type == field.TYPE_STRING:
+        texts = [" ", "", "x" * 65] if rule.id else ["\n", "", "x" * 101] if rule.name else ["x" * (rule.max_bytes + 1)]
+        return [(text, "") for text in (*texts, *[""] * bool(rule.min_bytes))]
+    if field.type == field.TYPE_MESSAGE:
+        if field.message_type.full_name != "google.protobuf.Duration":
+            return []
+        return [({"seconds": int(rule.gt)}, ""), ({"seconds": int(rule.lte), "nanos": 1}, "")]
+    wrong: list[Any] = []
+    wrong += (
+        [rule.gte - 1] * rule.HasField("gte") + [rule.gt] * rule.HasField("gt") + [rule.lte + 1] * rule.HasField("lte")
+    )
+    wrong += [getattr(limits, rule.lte_of) + 1] if rule.lte_of else []
+    wrong += [getattr(limits, rule.lt_of)] if rule.lt_of else []
+    wrong += [-1, limits.vocab_size] if rule.token_id else []
+    if field.type == field.TYPE_DOUBLE:
+        return [(each, "") for each in (*wrong, *NUMBERS)]
+    return [(int(each), "") for each in wrong]
+
+
+def around(message_type: Any, path: str, value: Any) -> dict[str, Any]:
+    """The fields of such a message, with one somewhere in it set, and whatever is needed to find no other fault."""
+    name, _, below = path.partition(".")
+    field = message_type.fields_by_name[name]
+    if below:
+        inner = around(field.message_type, below, value)
+        value = [inner] if field.is_repeated else inner
+    needed = {key: each for key, each in VALID.items() if key in message_type.fields_by_name and key != name}
+    oneof = field.containing_oneof
+    for key in [each.name for each in oneof.fields] if oneof else []:
+        needed.pop(key, None)
+    if message_type.name == "PlanRequest":
+        needed.pop("context_id", None)
+    if message_type.name == "ForwardRequest" and name != "tokens":
+        needed["tokens"] = [1]
+    if message_type.name == "ChatMessage" and name != "role":
+        needed["role"] = "user"
+    if message_type.name == "ApplyChatTemplateRequest" and name != "messages":
+        needed["messages"] = {"messages": [{"role": "user"}]}
+    rule = field.GetOptions().Extensions[rules_pb2.rule]
+    if rule.needs:
+        needed[rule.needs] = True
+    return needed | {name: value}
+
+
+@pytest.mark.parametrize(("name", "path", "field", "rule"), FIELDS)
+def test_every_rule_is_kept(name: str, path: str, field: Any, rule: Any, limits: Any) -> None:
+    """A value that breaks it is refused, with the field's name, and by no other rule."""
+    message_type = METHODS[name][1].input_type
+    module = next(module for module in FILES if hasattr(module, name))
+    pattern = re.escape(path).replace(r"\.", r"(\[0\])?\.")
+    for value, below in violating(field, rule, limits):
+        message = getattr(module, name)(**around(message_type, path, value))
+        named = refused(limits, message)
+        assert all(re.match(pattern, each) for each in named), (str(value)[:100], named)
+        assert any(re.match(pattern + re.escape(below), each) for each in named), (str(value)[:100], named)
+    if rule.required:
+        assert refused(limits, getattr(module, name)()) == [path]
+    if rule.needs:
+        value = {"seconds": 1} if field.type == field.TYPE_MESSAGE else 1
+        fields = around(message_type, path, value) | {rule.needs: False}
+        assert refused(limits, getattr(module, name)(**fields)) == [path]
+    if rule.excludes:
+        fields = around(message_type, path, "x") | {rule.excludes: "x"}
+        assert refused(limits, getattr(module, name)(**fields)) == [path]
+    if rule.one_for_each:
+        value = [{}] * 2 if field.type == field.TYPE_MESSAGE else [0] * 2
+        fields = around(message_type, path, value) | {rule.one_for_each: [1] * 3}
+        assert refused(limits, getattr(module, name)(**fields)) == [path]
+
+
+def test_the_rules_that_a_test_knows_are_all_there_are() -> None:
+    """A new one needs a value above that breaks it."""
+    known = {"required", "gt", "gte", "lte", "lte_of", "lt_of", "token_id", "min_bytes", "max_bytes", "id", "name"}
+    known |= {"min_items", "max_items", "max_items_of", "unique", "max_total_bytes", "ranges", "keys"}
+    known |= {"needs", "excludes", "one_for_each"}
+    assert known == {field.name for field in rules_pb2.FieldRules.DESCRIPTOR.fields}
+    assert {field.name for field in rules_pb2.OneofRules.DESCRIPTOR.fields} == {"required"}
+
+
+@pytest.mark.parametrize("kind", [context_service_pb2.FillRequest, context_service_pb2.PlanRequest])
+def test_a_required_choice_is_made(kind: Any, limits: Any) -> None:
+    assert refused(limits, kind(context_id="a")) == ["content"]

@@ -1,57 +1,51 @@
 # ruff: noqa: N802 - gRPC names the methods
 """ContextService: decode, validate, engine, encode."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import cast
 
-from jaxctx.codec import encode
-from jaxctx.engine.interface import Caller, Engine
+from jaxctx.codec import decode, encode
+from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest, UpdateRequest
 from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import M, Service, one, page_of, told, unary
+from jaxctx_server.grpc.service import PAGE_SIZE, M, Service, page_of, unary
 from jaxctx_server.serving import Served
-from jaxctx_server.validate import contexts, generation
+from jaxctx_server.validate import requests
 
 
 class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     """See the service in protos/jaxctx/v1/context_service.proto."""
 
-    Forward = unary(one(generation.forward), Engine.forward, pb.ForwardResponse)
-    Fork = unary(contexts.fork, Engine.fork, pb.ForkResponse, "contexts")
-    Truncate = unary(contexts.count("tokens"), Engine.truncate, pb.TruncateResponse, "context")
-    Rewind = unary(contexts.count("to"), Engine.rewind, pb.RewindResponse, "context")
-    Compare = unary(contexts.compare, Engine.compare, pb.CompareResponse)
-    UpdateContext = unary(contexts.update, Engine.update, pb.UpdateContextResponse, "context")
-    ReservePages = unary(contexts.count("pages"), Engine.reserve_pages, pb.ReservePagesResponse, "context")
-    CommitPages = unary(contexts.count("pages"), Engine.commit_pages, pb.CommitPagesResponse, "context")
-    ReleasePages = unary(contexts.count("pages"), Engine.release_pages, pb.ReleasePagesResponse, "context")
-    CloseContext = unary(one(contexts.context), Engine.close, pb.CloseContextResponse)
-
-    async def CreateContext(self, request: pb.CreateContextRequest, context: Context) -> pb.CreateContextResponse:
-        served, caller, (model_id, wanted) = self.begin(context, request, contexts.create)
-        served.check_model(model_id)
-        return told(await served.engine.create(caller, wanted), pb.CreateContextResponse, "context")
+    CreateContext = unary([CreateRequest], Engine.create, pb.CreateContextResponse, "context")
+    Flush = unary(["context_id"], Engine.fill, pb.FlushResponse)
+    Forward = unary([ForwardRequest], Engine.forward, pb.ForwardResponse)
+    Fork = unary(["context_id", requests.children], Engine.fork, pb.ForkResponse, "contexts")
+    Truncate = unary(["context_id", "tokens"], Engine.truncate, pb.TruncateResponse, "context")
+    Rewind = unary(["context_id", "to"], Engine.rewind, pb.RewindResponse, "context")
+    Compare = unary(["a", "b"], Engine.compare, pb.CompareResponse)
+    UpdateContext = unary(["context_id", UpdateRequest], Engine.update, pb.UpdateContextResponse, "context")
+    ReservePages = unary(["context_id", "pages"], Engine.reserve_pages, pb.ReservePagesResponse, "context")
+    CommitPages = unary(["context_id", "pages"], Engine.commit_pages, pb.CommitPagesResponse, "context")
+    ReleasePages = unary(["context_id", "pages"], Engine.release_pages, pb.ReleasePagesResponse, "context")
+    CloseContext = unary(["context_id"], Engine.close, pb.CloseContextResponse)
 
     async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
-        served, caller, (context_id, content, defer) = self.begin(context, request, contexts.fill)
-        tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
-        return encode(await served.engine.fill(caller, context_id, tokens, defer=defer), pb.FillResponse)
-
-    async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
-        served, caller, context_id = self.begin(context, request, contexts.context)
-        return encode(await served.engine.fill(caller, context_id), pb.FlushResponse)
+        served, caller = self.begin(context, request)
+        tokens = await _tokens(served, caller, request)
+        found = await served.engine.fill(caller, request.context_id, tokens, defer=request.defer)
+        return encode(found, pb.FillResponse)
 
     def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        served, caller, wanted = self.begin(context, request, generation.generate)
-        return _encoded(served.engine.generate(caller, wanted), pb.GenerateResponse)
+        served, caller = self.begin(context, request)
+        return _encoded(served.engine.generate(caller, decode(request, GenerateRequest)), pb.GenerateResponse)
 
     async def GetContext(self, request: pb.GetContextRequest, context: Context) -> pb.GetContextResponse:
-        served, caller, (context_id, pages, tokens, ancestors) = self.begin(context, request, contexts.get)
-        info = await served.engine.get(caller, context_id)
-        layout = await served.engine.pages(caller, context_id) if pages or tokens or ancestors else None
+        served, caller = self.begin(context, request)
+        pages, tokens, ancestors = request.include_pages, request.include_tokens, request.include_ancestors
+        info = await served.engine.get(caller, request.context_id)
+        layout = await served.engine.pages(caller, request.context_id) if pages or tokens or ancestors else None
         forks = [context_pb2.Ancestor(context_id=id_, forked_at=at) for id_, at in layout.ancestors] if layout else ()
         return pb.GetContextResponse(
             context=encode(info, context_pb2.Context),
@@ -61,8 +55,9 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         )
 
     async def ListContexts(self, request: pb.ListContextsRequest, context: Context) -> pb.ListContextsResponse:
-        served, caller, (after, limit) = self.begin(context, request, contexts.page)
-        found = await served.engine.list(caller, after, limit + 1)
+        served, caller = self.begin(context, request)
+        limit = request.limit or PAGE_SIZE
+        found = await served.engine.list(caller, request.page_token, limit + 1)
         return page_of(found, limit, lambda info: info.context_id, pb.ListContextsResponse, "contexts")
 
     def WatchContexts(
@@ -71,10 +66,10 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
         return _encoded(self._serving.served().engine.watch(self.caller(context)), pb.WatchContextsResponse)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
-        served, caller, (context_id, model_id, salt, content) = self.begin(context, request, contexts.plan)
-        served.check_model(model_id)
-        tokens = await served.texts.tokens(content, partial(_is_empty, served, caller, context_id))
-        return encode(await served.engine.plan(caller, tokens, context_id=context_id, salt=salt), pb.PlanResponse)
+        served, caller = self.begin(context, request)
+        tokens = await _tokens(served, caller, request)
+        found = await served.engine.plan(caller, tokens, context_id=request.context_id or None, salt=request.salt)
+        return encode(found, pb.PlanResponse)
 
 
 async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterator[M]:
@@ -84,9 +79,11 @@ async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterat
             yield encode(answer, kind)
 
 
-async def _is_empty(served: Served, caller: Caller, context_id: str | None) -> bool:
-    """Whether a context has no tokens yet; a new one (None) has none."""
-    if context_id is None:
-        return True
-    info = await served.engine.get(caller, context_id)
-    return info.seq_len + info.buffered_tokens == 0
+async def _tokens(served: Served, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
+    """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
+
+    async def is_empty() -> bool:
+        info = await served.engine.get(caller, request.context_id) if request.context_id else None
+        return info is None or info.seq_len + info.buffered_tokens == 0
+
+    return await served.texts.tokens(requests.content(request), is_empty)

@@ -11,6 +11,7 @@ from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
     model_service_pb2_grpc,
+    session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import METHODS, Key
@@ -18,6 +19,7 @@ from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
+from jaxctx_server.grpc.session_service import SessionService
 from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
@@ -59,6 +61,7 @@ def make_server(
     server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls)], options=options(max_calls))
     context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
     snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(serving, clock), server)
+    session_service_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(serving, clock), server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving, clock), server)
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving, clock), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)

@@ -1,20 +1,21 @@
 """What every service does with a request: decode and validate, before the engine works; encode, after."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, TypeVarTuple, cast
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.codec import encode
-from jaxctx.engine.interface import Caller, Engine
+from jaxctx.engine.interface import Caller
 from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import Served, Serving
-from jaxctx_server.validate import Field, validate
+from jaxctx_server.validate import validate
+from jaxctx_server.validate.requests import Part, made
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-Arguments = TypeVarTuple("Arguments")
+PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
 
 
@@ -26,10 +27,12 @@ class Service:
         self._serving = serving
         self._clock = clock
 
-    def begin(self, context: Context, request: Message, check: Callable[[Field], T]) -> tuple[Served, Caller, T]:
-        """What is served, to whom, and what `check` of the validator makes of the request."""
+    def begin(self, context: Context, request: Message) -> tuple[Served, Caller]:
+        """What is served, and to whom, if the request is valid. Raises NotFound for a model that is not served."""
         served = self._serving.served()
-        return served, self.caller(context), validate(check, served.limits, request)
+        validate(served.limits, request)
+        served.check_model(getattr(request, "model_id", ""))
+        return served, self.caller(context)
 
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""
@@ -38,24 +41,17 @@ class Service:
         return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
-def one(check: Callable[[Field], T]) -> Callable[[Field], tuple[T]]:
-    """For `unary`, a check that makes one argument."""
-    return lambda request: (check(request),)
-
-
 def unary(
-    check: Callable[[Field], tuple[*Arguments]],
-    method: Callable[[Engine, Caller, *Arguments], Awaitable[object]],
-    kind: type[M],
-    field: str = "",
+    parts: Sequence[Part], method: Callable[..., Awaitable[object]], kind: type[M], field: str = ""
 ) -> Callable[..., Awaitable[M]]:
-    """A method that hands its request to the engine's `method`, as the arguments that `check` makes of it.
+    """A method that hands its request to the engine's `method`, with an argument for each of `parts`, see `made`.
 
     The answer goes back as a message of class `kind`, or as this `field` of one.
     """
 
     async def call(self: Service, request: Message, context: Context) -> M:
-        served, caller, arguments = self.begin(context, request, check)
+        served, caller = self.begin(context, request)
+        arguments = [made(request, part) for part in parts]
         return told(await getattr(served.engine, method.__name__)(caller, *arguments), kind, field)
 
     return call

@@ -1,0 +1,201 @@
+"""The dispatcher: ready tasks wait in one queue, and go to the engine that suits them best when one has room.
+
+In this order: a task group goes together; tasks with the same constant prefix go together; an engine that holds the
+longest part of the prompt is preferred; else the one on whose users it has the least impact. Tenants take turns; within
+one, what an older request needs goes first. Each of these is a switch, and every decision says what it rests on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from jaxctx.apps.engines import EngineNode, Engines
+from jaxctx.apps.graph import Task
+from jaxctx.errors import DeadlineExceeded, Internal, JaxctxError, ResourceExhausted, Unavailable
+
+MAX_ATTEMPTS = 3  # of a task, on engines that were lost under it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the dispatcher looks at."""
+
+    task_groups: bool = True
+    same_prefix: bool = True
+    cached_prefix: bool = True
+    least_impact: bool = True  # else the first engine with room
+    app_order: bool = True  # else in the order of becoming ready
+
+
+DEFAULT_POLICY = Policy()
+
+
+class Dispatcher:
+    """The queue, and what runs. Lives on the event loop."""
+
+    def __init__(
+        self,
+        run: Callable[[Task, EngineNode], Awaitable[None]],
+        ended: Callable[[Task, JaxctxError | None], None],
+        clock: Callable[[], float],
+        *,
+        policy: Policy = DEFAULT_POLICY,
+        **registry: float,
+    ) -> None:
+        """`run` does a task on an engine, `ended` is told how it went. `clock` is that of the tasks' deadlines."""
+        self.engines = Engines(self.look, self._lost, **registry)
+        self.policy = policy
+        self._run, self._ended, self._clock = run, ended, clock
+        self._queue: dict[Task, asyncio.TimerHandle] = {}  # in the order of becoming ready; with the end of the wait
+        self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
+        self._looking = False
+
+    def submit(self, task: Task) -> None:
+        """A task that is ready. Raises nothing: it may wait until its deadline for an engine."""
+        tenant, waiting = task.call.tenant, {each.call.tenant for each in self._queue}
+        if tenant not in waiting:  # those who were away have not saved up turns
+            self._spent[tenant] = max(self._spent[tenant], min((self._spent[each] for each in waiting), default=0))
+        remaining_s = max(0.0, task.deadline - self._clock())
+        self._queue[task] = asyncio.get_running_loop().call_later(remaining_s, self._expire, task)
+        self.look()
+
+    def withdraw(self, task: Task) -> None:
+        """Neither run it nor say how it went."""
+        if (timer := self._queue.pop(task, None)) is not None:
+            timer.cancel()
+        for node in self.engines.nodes.values():
+            if (running := node.running.pop(task, None)) is not None:
+                running.cancel()
+                self.look()
+
+    def look(self) -> None:
+        """Something changed: look, once all that happens in this moment has happened, what can go where."""
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._looking = False
+        full: set[str] = set()  # models; where the first in line must wait nobody overtakes it
+        for unit in self._units():
+            while unit and unit[0].call.model_id not in full:
+                placed = self._place(unit)
+                if not placed:
+                    full.add(unit[0].call.model_id)
+                unit = unit[placed:]
+
+    def _units(self) -> Iterator[list[Task]]:
+        """The queue in its order, with those that are to go together."""
+        taken: set[Task] = set()
+        waiting = self._in_turn()
+        for task in waiting:
+            if task not in taken:
+                unit = [each for each in waiting if each not in taken and self._together(task, each)]
+                taken.update(unit)
+                yield unit
+
+    def _in_turn(self) -> list[Task]:
+        lanes: dict[str, list[Task]] = defaultdict(list)
+        for task in self._queue:
+            lanes[task.call.tenant].append(task)
+        if self.policy.app_order:
+            for lane in lanes.values():
+                lane.sort(key=lambda task: task.serial)
+        # The n-th task of a tenant comes when it has had n more places than it has had.
+        turns = [(self._spent[tenant] + n, task) for tenant, lane in lanes.items() for n, task in enumerate(lane)]
+        return [task for _, task in sorted(turns, key=lambda turn: turn[0])]
+
+    def _together(self, task: Task, other: Task) -> bool:
+        if task is other:
+            return True
+        if self.policy.task_groups and (task.group or other.group):
+            return task.group is other.group and task.call.model_id == other.call.model_id
+        a, b = task.call, other.call
+        starting = not (task.appended or other.appended or a.tokens or b.tokens)
+        same = (a.tenant, a.model_id, a.prefix) == (b.tenant, b.model_id, b.prefix)
+        return self.policy.same_prefix and starting and same and a.prefix != ""
+
+    def _place(self, unit: list[Task]) -> int:
+        """Start as many of the unit, from the first, as the best engine for them has room for."""
+        task = unit[0]
+        fitting = {node: node.fitting(unit) for node in self.engines.serving(task.call.model_id)}
+        fitting = {node: count for node, count in fitting.items() if count}
+        if not fitting:
+            return 0
+        node, why = self._best(task, fitting)
+        for each in unit[: fitting[node]]:
+            self._start(each, node, why if each is task else f"with {task.chain.output.variable.id}: {why}")
+        return fitting[node]
+
+    def _best(self, task: Task, fitting: dict[EngineNode, int]) -> tuple[EngineNode, str]:
+        """Of engines with room for so many of a unit, the one to take them; and why."""
+        home, group = task.call.home, task.group if self.policy.task_groups else None
+        if home is not None and home[0] in fitting:
+            return home[0], "its call's context is there"
+        if group is not None and group.engine in fitting:
+            return group.engine, "its task group is there"
+        roomy = [node for node, count in fitting.items() if count == max(fitting.values())]
+        node = min(roomy, key=lambda node: node.impact(task)) if self.policy.least_impact else roomy[0]
+        if self.policy.cached_prefix:
+            cached = {each: each.cached(task) for each in (roomy if group else fitting)}
+            longest = max(cached.values())
+            if longest > cached[node]:
+                node = min((each for each in cached if cached[each] == longest), key=lambda each: each.impact(task))
+            if longest:
+                return node, f"holds {longest} characters of its prompt"
+        return node, "least impact" if self.policy.least_impact else "first with room"
+
+    def _start(self, task: Task, node: EngineNode, why: str) -> None:
+        self._queue.pop(task).cancel()
+        self._spent[task.call.tenant] += 1
+        if task.group is not None:
+            task.group.engine = node
+        if not task.call.tokens:
+            node.remember(task)
+        task.engine_id, task.why = node.id, why
+        node.running[task] = asyncio.create_task(self._attend(task, node))
+
+    async def _attend(self, task: Task, node: EngineNode) -> None:
+        error: JaxctxError | None = None
+        try:
+            await self._run(task, node)
+        except JaxctxError as raised:
+            error = raised
+        except Exception as raised:
+            error = Internal(f"a task failed: {type(raised).__name__}")
+        if task not in node.running:
+            return  # withdrawn, or its engine was lost: this comes late
+        if isinstance(error, Unavailable) and error.reason != "DRAINING":
+            self.engines.lose(node)
+            return
+        del node.running[task]
+        self.look()
+        if isinstance(error, Unavailable):
+            node.draining = True
+            self.submit(task)
+        elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+            asyncio.get_running_loop().call_later(error.retry_after_s, self._again, task)
+        else:
+            self._ended(task, error)
+
+    def _again(self, task: Task) -> None:
+        if not task.ended:
+            self.submit(task)
+
+    def _lost(self, node: EngineNode) -> None:
+        for task, running in tuple(node.running.items()):
+            del node.running[task]
+            if running is not asyncio.current_task():
+                running.cancel()
+            task.attempts += 1
+            if task.attempts < MAX_ATTEMPTS:
+                self.submit(task)
+            else:
+                self._ended(task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED"))
+
+    def _expire(self, task: Task) -> None:
+        del self._queue[task]
+        self._ended(task, DeadlineExceeded("no engine had room for it in time"))

@@ -1,0 +1,176 @@
+"""The engines there are: each in one of its lives, with what it runs, what it holds, and how much room it has.
+
+An engine that answers is registered, and lost when it says that it is unavailable or has not answered for three
+beats; when it answers again that is another life of it, with another epoch. Whatever ran in a life ends with it, so
+that nothing of it can come late. Figures of load are those of the last beat, corrected by what was done since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128_digest
+
+from jaxctx.answers import EngineStats
+from jaxctx.engine.interface import Engine
+from jaxctx.errors import JaxctxError, NotFound
+
+if TYPE_CHECKING:
+    from jaxctx.apps.graph import Task
+
+BEAT_S = 1.0
+MISSED = 3  # beats after which an engine is lost
+LATENCY_BOUND = 4  # tasks at once where one of them wants its tokens soon
+BLOCK = 32  # characters
+MOST_BLOCKS = 1 << 16  # remembered of an engine
+CHARACTERS_A_TOKEN = 3  # about; engines count exactly
+
+# Tokens of a text; with special ones, if it stands at the start of a sequence (True).
+Encode = Callable[[str, bool], Awaitable[Sequence[int]]]
+
+
+class EngineNode:
+    """One life of an engine, as the dispatcher knows it."""
+
+    def __init__(self, engine_id: str, epoch: int, engine: Engine, encode: Encode, latency_bound: int) -> None:
+        self.id = engine_id
+        self.epoch = epoch
+        self.engine = engine
+        self.encode = encode
+        self.latency_bound = min(latency_bound, engine.info.max_batch)
+        self.running: dict[Task, asyncio.Task[None]] = {}
+        # Contexts of constant prefixes, by tenant and text: who makes or has made it. Their own time to live ends them.
+        self.prefixes: dict[tuple[str, str], asyncio.Task[tuple[str, Sequence[int]] | None]] = {}
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
+        self.draining = False  # what runs may end there, and nothing new begins
+
+    def beat(self, stats: EngineStats) -> None:
+        """Its load as it says."""
+        self.draining = stats.draining
+        held = stats.pages_held * self.engine.info.page_size
+        self._others = max(0, stats.running + stats.waiting - len(self.running))
+        self._tokens_of_others = max(0, held - sum(map(self.tokens_of, self.running)))
+
+    def bound_of(self, task: Task) -> int:
+        """How many tasks this one bears beside it, itself included."""
+        return self.latency_bound if task.criterion.few_at_once else self.engine.info.max_batch
+
+    @property
+    def bound(self) -> int:
+        """Of what runs."""
+        return min([self.engine.info.max_batch, *map(self.bound_of, self.running)])
+
+    @property
+    def load(self) -> int:
+        """Sequences that run or wait there, from whichever door."""
+        return len(self.running) + self._others
+
+    def tokens_of(self, task: Task) -> int:
+        """That a task may need in the end; about."""
+        wanted = task.chain.output.settings.max_tokens or self.engine.info.default_max_tokens
+        appended = 0 if task.appended else len(task.prompt) // CHARACTERS_A_TOKEN
+        return len(task.call.tokens) + appended + wanted
+
+    def fitting(self, tasks: Sequence[Task]) -> int:
+        """For how many of these, the first ones, there is room. An engine that is idle has it for one at least."""
+        if self.draining:
+            return 0
+        bound, load = self.bound, self.load
+        tokens = self._tokens_of_others + sum(map(self.tokens_of, self.running))
+        capacity = self.engine.info.pages_total * self.engine.info.page_size
+        for fitting, task in enumerate(tasks):
+            bound, load, tokens = min(bound, self.bound_of(task)), load + 1, tokens + self.tokens_of(task)
+            if load > bound or (load > 1 and tokens > capacity):
+                return fitting
+        return len(tasks)
+
+    def impact(self, task: Task) -> tuple[int, bool, int]:
+        """What a task would cost its other users, least first: places that are lost to tasks of a later day; whether
+        it takes one from tasks that want few beside them; and of equal engines, the busiest, so that others stay free.
+        """
+        lost = self.bound - min(self.bound, self.bound_of(task))
+        return lost, self.bound < self.bound_of(task), -self.load
+
+    def cached(self, task: Task) -> int:
+        """Characters at the start of a task's prompt that went through this engine; the latest are remembered."""
+        found = 0
+        for digest in _blocks(task.call.tenant, task.prompt):
+            if digest not in self._seen:
+                break
+            found += BLOCK
+        return found
+
+    def remember(self, task: Task) -> None:
+        """Its prompt goes through this engine."""
+        for digest in _blocks(task.call.tenant, task.prompt):
+            self._seen[digest] = None
+            self._seen.move_to_end(digest)
+        while len(self._seen) > MOST_BLOCKS:
+            self._seen.popitem(last=False)
+
+
+def _blocks(tenant: str, text: str) -> Iterator[bytes]:
+    """A digest for each whole block, of everything up to its end. Tenants share nothing."""
+    digest = xxh3_128_digest(tenant.encode())
+    for start in range(0, len(text) - BLOCK + 1, BLOCK):
+        yield (digest := xxh3_128_digest(digest + text[start : start + BLOCK].encode()))
+
+
+class Engines:
+    """The registry. `changed` is called when an engine came, `lost` with one that is gone, before it is forgotten."""
+
+    def __init__(self, changed: Callable[[], None], lost: Callable[[EngineNode], None], beat_s: float = BEAT_S) -> None:
+        self.nodes: dict[str, EngineNode] = {}
+        self.models: dict[str, int] = {}  # longest sequence, of every model that an engine ever served
+        self._changed, self._lost, self._beat_s = changed, lost, beat_s
+        self._epochs = itertools.count(1)
+
+    def register(
+        self, engine_id: str, engine: Engine, encode: Encode, *, latency_bound: int = LATENCY_BOUND
+    ) -> EngineNode:
+        """A new life of this engine; the one before it, if it has not ended, is lost."""
+        if (before := self.nodes.get(engine_id)) is not None:
+            self.lose(before)
+        node = EngineNode(engine_id, next(self._epochs), engine, encode, latency_bound)
+        self.nodes[engine_id] = node
+        longest = self.models.get(engine.info.model_id, 0)
+        self.models[engine.info.model_id] = max(longest, engine.info.max_context_tokens)
+        self._changed()
+        return node
+
+    def lose(self, node: EngineNode) -> None:
+        """This life is over. Nothing happens to a later one."""
+        if self.nodes.get(node.id) is node:
+            del self.nodes[node.id]
+            self._lost(node)
+
+    def serving(self, model_id: str) -> list[EngineNode]:
+        """The engines that compute a model, in the order in which they came."""
+        return [node for node in self.nodes.values() if node.engine.info.model_id == model_id]
+
+    def model(self, model_id: str) -> tuple[str, int]:
+        """A model's name ("": the first one's) and longest sequence. NotFound if no engine ever served it."""
+        for name, longest in self.models.items():
+            if model_id in ("", name):
+                return name, longest
+        raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
+
+    async def attend(self, engine_id: str, engine: Engine, encode: Encode) -> None:
+        """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns."""
+        node = self.register(engine_id, engine, encode)
+        while True:
+            try:
+                stats = await asyncio.wait_for(engine.stats(), MISSED * self._beat_s)
+            except (JaxctxError, TimeoutError):
+                self.lose(node)
+            else:
+                if self.nodes.get(engine_id) is not node:
+                    node = self.register(engine_id, engine, encode)
+                node.beat(stats)
+                self._changed()
+            await asyncio.sleep(self._beat_s)

@@ -1,0 +1,152 @@
+"""One task on one engine: its prompt into a context, and the output out of it.
+
+All that a task appends is tokenised as one text, whatever its parts, so that it gives the tokens of the whole text; an
+output is kept as the tokens that were generated, and what follows it is tokenised by itself. The constant prefix of a
+template is kept in a context of its own on each engine, for all sessions of a tenant, and forked; where the tokens of a
+whole prompt differ from those of the prefix alone, the fork goes back to where they part. Positions are exact.
+
+The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
+anew from them elsewhere, and the output goes on behind its last token, so that none is lost or comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import cast
+
+from jaxctx.answers import GeneratePiece
+from jaxctx.apps.engines import EngineNode
+from jaxctx.apps.graph import Call, Phase, Task
+from jaxctx.engine.interface import Caller, CreateRequest, Ttl, UpdateRequest
+from jaxctx.errors import JaxctxError, NotFound
+
+PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
+MOST_PREFIXES = 256  # of an engine
+LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
+
+
+class Execution:
+    """Runs tasks, and keeps their contexts."""
+
+    def __init__(self, clock: Callable[[], float], prefix_timeout_s: float = PREFIX_TIMEOUT_S) -> None:
+        """`clock` is that of deadlines."""
+        self._clock = clock
+        self._prefix_timeout_s = prefix_timeout_s
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def run(self, task: Task, node: EngineNode) -> None:
+        """Generate the task's output into its variable, which is not set. Raises the engine's errors."""
+        call, output = task.call, task.chain.output
+        caller = Caller(call.tenant, task.deadline)
+        if not task.appended:
+            tokens = await node.encode(task.prompt, not call.tokens) if task.prompt else ()
+            call.tokens += tokens
+            task.appended = True
+        settings = output.settings
+        wanted = (settings.max_tokens or node.engine.info.default_max_tokens) - task.generated
+        if not wanted:
+            return
+        try:
+            settings = replace(
+                settings,
+                context_id=await self._context(task, node, caller),
+                max_tokens=wanted,
+                min_tokens=max(0, settings.min_tokens - task.generated),
+            )
+            pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, settings))
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    call.tokens += piece.token_ids
+                    task.generated += len(piece.token_ids)
+                    output.variable.grow(piece.text)
+            call.held = len(call.tokens)
+        except BaseException:  # who knows what the context holds now
+            self.release(call)
+            raise
+
+    async def _context(self, task: Task, node: EngineNode, caller: Caller) -> str:
+        """A context on this engine that holds the call's tokens."""
+        call, engine, priority = task.call, node.engine, task.criterion.priority
+        if call.home is not None and call.home[0] is not node:
+            self.release(call)
+        if call.home is not None:
+            context_id = call.home[1]
+        elif (fork := await self._fork(call, node, caller)) is None:
+            new = CreateRequest(priority=priority, labels=LABELS)
+            context_id, call.held = (await engine.create(caller, new)).context_id, 0
+            call.home = node, context_id
+        else:
+            context_id = fork
+            if priority:
+                await engine.update(caller, context_id, UpdateRequest(priority=priority))
+        if call.held < len(call.tokens):
+            await engine.fill(caller, context_id, call.tokens[call.held :], defer=True)
+            call.held = len(call.tokens)
+        return context_id
+
+    async def _fork(self, call: Call, node: EngineNode, caller: Caller) -> str | None:
+        """A fork of the constant prefix's context, which is the call's from now on; None if there is none."""
+        key = call.tenant, call.prefix
+        for _ in range(2):  # again if it has expired
+            making = node.prefixes.get(key)
+            if making is None or (making.done() and making.exception() is not None):
+                while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
+                    del node.prefixes[next(iter(node.prefixes))]
+                making = node.prefixes[key] = asyncio.create_task(self._prefix(call, node))
+            made = await asyncio.shield(making)
+            if made is None:
+                return None
+            prefix_id, tokens = made
+            try:
+                context_id = (await node.engine.fork(caller, prefix_id, [None]))[0].context_id
+            except NotFound:
+                if node.prefixes.get(key) is making:
+                    del node.prefixes[key]
+                continue
+            call.home, call.held = (node, context_id), _common(tokens, call.tokens)
+            if call.held < len(tokens):
+                await node.engine.rewind(caller, context_id, call.held)
+            return context_id
+        return None
+
+    async def _prefix(self, call: Call, node: EngineNode) -> tuple[str, Sequence[int]] | None:
+        """A context with the tokens of a constant prefix; None if it is too short to share a page."""
+        tokens = await node.encode(call.prefix, True) if call.prefix else ()
+        if len(tokens) < node.engine.info.page_size:
+            return None
+        caller = Caller(call.tenant, self._clock() + self._prefix_timeout_s)
+        ttl = Ttl(self._prefix_timeout_s, sliding=True)
+        context_id = (await node.engine.create(caller, CreateRequest(ttl=ttl, labels=LABELS))).context_id
+        await node.engine.fill(caller, context_id, tokens)
+        return context_id, tokens
+
+    def ended(self, task: Task) -> None:
+        """Give up the call's context unless another task of it was asked for."""
+        if not any(each.phase in (Phase.WAITING, Phase.STARTED) for each in task.call.tasks):
+            self.release(task.call)
+
+    def release(self, call: Call) -> None:
+        """Give up the call's context; it can be made again."""
+        if call.home is not None:
+            node, context_id = call.home
+            call.home = None
+            closing = asyncio.create_task(_close(node, Caller(call.tenant), context_id))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def released(self) -> None:
+        """Return when all contexts that were given up are closed."""
+        await asyncio.gather(*self._closing)
+
+
+async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:
+    with suppress(JaxctxError):  # with its engine everything of it is gone
+        await node.engine.close(caller, context_id)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,290 @@
+"""Sessions: a tenant's namespaces of variables and calls, and the one place where all of this room comes together.
+
+A session ends when it is deleted, or was idle for its time to live: nobody asked anything of it and nothing of it ran.
+Then its calls are cancelled and every page of them is given back; constant prefixes, which are the tenant's, live on
+for a while of their own.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxctx.apps import native
+from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
+from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
+from jaxctx.apps.graph import Call, Criterion, Graph, Node, Phase, Step, Task
+from jaxctx.apps.template import Output, Segment, chains, constant_prefix
+from jaxctx.apps.variables import Variable
+from jaxctx.engine.interface import GenerateRequest
+from jaxctx.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidArgument,
+    JaxctxError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+
+MAX_SESSIONS = 1000  # of a tenant
+MAX_VARIABLES = 10_000  # of a session
+MAX_TEXT_BYTES = 64 << 20  # of what a session was given
+SWEEP_S = 1.0
+CALL_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """What stands at a place of a template: a text, a variable's text, or an output if `settings` are there."""
+
+    name: str
+    text: str | None = None
+    variable_id: str | None = None  # of an output: the variable to make; None: a new one of the parameter's name
+    settings: GenerateRequest | None = None  # without the id of a context
+    criterion: Criterion | None = None  # of an output: ask for it at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """A semantic call. `timeout_s` is how long it may wait and run once it is asked for."""
+
+    model_id: str = ""
+    template: str
+    parameters: Sequence[Parameter]
+    timeout_s: float = CALL_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRequest:
+    """A native step: the name of its function, variables by the names that it knows them by, names of new ones."""
+
+    function: str
+    inputs: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    outputs: Sequence[str]
+
+
+class Session:
+    """One of a tenant's sessions. Ids that it does not know are NotFound."""
+
+    def __init__(self, programs: "Programs", session_id: str, tenant: str, ttl_s: float) -> None:
+        self.id = session_id
+        self.tenant = tenant
+        self.ttl_s = ttl_s
+        self.variables: dict[str, Variable] = {}
+        self.calls: dict[str, Call] = {}
+        self.steps: dict[Step, asyncio.Task[None] | None] = {}
+        self.graph = Graph(self._start, self._stop, programs.clock)
+        self._programs = programs
+        self._bytes = 0
+        self._used_at = programs.clock()
+
+    def use(self) -> None:
+        """Its time to live begins again."""
+        self._used_at = self._programs.clock()
+
+    @property
+    def idle_s(self) -> float:
+        """Since it was last used; 0 while something runs."""
+        runs = any(node.phase is Phase.STARTED for node in self.nodes())
+        return 0.0 if runs else self._programs.clock() - self._used_at
+
+    def nodes(self) -> list[Node]:
+        """All calls' tasks, then the steps, in the order of their coming."""
+        return [*(task for call in self.calls.values() for task in call.tasks), *self.steps]
+
+    def variable(self, variable_id: str) -> Variable:
+        """One of its variables."""
+        if (found := self.variables.get(variable_id)) is None:
+            raise NotFound("the session has no such variable", reason="VARIABLE_NOT_FOUND")
+        return found
+
+    def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
+        """A new variable; with a text one that is set."""
+        self._check_room(1, text or "")
+        variable = Variable(secrets.token_hex(16), name, description)
+        self.variables[variable.id] = variable
+        if text is not None:
+            variable.set(text)
+        return variable
+
+    def set(self, variable_id: str, text: str) -> Variable:
+        """Give a variable its text. AlreadyExists if it has one, FailedPrecondition for the output of a call."""
+        variable = self.variable(variable_id)
+        self._check_room(0, text)
+        variable.give(text)
+        self.graph.settled(variable)
+        return variable
+
+    def ask(self, variable_id: str, criterion: Criterion) -> Variable:
+        """Have a variable made, and all that it needs."""
+        variable = self.variable(variable_id)
+        self.graph.ask(variable, criterion)
+        return variable
+
+    def submit(self, request: CallRequest) -> tuple[Call, list[Variable]]:
+        """Add a call, and run nothing of it but what `criterion` asks for; returns it and its outputs, in their order.
+
+        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable,
+        AlreadyExists or FailedPrecondition for an output that cannot be one; then there is no call.
+        """
+        model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
+        self._check_room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
+        segments: dict[str, Segment] = {}
+        for index, parameter in enumerate(request.parameters):
+            if parameter.name in segments:
+                raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
+            if parameter.settings is not None and (parameter.settings.max_tokens or 1) >= longest:
+                raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
+            segments[parameter.name] = self._segment(parameter)
+        made = chains(request.template, segments)
+        prefix, call_id = constant_prefix(request.template), secrets.token_hex(16)
+        call = Call(call_id, self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
+        self.graph.add(call.tasks)
+        self.calls[call.id] = call
+        outputs = [segment.variable for segment in segments.values() if isinstance(segment, Output)]
+        self.variables |= {variable.id: variable for variable in outputs}
+        for parameter in request.parameters:
+            segment = segments[parameter.name]
+            if isinstance(segment, Output) and parameter.criterion is not None:
+                self.graph.ask(segment.variable, parameter.criterion)
+        return call, outputs
+
+    def add_step(self, request: StepRequest) -> list[Variable]:
+        """Add a native step; returns its outputs. It runs when one of them is asked for."""
+        function = self._programs.functions.get(request.function)
+        if function is None:
+            raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
+        self._check_room(len(request.outputs), *request.settings.values())
+        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs.items()}
+        outputs = [Variable(secrets.token_hex(16), name) for name in request.outputs]
+        step = Step(request.function, function, inputs, request.settings, outputs)
+        self.graph.add([step])
+        self.steps[step] = None
+        self.variables |= {variable.id: variable for variable in outputs}
+        return outputs
+
+    def cancel(self, call_id: str) -> None:
+        """Fail what has not ended of a call, and what needs it."""
+        if (call := self.calls.get(call_id)) is None:
+            raise NotFound("the session has no such call", reason="CALL_NOT_FOUND")
+        for task in call.tasks:
+            self.graph.fail(task, Cancelled("the call was cancelled"))
+
+    def end(self, gone: JaxctxError) -> None:
+        """Fail everything."""
+        for node in self.nodes():
+            self.graph.fail(node, gone)
+        for variable in self.variables.values():
+            variable.fail(gone)
+
+    def _segment(self, parameter: Parameter) -> Segment:
+        if parameter.settings is None:
+            return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)  # type: ignore[return-value]
+        if parameter.variable_id is None:
+            return Output(Variable(secrets.token_hex(16), parameter.name), parameter.settings)
+        return Output(self.variable(parameter.variable_id), parameter.settings)
+
+    def _check_room(self, variables: int, *texts: str) -> None:
+        size = sum(len(text.encode()) for text in texts)
+        if len(self.variables) + variables > MAX_VARIABLES or self._bytes + size > MAX_TEXT_BYTES:
+            message = f"a session has up to {MAX_VARIABLES} variables and {MAX_TEXT_BYTES} bytes of text"
+            raise ResourceExhausted(message, reason="QUOTA")
+        self._bytes += size
+
+    def _start(self, node: Node) -> None:
+        if isinstance(node, Task):
+            self._programs.dispatcher.submit(node)
+        elif isinstance(node, Step):
+            self.steps[node] = asyncio.create_task(self._run(node))
+
+    def _stop(self, node: Node) -> None:
+        if isinstance(node, Task):
+            self._programs.dispatcher.withdraw(node)
+            self._programs.execution.ended(node)
+        elif isinstance(node, Step) and (running := self.steps.get(node)) is not None:
+            running.cancel()
+
+    async def _run(self, step: Step) -> None:
+        inputs = {name: variable.text for name, variable in step.named.items()}
+        try:
+            texts = await native.run(step.function, inputs, step.settings, len(step.outputs))
+        except JaxctxError as error:
+            self.steps[step] = None  # so that this task is not cancelled, which is ending anyway
+            self.graph.fail(step, error)
+        else:
+            self.graph.finish(step, texts)
+
+
+class Programs:
+    """All sessions, and the dispatcher that they share. Lives on the event loop; `attend` while it serves."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        policy: Policy = DEFAULT_POLICY,
+        prefix_timeout_s: float = PREFIX_TIMEOUT_S,
+        **registry: float,
+    ) -> None:
+        """`clock` is that of deadlines, of all engines and of the sessions' time to live."""
+        self.clock = clock
+        self.execution = Execution(clock, prefix_timeout_s)
+        self.dispatcher = Dispatcher(self.execution.run, self._ended, clock, policy=policy, **registry)
+        self.functions = native.functions()
+        self._sessions: dict[tuple[str, str], Session] = {}
+
+    def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
+        """A new session. AlreadyExists for an id that the tenant has, ResourceExhausted for one too many."""
+        key = tenant, session_id or secrets.token_hex(16)
+        if key in self._sessions:
+            raise AlreadyExists("there is a session of this id")
+        if sum(owner == tenant for owner, _ in self._sessions) >= MAX_SESSIONS:
+            raise ResourceExhausted(f"a tenant has up to {MAX_SESSIONS} sessions", reason="QUOTA")
+        session = self._sessions[key] = Session(self, key[1], tenant, ttl_s)
+        return session
+
+    def session(self, tenant: str, session_id: str) -> Session:
+        """A tenant's session, which is used by that. NotFound for any other's, too."""
+        if (session := self._sessions.get((tenant, session_id))) is None:
+            raise NotFound("there is no such session", reason="SESSION_NOT_FOUND")
+        session.use()
+        return session
+
+    def sessions(self, tenant: str) -> list[Session]:
+        """A tenant's, in the order of their ids."""
+        return [session for (owner, _), session in sorted(self._sessions.items()) if owner == tenant]
+
+    async def delete(self, tenant: str, session_id: str) -> None:
+        """End a session; returns when its pages are given back."""
+        self._end(self.session(tenant, session_id), Cancelled("the session was deleted"))
+        await self.execution.released()
+
+    async def attend(self, *engines: Coroutine[Any, Any, None]) -> None:
+        """Watch over engines (see `Engines.attend`) and idle sessions. Never returns; cancelled, it ends them all."""
+        watching = [asyncio.create_task(each) for each in engines]
+        try:
+            while True:
+                for session in list(self._sessions.values()):
+                    if session.idle_s > session.ttl_s:
+                        self._end(session, Cancelled("the session's time to live ended"))
+                await asyncio.sleep(SWEEP_S)
+        finally:
+            for each in watching:
+                each.cancel()
+            for session in list(self._sessions.values()):
+                self._end(session, Unavailable("the server stops"))
+
+    def _end(self, session: Session, gone: JaxctxError) -> None:
+        del self._sessions[session.tenant, session.id]
+        session.end(gone)
+
+    def _ended(self, task: Task, error: JaxctxError | None) -> None:
+        graph = task.call.graph
+        if error is not None:
+            graph.fail(task, error)
+        else:
+            graph.finish(task, [task.chain.output.variable.text])
+            self.execution.ended(task)

@@ -1,0 +1,93 @@
+"""Semantic variables: texts that are set once, perhaps later, and those who wait for them.
+
+    unset ──set──▶ set
+      └─────fail─▶ failed
+
+A variable never runs anything: asking for one is `Session.ask`. While an engine makes its text the parts are there to
+be read; they are the text only when it is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError
+
+if TYPE_CHECKING:
+    from jaxctx.apps.graph import Criterion, Node
+
+
+class State(enum.Enum):
+    """Of a variable."""
+
+    UNSET = "unset"
+    SET = "set"
+    FAILED = "failed"
+
+
+class Variable:
+    """A text future, of one session. `text` grows while it is made; `producer` None: somebody is to set it."""
+
+    def __init__(self, variable_id: str, name: str, description: str = "") -> None:
+        self.id = variable_id
+        self.name = name
+        self.description = description
+        self.state = State.UNSET
+        self.text = ""
+        self.error: JaxctxError | None = None
+        self.producer: Node | None = None
+        self.consumers: list[Node] = []
+        self.asked: Criterion | None = None  # the strongest criterion with which it was asked for
+        self._changed = asyncio.Event()  # of the state that is; replaced with every change
+
+    def set(self, text: str) -> None:
+        """Raises AlreadyExists if it is set, or has failed."""
+        if self.state is not State.UNSET:
+            raise AlreadyExists(f"the variable is {self.state.value}")
+        self.text, self.state = text, State.SET
+        self._tell()
+
+    def fail(self, error: JaxctxError) -> None:
+        """Whoever waits for it gets the error. Nothing happens to one that is set or has failed."""
+        if self.state is State.UNSET:
+            self.error, self.state = error, State.FAILED
+            self._tell()
+
+    def grow(self, part: str) -> None:
+        """The next part of a text that is being made."""
+        self.text += part
+        self._tell()
+
+    def give(self, text: str) -> None:
+        """Set by a client. FailedPrecondition for one that something else makes."""
+        if self.producer is not None:
+            raise FailedPrecondition("the variable is the output of a call; only that sets it")
+        self.set(text)
+
+    async def wait(self) -> str:
+        """The text, once it is set. Raises the error that it failed with."""
+        async for _ in self.read():
+            pass
+        return self.text
+
+    async def read(self) -> AsyncIterator[str]:
+        """The text in parts, from its beginning, as they come; then the error if it failed."""
+        read = 0
+        while True:
+            changed, part = self._changed, self.text[read:]
+            if part:
+                read += len(part)
+                yield part
+            elif self.error is not None:
+                raise self.error
+            elif self.state is State.SET:
+                return
+            else:
+                await changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

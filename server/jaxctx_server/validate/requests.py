@@ -1,0 +1,128 @@
+"""What single requests need: rules between fields that the contract states in words, and what is made of valid ones.
+
+Such a rule yields paths of fields in its message, and what would be accepted. The fields may be wrong by themselves as
+well: all violations of a request are told together, the first of each path.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from jaxctx.codec import decode
+from jaxctx.engine.interface import Sampling
+from jaxctx.v1.content_pb2 import ChatMessages
+from jaxctx.v1.context_service_pb2 import FillRequest, ForkRequest, ForwardRequest, GenerateRequest, PlanRequest
+from jaxctx.v1.forward_pb2 import PassOutput
+from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
+from jaxctx_server.validate.limits import Limits
+
+ANSWERED = ("user", "tool")  # roles after which the assistant speaks
+NOT_APPLIED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # by a pass
+PLAIN = Sampling()
+LOGIT_BYTES = 4
+MAX_RANGES = 1 << 16  # of all masks of a pass
+MAX_LOGITS_BYTES = 48 << 20  # of a pass; a message holds 64 MiB
+Violations = Iterator[tuple[str, str]]
+Part = str | type[Any] | Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TextContent:
+    """Text to tokenise. `add_special_tokens` None: as the context's being empty decides."""
+
+    text: str
+    add_special_tokens: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageContent:
+    """Messages for the chat template: dicts of `role` and `content`."""
+
+    messages: Sequence[dict[str, str]]
+    add_generation_prompt: bool
+
+
+Content = TextContent | MessageContent | Sequence[int]  # ids of the vocabulary
+
+
+def made(request: Message, part: Part) -> Any:
+    """Of a request: for a field's name its value, None where that was not sent and this can be told; for a class of the
+    Engine interface one of these, by field names; for a function what that makes.
+    """
+    if isinstance(part, str):
+        has_presence = request.DESCRIPTOR.fields_by_name[part].has_presence
+        return None if has_presence and not request.HasField(part) else getattr(request, part)
+    return decode(request, part) if isinstance(part, type) else part(request)
+
+
+def content(request: FillRequest | PlanRequest) -> Content:
+    """What is set of text, tokens and messages."""
+    match request.WhichOneof("content"):
+        case "text":
+            return TextContent(request.text, made(request, "add_special_tokens"))
+        case "tokens":
+            return request.tokens.ids[:]
+    return messages(request.messages)
+
+
+def messages(chat: ChatMessages) -> MessageContent:
+    """A conversation; by itself it ends with what opens an answer if somebody waits for one."""
+    prompt = made(chat, "add_generation_prompt")
+    turns = [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+    return MessageContent(turns, turns[-1]["role"] in ANSWERED if prompt is None else prompt)
+
+
+def children(request: ForkRequest) -> Sequence[str | None]:
+    """Their ids; None where the engine chooses."""
+    return list(request.child_ids) or [None] * (request.n or 1)
+
+
+def _generate(request: GenerateRequest, limits: Limits) -> Violations:
+    most = request.max_tokens or limits.default_max_tokens
+    if 0 < most < request.min_tokens:
+        yield "min_tokens", f"must be a whole number from 0 to {most}, not {request.min_tokens}"
+
+
+def _fork(request: ForkRequest, limits: Limits) -> Violations:
+    ids = len(request.child_ids)
+    if ids and request.HasField("n") and request.n != ids:
+        yield "n", f"must be the number of child_ids, {ids}, not {request.n}"
+
+
+def _forward(request: ForwardRequest, limits: Limits) -> Violations:
+    last, seen = max(len(request.tokens), 1) - 1, set()
+    for place, index in enumerate(output.index for output in request.outputs):
+        if index > last:
+            yield f"outputs[{place}].index", f"must be a whole number from 0 to {last}, not {index}"
+        if index in seen:
+            yield f"outputs[{place}].index", "must be different from those before it"
+        seen.add(index)
+    if sum(len(mask.bounds) for mask in request.masks) > 2 * MAX_RANGES:
+        yield "masks", f"must have up to {MAX_RANGES} ranges together"
+    rows, most = sum(output.logits for output in request.outputs), MAX_LOGITS_BYTES // (limits.vocab_size * LOGIT_BYTES)
+    if rows > most:
+        yield "outputs", f"must ask for the logits of up to {most} tokens, not {rows}"
+
+
+def _output(output: PassOutput, limits: Limits) -> Violations:
+    sample = decode(output.sample, Sampling)
+    for name in NOT_APPLIED:
+        if getattr(sample, name) != getattr(PLAIN, name):
+            yield f"sample.{name}", "must be unset: a pass does not apply it"
+
+
+def _versions(request: ListSnapshotVersionsRequest, limits: Limits) -> Violations:
+    token = request.page_token  # the last version of the page before
+    if token and not (token.isascii() and token.isdecimal() and len(token) <= 10):
+        yield "page_token", "must be of the answer before"
+
+
+BETWEEN: dict[type[Message], Callable[[Any, Limits], Violations]] = {
+    GenerateRequest: _generate,
+    ForkRequest: _fork,
+    ForwardRequest: _forward,
+    PassOutput: _output,
+    ListSnapshotVersionsRequest: _versions,
+}

@@ -1,0 +1,242 @@
+"""Programs over gRPC: sessions, variables, calls and steps, against the engine on the echo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+import jaxctx
+from jaxctx.v1 import session_service_pb2 as pb
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from jaxctx.wire import from_rpc_error
+from tests.e2e.conftest import TENANTS
+
+SYSTEM = "You are a careful assistant who answers in one short sentence, and never guesses. "
+GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
+
+
+class Caller:
+    """The methods of SessionService, with a key, in one session."""
+
+    def __init__(self, stub: SessionServiceStub, key: str | None = None) -> None:
+        self._stub = stub
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self.session_id = ""
+
+    async def __call__(self, method: str, **fields: Any) -> Any:
+        kind = getattr(pb, f"{method}Request")
+        if "session_id" in kind.DESCRIPTOR.fields_by_name and method != "CreateSession":
+            fields.setdefault("session_id", self.session_id)
+        try:
+            return await getattr(self._stub, method)(kind(**fields), metadata=self._metadata, timeout=20)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def begin(self) -> Caller:
+        self.session_id = (await self("CreateSession")).session.session_id
+        return self
+
+    async def call(self, template: str, **parameters: dict[str, Any]) -> dict[str, str]:
+        """Ids of its outputs, by name."""
+        told = await self(
+            "SubmitCall", template=template, parameters=[{"name": name, **value} for name, value in parameters.items()]
+        )
+        return {each.name: each.variable_id for each in told.outputs}
+
+    async def get(self, variable_id: str, criterion: Any = pb.CRITERION_LATENCY) -> str:
+        told = await self("GetVariable", variable_id=variable_id, criterion=criterion, wait=True)
+        assert told.variable.state == pb.VARIABLE_STATE_SET
+        return told.variable.text
+
+    def read(self, variable_id: str) -> Any:
+        request = pb.ReadVariableRequest(session_id=self.session_id, variable_id=variable_id)
+        return self._stub.ReadVariable(request, metadata=self._metadata, timeout=20)
+
+
+def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
+    return {"output": {"max_tokens": tokens, **GREEDY, **fields}}
+
+
+@pytest.fixture
+async def stub(address: str) -> AsyncIterator[SessionServiceStub]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield SessionServiceStub(channel)
+
+
+@pytest.fixture
+async def caller(stub: SessionServiceStub) -> Caller:
+    return await Caller(stub).begin()
+
+
+async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
+    """Two calls and a step between them; what they say is what the same prompts say without programs."""
+    topic = (await caller("CreateVariable", name="topic", description="what it is about")).variable.variable_id
+    drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=out())
+    step = await caller(
+        "SubmitStep", function="strip", inputs=[{"name": "text", "variable_id": drafts["draft"]}], outputs=["clean"]
+    )
+    clean = step.outputs[0].variable_id
+    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": clean}, review=out(5))
+    asking = asyncio.create_task(caller.get(review["review"]))
+    await asyncio.sleep(0.05)
+    assert (await client.stats()).tokens_generated == 0
+    await caller("SetVariable", variable_id=topic, text="pages")
+    text = await asking
+
+    async def alone(prompt: str, tokens: int) -> str:
+        async with await client.create(prompt, salt="alone") as context:
+            return str(await context.complete(max_tokens=tokens, temperature=0, ignore_eos=True))
+
+    draft = await alone(SYSTEM + "Draft pages: ", 8)
+    assert await caller.get(drafts["draft"]) == draft
+    assert text == await alone(f"Review of {draft.strip()}: ", 5)
+    assert "".join([part.text async for part in caller.read(review["review"])]) == text
+    nodes = (await caller("GetGraph")).nodes
+    assert [each.phase for each in nodes] == ["done"] * 3
+    assert [each.function for each in nodes] == ["", "", "strip"]
+    assert nodes[0].engine_id == "local"
+    assert nodes[0].why
+    session = (await caller("GetSession")).session
+    assert (session.variables, session.calls, session.started) == (4, 2, 0)
+    await caller("DeleteSession")
+    left = [each async for each in client.contexts()]
+    assert [each.info.labels for each in left] == [{"jaxctx": "program"}]  # the constant prefix
+    await left[0].close()
+    assert (await client.stats()).pages_held == 0
+
+
+async def test_a_reader_sees_parts_as_they_come(caller: Caller) -> None:
+    ids = await caller.call("Tell: {{story}}", story=out(64))
+    parts = [part.text async for part in caller.read(ids["story"])]
+    assert len(parts) > 1
+    assert "".join(parts) == await caller.get(ids["story"])
+
+
+async def test_a_reader_that_leaves_stops_nothing(caller: Caller) -> None:
+    ids = await caller.call("Tell: {{story}}", story=out(200))
+    call = caller.read(ids["story"])
+    await call.read()
+    call.cancel()
+    assert await caller.get(ids["story"])
+
+
+async def test_a_reader_gets_the_error_of_what_failed(caller: Caller) -> None:
+    (made,) = (await caller("SubmitStep", function="json_pointer", inputs=[], outputs=["x"])).outputs
+    with pytest.raises(jaxctx.errors.InvalidArgument):
+        await caller.get(made.variable_id)
+    with pytest.raises(grpc.RpcError) as error:
+        await caller.read(made.variable_id).read()
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    failed = (await caller("GetVariable", variable_id=made.variable_id)).variable
+    assert (failed.state, failed.error_reason) == (pb.VARIABLE_STATE_FAILED, "INVALID_FIELD")
+
+
+async def test_waiting_ends_with_the_deadline_and_the_variable_does_not(
+    stub: SessionServiceStub, caller: Caller
+) -> None:
+    unset = (await caller("CreateVariable")).variable.variable_id
+    request = pb.GetVariableRequest(session_id=caller.session_id, variable_id=unset, wait=True)
+    with pytest.raises(grpc.RpcError) as error:
+        await stub.GetVariable(request, timeout=0.1)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await caller("SetVariable", variable_id=unset, text="late")
+    assert await caller.get(unset) == "late"
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "reason"),
+    [
+        ("GetSession", {"session_id": "none"}, "SESSION_NOT_FOUND"),
+        ("GetVariable", {"variable_id": "none"}, "VARIABLE_NOT_FOUND"),
+        ("CancelCall", {"call_id": "none"}, "CALL_NOT_FOUND"),
+        (
+            "SubmitCall",
+            {"template": "a", "parameters": [{"name": "x", "text": ""}], "model_id": "none"},
+            "MODEL_NOT_FOUND",
+        ),
+    ],
+)
+async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(jaxctx.errors.NotFound) as error:
+        await caller(method, **fields)
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "field"),
+    [
+        (
+            "SubmitCall",
+            {"template": "a {{o}}", "parameters": [{"name": "o", **out()}, {"name": "p", "text": ""}]},
+            "parameters[1].name",
+        ),
+        ("SubmitCall", {"template": "a {{o}}", "parameters": [{"name": "o"}]}, "parameters[0].value"),
+        (
+            "SubmitCall",
+            {"template": "a {{o}}", "parameters": [{"name": "o", **out(criterion=9)}]},
+            "parameters[0].output.criterion",
+        ),
+        (
+            "SubmitCall",
+            {"template": "a {{o}}", "parameters": [{"name": "o", **out(0)}]},
+            "parameters[0].output.max_tokens",
+        ),
+        ("GetVariable", {"variable_id": "x", "criterion": 9}, "criterion"),
+        ("SubmitStep", {"function": "rm", "outputs": ["x"]}, "function"),
+        ("ListVariables", {"page_token": "x"}, "page_token"),
+    ],
+)
+async def test_bad_fields_are_named(caller: Caller, method: str, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(jaxctx.errors.InvalidArgument) as error:
+        await caller(method, **fields)
+    assert field in [each.field for each in error.value.violations]
+
+
+async def test_lists_come_in_pages(caller: Caller, stub: SessionServiceStub) -> None:
+    others = [await Caller(stub).begin() for _ in range(4)]
+    ids = sorted(each.session_id for each in (caller, *others))
+    first = await caller("ListSessions", limit=3)
+    rest = await caller("ListSessions", limit=3, page_token=first.next_page_token)
+    assert [each.session_id for each in (*first.sessions, *rest.sessions)] == ids
+    assert rest.next_page_token == ""
+    made = [(await caller("CreateVariable", name=str(i), text="t")).variable.variable_id for i in range(5)]
+    first = await caller("ListVariables", limit=2)
+    rest = await caller("ListVariables", page_token=first.next_page_token)
+    assert [each.variable_id for each in (*first.variables, *rest.variables)] == made
+    functions = (await caller("ListFunctions")).functions
+    assert "extract" in [each.name for each in functions]
+    assert all(each.description for each in functions)
+
+
+async def test_a_session_with_an_id_and_a_time_to_live(caller: Caller, clock: Any) -> None:
+    ttl = Duration(seconds=5)
+    await caller("CreateSession", session_id="mine", ttl=ttl)
+    with pytest.raises(jaxctx.errors.AlreadyExists):
+        await caller("CreateSession", session_id="mine")
+    clock.offset += 6
+    async with asyncio.timeout(5):
+        while "mine" in [each.session_id for each in (await caller("ListSessions")).sessions]:
+            await asyncio.sleep(0.1)
+
+
+class TestTenants:
+    @pytest.fixture
+    def keys(self, two_tenants: Any) -> Any:
+        return two_tenants
+
+    async def test_nothing_of_another_tenants(self, stub: SessionServiceStub) -> None:
+        alice, bob = [await Caller(stub, key).begin() for key in TENANTS]
+        secret = (await alice("CreateVariable", text="secret")).variable.variable_id
+        with pytest.raises(jaxctx.errors.NotFound) as there:
+            await bob("GetVariable", session_id=alice.session_id, variable_id=secret)
+        with pytest.raises(jaxctx.errors.NotFound) as nowhere:
+            await bob("GetVariable", session_id="0" * 32, variable_id=secret)
+        assert (there.value.reason, there.value.message) == (nowhere.value.reason, nowhere.value.message)
+        with pytest.raises(jaxctx.errors.NotFound):
+            await bob("GetVariable", variable_id=secret)
+        assert len((await bob("ListSessions")).sessions) == 1

@@ -1,0 +1,80 @@
+"""Programs over scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jaxctx.apps.dispatcher import Policy
+from jaxctx.apps.graph import Criterion
+from jaxctx.apps.sessions import CallRequest, Parameter, Programs, Session
+from jaxctx.engine.interface import GenerateRequest
+from tests.jaxctx.apps.scripted import ScriptedEngine, encode
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Company:
+    """Programs, their engines, and short ways to say things."""
+
+    def __init__(self, *engines: ScriptedEngine, latency_bound: int = 4, **settings: Any) -> None:
+        self.clock = Clock()
+        self.programs = Programs(self.clock, **settings)
+        self.engines = engines
+        self.registry = self.programs.dispatcher.engines
+        self.nodes = [self.registry.register(each.name, each, encode, latency_bound=latency_bound) for each in engines]
+
+    def session(self, tenant: str = "t", ttl_s: float = 60.0) -> Session:
+        return self.programs.create(tenant, ttl_s)
+
+    def loads(self) -> list[int]:
+        return [len(node.running) for node in self.nodes]
+
+
+def output(name: str, *, max_tokens: int | None = None, **fields: Any) -> Parameter:
+    return Parameter(name=name, settings=GenerateRequest(context_id="", max_tokens=max_tokens), **fields)
+
+
+def call(session: Session, template: str, model_id: str = "", **parameters: Any) -> dict[str, str]:
+    """Submit a call; ids of its outputs by name. A str is a text, a 1-tuple a variable's id, a Parameter itself."""
+    made = []
+    for name, value in parameters.items():
+        if isinstance(value, Parameter):
+            made.append(value)
+        elif isinstance(value, tuple):
+            made.append(Parameter(name=name, variable_id=value[0]))
+        else:
+            made.append(Parameter(name=name, text=value))
+    request = CallRequest(model_id=model_id, template=template, parameters=made)
+    _, outputs = session.submit(request)
+    return {variable.name: variable.id for variable in outputs}
+
+
+async def ask(session: Session, variable_id: str, criterion: Criterion = Criterion.LATENCY) -> str:
+    return await asyncio.wait_for(session.ask(variable_id, criterion).wait(), 5)
+
+
+async def settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy()

@@ -1,0 +1,127 @@
+"""A scripted engine: contexts of characters, a log of every call, and outputs that come when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from jaxctx.answers import FinishReason, GeneratePiece
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, UpdateRequest
+from jaxctx.errors import NotFound
+from tests.server.conftest import INFO, STATS
+
+BOS = 1
+
+
+async def encode(text: str, start: bool) -> list[int]:
+    """A token for each character, and one at the start of a sequence."""
+    return [BOS] * start + [ord(character) for character in text]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(chr(token) for token in tokens if token != BOS)
+
+
+class ScriptedEngine:
+    """`answer` makes an output of the text of its context; it comes in three parts, once `gate` is open."""
+
+    def __init__(
+        self, name: str = "e", *, max_batch: int = 32, answer: Callable[[str], str] | None = None, **info: Any
+    ) -> None:
+        self.name = name
+        self.info = replace(INFO, max_batch=max_batch, page_size=64, pages_total=100_000, **info)
+        self.answer = answer or (lambda text: f"<{text[-12:]}>")
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.log: list[tuple[str, str]] = []  # operation, text
+        self.contexts: dict[tuple[str, str], list[int]] = {}
+        self.running: dict[str, str] = {}  # text of the prompt, by context
+        self.most_running = 0
+        self.failure: Exception | None = None  # of every call from now on
+        self.parts_before_failure: int | None = None  # of every output
+        self.silent = False  # no call is answered
+        self._ids = itertools.count()
+
+    def did(self, operation: str) -> list[str]:
+        return [text for each, text in self.log if each == operation]
+
+    async def _called(self, operation: str, text: str = "") -> None:
+        self.log.append((operation, text))
+        await asyncio.sleep(0)
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def _tokens(self, caller: Caller, context_id: str) -> list[int]:
+        try:
+            return self.contexts[caller.tenant, context_id]
+        except KeyError:
+            raise NotFound("no such context") from None
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Any:
+        await self._called("create")
+        context_id = f"{self.name}{next(self._ids)}"
+        self.contexts[caller.tenant, context_id] = []
+        return SimpleNamespace(context_id=context_id)
+
+    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[Any]:
+        tokens = self._tokens(caller, context_id)
+        await self._called("fork", decode(tokens))
+        child = f"{self.name}{next(self._ids)}"
+        self.contexts[caller.tenant, child] = list(tokens)
+        return [SimpleNamespace(context_id=child)]
+
+    async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False) -> None:
+        await self._called("fill", decode(tokens))
+        self._tokens(caller, context_id).extend(tokens)
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> None:
+        tokens = self._tokens(caller, context_id)
+        await self._called("rewind", decode(tokens[:to]))
+        del tokens[to:]
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> None:
+        self._tokens(caller, context_id)
+        await self._called("update", str(request.priority))
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        self._tokens(caller, context_id)
+        await self._called("close")
+        del self.contexts[caller.tenant, context_id]
+
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        tokens = self._tokens(caller, request.context_id)
+        text = decode(tokens)
+        self.running[request.context_id] = text
+        self.most_running = max(self.most_running, len(self.running))
+        try:
+            await self._called("generate", text)
+            await self.gate.wait()
+            whole = self.answer(text)[: request.max_tokens]
+            parts = [whole[:1], whole[1:2], whole[2:]]
+            for count, part in enumerate(parts):
+                if count == self.parts_before_failure and self.failure is not None:
+                    raise self.failure
+                tokens += map(ord, part)
+                yield GeneratePiece(
+                    index=0,
+                    context_id=request.context_id,
+                    text=part,
+                    token_ids=list(map(ord, part)),
+                    finish=FinishReason.STOP if count == 2 else None,
+                )
+                await asyncio.sleep(0)
+        finally:
+            del self.running[request.context_id]
+
+    async def stats(self) -> Any:
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
+        return replace(STATS, running=len(self.running), waiting=0, pages_held=0)
