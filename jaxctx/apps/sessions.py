@@ -149,6 +149,8 @@ class Session:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
         size = self._room(len(request.outputs), *request.settings.values())
         names = [name for name, _ in request.inputs]
+        if len(set(names)) < len(names):
+            raise InvalidArgument.field("inputs", "must have different names")
         inputs = [self.variable(variable_id) for _, variable_id in request.inputs]
         outputs = [Variable(name) for name in request.outputs]
         step = Step(
@@ -180,11 +182,10 @@ class Session:
             variable.fail(gone)
 
     def _segment(self, parameter: Parameter) -> Segment:
-        output = parameter.output
-        if output is not None:
-            named = output.variable_id is not None
-            return Output(self.variable(output.variable_id) if named else Variable(parameter.name), output)
-        return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)
+        if (output := parameter.output) is None:
+            return self.variable(parameter.variable_id) if parameter.variable_id else parameter.text or ""
+        known = output.variable_id
+        return Output(Variable(parameter.name) if known is None else self.variable(known), output)
 
     def _room(self, variables: int, *texts: str) -> int:
         """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""

@@ -27,7 +27,7 @@ from jaxctx.client.drive import listing, operation, outcome
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
 from jaxctx.codec import decode
-from jaxctx.errors import AlreadyExists, JaxctxError
+from jaxctx.errors import JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
 
 Context = TypeVar("Context", bound=ContextOperations[Any, Any])
@@ -50,22 +50,12 @@ class ClientOperations(Generic[Context]):
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
         self._call, self._ask, self._items = self._link.call, self._link.ask, self._link.items
 
-    async def _new(self, method: str, timeout_s: float | None, opens: bool, fields: dict[str, Any]) -> Context:
-        """The context that a call makes, or `opens`. If nobody chose its id it is chosen here, so that a retry, which
-        finds it taken, makes no other one.
-        """
-        given = fields.get("context_id")
-        chosen = fields["context_id"] = requests.new_id() if given is None else given
-        try:
-            told = await self._call(method, timeout_s, **fields)
-        except AlreadyExists:
-            if given is not None:
-                raise
-            found: Context = await outcome(self.context(chosen, timeout_s=timeout_s))  # our first answer was lost
-            return found
-        opened = decode(told, FillResult) if opens else None
-        info = decode(told, ContextInfo) if opened is None else opened.context
-        context = self._context_class(self._link, info.context_id, info)
+    def _made(self, info: ContextInfo) -> Context:
+        return self._context_class(self._link, info.context_id, info)
+
+    async def _opened(self, method: str, timeout_s: float | None, **fields: Any) -> Context:
+        opened = await self._ask(method, timeout_s, FillResult, **fields)
+        context = self._made(opened.context)
         context.opened = opened
         return context
 
@@ -80,7 +70,7 @@ class ClientOperations(Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         fields = requests.settings(settings, CreateOptions)
-        new = await self._new("CreateContext", timeout_s, False, fields)
+        new = self._made(await self._ask("CreateContext", timeout_s, ContextInfo, **fields))
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 await outcome(new.fill(text, timeout_s=timeout_s, **content))
@@ -103,7 +93,7 @@ class ClientOperations(Generic[Context]):
     async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
         async for info in self._items("ListContexts", timeout_s, ContextInfo, limit=page):
-            yield self._context_class(self._link, info.context_id, info)
+            yield self._made(info)
 
     @listing
     async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
@@ -134,14 +124,13 @@ class ClientOperations(Generic[Context]):
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> Context:
         """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
-        fields = {"name": name, "version": version, **requests.settings(options, OpenOptions)}
-        return await self._new("Open", timeout_s, True, fields)
+        settings = requests.settings(options, OpenOptions)
+        return await self._opened("Open", timeout_s, name=name, version=version, **settings)
 
     @operation
     async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
-        fields = {"name": name, **requests.settings(options, OpenOptions)}
-        return await self._new("Take", timeout_s, True, fields)
+        return await self._opened("Take", timeout_s, name=name, **requests.settings(options, OpenOptions))
 
     @operation
     async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:

@@ -15,18 +15,18 @@ from jaxctx.answers import (
     ContextState,
     FillResult,
     ForwardResult,
+    GetContextResult,
     PlanResult,
     Publication,
     Snapshot,
 )
 from jaxctx.client import requests
-from jaxctx.client.drive import operation, outcome, outcomes
+from jaxctx.client.drive import operation, outcome
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
-from jaxctx.errors import AlreadyExists, NotFound
-from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.errors import NotFound
 
 A = TypeVar("A")
 Context = TypeVar("Context")
@@ -51,7 +51,7 @@ class ContextOperations(Generic[Context, Stream]):
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
-        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from, if the answer arrived
+        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from
 
     @property
     def info(self) -> ContextInfo:
@@ -165,18 +165,7 @@ class ContextOperations(Generic[Context, Stream]):
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
     ) -> list[Context]:
         """n children (default: one, or one per id) that begin as this context stands now. All or none."""
-        child_ids = ids
-        if child_ids is None:  # chosen here, so that a retry cannot fork twice; whether n may be is the server's to say
-            child_ids = [requests.new_id() for _ in range(min(n, 4096) if isinstance(n, int) else 1)]
-        try:
-            forks = await self._write("Fork", timeout_s, n=n, child_ids=child_ids)
-        except AlreadyExists:
-            if ids is not None:
-                raise
-            # The ids are ours alone: the answer to our first attempt was lost.
-            children = [self._another(child_id) for child_id in child_ids]
-            await outcomes([child.refresh(timeout_s=timeout_s) for child in children])
-            return children
+        forks = await self._write("Fork", timeout_s, n=n, child_ids=ids)
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in forks]
 
     @operation
@@ -207,26 +196,23 @@ class ContextOperations(Generic[Context, Stream]):
     @operation
     async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
         """Ask for the counters."""
-        await self._get(timeout_s)
-        return self.info
+        return (await self._get(timeout_s)).context
 
     @operation
     async def tokens(self, *, timeout_s: float | None = None) -> list[int]:
         """All tokens, buffered ones at the end."""
-        response = await self._get(timeout_s, include_tokens=True)
-        return list(response.tokens.ids)
+        told = (await self._get(timeout_s, include_tokens=True)).tokens
+        return list(told.ids) if told else []
 
     @operation
     async def pages(self, *, timeout_s: float | None = None) -> ContextPages:
         """The physical pages."""
-        response = await self._get(timeout_s, include_pages=True)
-        return decode(response.pages, ContextPages)
+        return (await self._get(timeout_s, include_pages=True)).pages or ContextPages()
 
     @operation
     async def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
-        response = await self._get(timeout_s, include_ancestors=True)
-        return [(each.context_id, each.forked_at) for each in response.ancestors]
+        return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
 
     @operation
     async def plan(
@@ -300,7 +286,7 @@ class ContextOperations(Generic[Context, Stream]):
                     return
                 await outcome(self._link.sleep(pause_s))
 
-    async def _get(self, timeout_s: float | None, **wanted: bool) -> pb.GetContextResponse:
-        response: pb.GetContextResponse = await self._call("GetContext", timeout_s, context_id=self.id, **wanted)
-        self.learn(decode(response.context, ContextInfo))
-        return response
+    async def _get(self, timeout_s: float | None, **wanted: bool) -> GetContextResult:
+        told = await self._link.ask("GetContext", timeout_s, GetContextResult, context_id=self.id, **wanted)
+        self.learn(told.context)
+        return told

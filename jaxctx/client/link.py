@@ -29,12 +29,11 @@ T = TypeVar("T")
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
-# Methods that may be repeated: those that change nothing, those that set rather than add, and those that carry an id
-# chosen here, which a second execution would find taken. A fill or a rewind is not among them: it may have happened;
-# nor are Save, whose second version would be one too many, and Take, which would not find the name again.
+# Methods that may be repeated: those that change nothing, and those that set rather than add. Others may have happened:
+# whoever wants to make a context once chooses its id, and takes AlreadyExists for the answer that was lost.
 _REPEATABLE = {
-    "ContextService": "CreateContext Fork GetContext ListContexts UpdateContext Plan Compare WatchContexts",
-    "SnapshotService": "Open GetSnapshot ListSnapshots ListSnapshotVersions UpdateSnapshot ListPublications",
+    "ContextService": "GetContext ListContexts UpdateContext Plan Compare WatchContexts",
+    "SnapshotService": "GetSnapshot ListSnapshots ListSnapshotVersions UpdateSnapshot ListPublications",
     "ModelService": "ListModels GetModel Tokenize Detokenize ApplyChatTemplate",
     "AdminService": "GetStats",
 }

@@ -4,7 +4,6 @@ What no message can hold (another type, a number of too many bits, a lone surrog
 """
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -31,11 +30,6 @@ def make(kind: type[M], /, *, within: str = "", **fields: Any) -> M:
             except REFUSALS:
                 raise InvalidArgument.field(within + name, "is not of its type, or out of its range") from error
         raise
-
-
-def new_id() -> str:
-    """128 random bits: an id that only a retry of ours can have used before."""
-    return secrets.token_hex(16)
 
 
 def known(options: Mapping[str, object], kind: type) -> None:

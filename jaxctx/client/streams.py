@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from jaxctx.answers import ContextInfo, FinishReason, OutputPart, Usage, named
+from jaxctx.answers import ContextInfo, FinishReason, GeneratePiece, Usage, named
 from jaxctx.client.drive import run
 from jaxctx.codec import decode
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, JaxctxError, Unavailable
@@ -22,21 +22,21 @@ CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece(OutputPart, Generic[C]):
+class Piece(GeneratePiece, Generic[C]):
     """A part of one output; `str(piece)` is its text.
 
     `context` is the object that holds this output: the one generated from, or with n > 1 the output's own fork. The
     last piece of an output has `finish`, `seed` and `usage`, and only then are the context's counters new.
     """
 
-    context: C
+    context: C  # type: ignore[assignment]  # the messages' are its counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion(OutputPart, Generic[C]):
+class Completion(GeneratePiece, Generic[C]):
     """A whole output; `str(completion)` is its text."""
 
-    context: C
+    context: C  # type: ignore[assignment]
     finish: FinishReason
     usage: Usage
 

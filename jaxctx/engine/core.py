@@ -278,5 +278,6 @@ class EngineCore:
             "disk_pages_total": tiers.disk.total,
             "disk_pages_used": tiers.disk.used,
             "publications": len(self.cache.publications),
+            "snapshots": 0,  # the store counts them
         }
         return EngineStats(**counters | others)

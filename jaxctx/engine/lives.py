@@ -17,7 +17,7 @@ from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Changes, NewContext
+from jaxctx.engine.interface import Changes, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
@@ -63,7 +63,7 @@ class Lives:
             self.quotas.charge(context.tenant, context, self._pages(context))
         self.watchers.note(context, change)
 
-    def begin(self, context: Context, request: NewContext, change: Change) -> None:
+    def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
         """A new context lives and is pinned as was asked for. Raises PIN_BUDGET, and then it is gone."""
         try:
             if request.pinned:
@@ -74,7 +74,7 @@ class Lives:
         self.change(context, Changes(ttl=request.ttl))
         self.changed(context, change)
 
-    def change(self, context: Context, settings: Changes) -> None:
+    def change(self, context: Context, settings: Changes | UpdateRequest) -> None:
         """It gets labels, and ends so long from now, where that is given."""
         if settings.ttl is not None:
             self.cache.set_lifetime(context, Lifetime.begin(settings.ttl.seconds, settings.ttl.sliding, self.clock()))

@@ -86,7 +86,7 @@ class Snapshots:
             await asyncio.shield(asyncio.to_thread(writer.abort))
             raise
 
-    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+    async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
         await self.loop.call(self.loop.core.raise_if_draining)
         version = self.store.get(caller.tenant, request.name, request.version)
         made: list[Context] = []
@@ -96,14 +96,14 @@ class Snapshots:
             else:
                 await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
-            if request.take:
+            if take:
 
                 def keep(taken: Sequence[Version]) -> None:  # its caller left just now: what was taken is nowhere else
                     made.clear()
                     self._release(taken)
 
-                take = asyncio.to_thread(self.store.take, version, latest=request.version is None)
-                self._release(await delivered(take, keep))
+                taking = asyncio.to_thread(self.store.take, version, latest=request.version is None)
+                self._release(await delivered(taking, keep))
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, version)
         except BaseException:

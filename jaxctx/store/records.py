@@ -6,14 +6,14 @@ Each names itself and stands behind a checksum: damage, or another's in its plac
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from jaxctx.answers import Saved, named
+from jaxctx.answers import named
 from jaxctx.codec import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
@@ -65,10 +65,26 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version(Saved):
-    """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's."""
+class Version:
+    """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's.
+
+    For what else it says see Snapshot in snapshot.proto.
+    """
 
     tenant: str
+    name: str
+    version: int = 0
+    parent_version: int = 0
+    durable: bool = False
+    tokens: int
+    seq_len: int
+    pages: int
+    size_bytes: int
+    model_revision: str
+    salt: str
+    manual_commit: bool
+    context_id: str
+    labels: Mapping[str, str] = field(default_factory=dict)
     held: object = None  # of one in memory: whatever the engine holds it by
     saving: object = None  # of one that this process made: what it was known by before it had a number
     lifetime: Lifetime = FOREVER

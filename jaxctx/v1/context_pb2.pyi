@@ -131,7 +131,7 @@ class Context(google.protobuf.message.Message):
     context_id: builtins.str
     """Unique within the tenant."""
     parent_id: builtins.str
-    """The context it was forked from; unset if it was created. The parent may be closed by now."""
+    """The context it was forked from, which may be closed by now. Unset: it was created."""
     model_id: builtins.str
     """The model that computed it."""
     state: global___ContextState.ValueType
@@ -159,7 +159,7 @@ class Context(google.protobuf.message.Message):
     forked_at: builtins.int
     """Tokens that the parent had when this context was forked from it, buffered ones included."""
     snapshot: builtins.str
-    """The snapshot that it was opened from, as "NAME@VERSION". Empty: none.
+    """The snapshot that it was opened from: "NAME@VERSION". Empty: none.
     22..39: adapter and bytes, when they come.
     """
     @property
@@ -250,7 +250,7 @@ class ContextPages(google.protobuf.message.Message):
 
     @property
     def refcounts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many contexts of the caller's, kept by snapshots too, hold each of these pages, this one included."""
+        """How many contexts of the caller's hold each of these pages, kept by snapshots too, and this one included."""
 
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Tier.ValueType]:

@@ -51,7 +51,7 @@ class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CONTEXT_CHANGE_EXPIRED: _ContextChange.ValueType  # 8
     """Its time to live ended."""
     CONTEXT_CHANGE_RESET: _ContextChange.ValueType  # 9
-    """The caller read too slowly and changes were lost. Forget everything: EXISTS follows for what is there."""
+    """Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there."""
 
 class ContextChange(_ContextChange, metaclass=_ContextChangeEnumTypeWrapper):
     """What happened to a context."""
@@ -75,7 +75,7 @@ CONTEXT_CHANGE_CLOSED: ContextChange.ValueType  # 7
 CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
 """Its time to live ended."""
 CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
-"""The caller read too slowly and changes were lost. Forget everything: EXISTS follows for what is there."""
+"""Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there."""
 global___ContextChange = ContextChange
 
 @typing.final
@@ -129,7 +129,7 @@ class CreateContextRequest(google.protobuf.message.Message):
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to live. Unset: for ever."""
+        """How long to live; without a duration: for ever."""
 
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
@@ -228,7 +228,7 @@ global___FillRequest = FillRequest
 
 @typing.final
 class FillResponse(google.protobuf.message.Message):
-    """Where the KV came from. `resident + restored + computed` tokens were made ready by this call: with `defer` none."""
+    """Where the KV came from of the tokens that a call made ready, `resident + restored + computed`: with `defer` none."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -387,9 +387,10 @@ global___GenerateRequest = GenerateRequest
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """A part of one output. The texts of one index together are the output's text, the token ids what joined the context.
-    Parts of several outputs interleave. Text never ends inside a UTF-8 character. The last part of each output, and only
-    that one, has `finish`, `seed`, `usage` and `context`.
+    """A part of one output. The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+
+    The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are what
+    joined the context. Parts of several outputs interleave.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -412,7 +413,7 @@ class GenerateResponse(google.protobuf.message.Message):
     text: builtins.str
     """New text; may be empty while a character or a possible stop string is incomplete."""
     finish: jaxctx.v1.generation_pb2.FinishReason.ValueType
-    """Why the output ended; unspecified before the last part."""
+    """Why the output ended. Unset before the last part."""
     stop_text: builtins.str
     """A stop string."""
     stop_token_id: builtins.int
@@ -429,11 +430,11 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def usage(self) -> jaxctx.v1.generation_pb2.Usage:
-        """What the output cost."""
+        """What the output cost. Unset before the last part."""
 
     @property
     def context(self) -> jaxctx.v1.context_pb2.Context:
-        """The context that holds this output, afterwards."""
+        """The context that holds this output, afterwards. Unset before the last part."""
 
     def __init__(
         self,
@@ -485,11 +486,13 @@ class ForwardRequest(google.protobuf.message.Message):
 
     @property
     def positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The position of each token; 0 .. max_context_tokens - 1. None: its index in the context."""
+        """The position of each token, or none; 0 .. max_context_tokens - 1. Empty: its index in the context."""
 
     @property
     def masks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.AttentionMask]:
-        """What each token sees; one for each of `tokens`, with up to 65,536 ranges together. None: every token up to itself."""
+        """What each token sees, as ranges of indices: a mask for each of `tokens`, with up to 65,536 ranges together. Empty:
+        every token up to itself.
+        """
 
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassOutput]:
@@ -511,7 +514,7 @@ global___ForwardRequest = ForwardRequest
 
 @typing.final
 class ForwardResponse(google.protobuf.message.Message):
-    """What was asked for."""
+    """The answers to the outputs that were asked for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -722,15 +725,15 @@ class GetContextResponse(google.protobuf.message.Message):
 
     @property
     def pages(self) -> jaxctx.v1.context_pb2.ContextPages:
-        """Its pages, if asked for."""
+        """Its pages. Unset: not asked for."""
 
     @property
     def tokens(self) -> jaxctx.v1.content_pb2.TokenIds:
-        """All of its tokens, buffered ones at the end, if asked for."""
+        """All of its tokens, buffered ones at the end. Unset: not asked for."""
 
     @property
     def ancestors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Ancestor]:
-        """The way up the fork tree, its parent first, if asked for: the nearest 100, those that were closed since too."""
+        """The way up the fork tree, its parent first: the nearest 100, closed ones too. Empty: not asked for, or no parent."""
 
     def __init__(
         self,
@@ -879,9 +882,9 @@ class CompareResponse(google.protobuf.message.Message):
     shared_pages: builtins.int
     """Physical pages that both hold."""
     length_a: builtins.int
-    """Tokens of the one, buffered ones included."""
+    """Tokens of a, buffered ones included."""
     length_b: builtins.int
-    """Tokens of the other."""
+    """Tokens of b, buffered ones included."""
     def __init__(
         self,
         *,
@@ -948,11 +951,11 @@ class UpdateContextRequest(google.protobuf.message.Message):
     """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
     @property
     def labels(self) -> global___UpdateContextRequest.Labels:
-        """All labels from now on."""
+        """All labels from now on. Unset: as they are."""
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to live from now on; without a duration: for ever."""
+        """How long to live from now on; without a duration: for ever. Unset: as it is."""
 
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
@@ -1076,7 +1079,7 @@ class PlanResponse(google.protobuf.message.Message):
     pages_needed: builtins.int
     """Pages to allocate."""
     pages_available: builtins.int
-    """Pages that the caller's own pins and running calls leave. What other tenants hold or do is not told."""
+    """All but those that the caller's own pins and running calls keep. What other tenants hold is not told."""
     host: builtins.int
     """Of `restored`, tokens in the host's memory."""
     disk: builtins.int

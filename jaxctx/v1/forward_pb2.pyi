@@ -57,7 +57,9 @@ class PassOutput(google.protobuf.message.Message):
     """Tell how uncertain the distribution is."""
     @property
     def sample(self) -> jaxctx.v1.generation_pb2.Sampling:
-        """Draw from the distribution this way. Penalties and logit_bias must be unset: a pass does not apply them."""
+        """Draw from the distribution this way, without penalties and logit_bias, which a pass does not apply. Unset: do not
+        draw.
+        """
 
     @property
     def logprob_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -98,7 +100,9 @@ class PassResult(google.protobuf.message.Message):
     seed: builtins.int
     """The seed that repeats the draw."""
     logits: builtins.bytes
-    """Unnormalised log probabilities of token ids 0 .. vocab_size - 1: float32, little-endian."""
+    """Unnormalised log probabilities of all token ids, float32, little-endian: numpy.frombuffer(logits, "<f4"). Empty: not
+    asked for.
+    """
     entropy: builtins.float
     """In nats."""
     @property

@@ -140,7 +140,7 @@ class TokenLogprob(google.protobuf.message.Message):
     """Its log probability."""
     @property
     def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopLogprob]:
-        """The most likely tokens at this place, best first; as many as `top_logprobs` asks for."""
+        """The most likely tokens at this place, best first: `top_logprobs` of them."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ global___TopLogprob = TopLogprob
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """What one output cost."""
+    """What one output cost, in tokens."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

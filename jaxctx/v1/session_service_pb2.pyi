@@ -83,6 +83,42 @@ VARIABLE_STATE_FAILED: VariableState.ValueType  # 3
 """It will not come."""
 global___VariableState = VariableState
 
+class _Phase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PHASE_UNSPECIFIED: _Phase.ValueType  # 0
+    """Never sent."""
+    PHASE_IDLE: _Phase.ValueType  # 1
+    """Nobody asked for it."""
+    PHASE_WAITING: _Phase.ValueType  # 2
+    """Somebody did, and it waits for inputs."""
+    PHASE_STARTED: _Phase.ValueType  # 3
+    """It has them, and waits for an engine or runs."""
+    PHASE_DONE: _Phase.ValueType  # 4
+    """It set its outputs."""
+    PHASE_FAILED: _Phase.ValueType  # 5
+    """It, or an input, failed."""
+
+class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+    """Of what makes variables of others."""
+
+PHASE_UNSPECIFIED: Phase.ValueType  # 0
+"""Never sent."""
+PHASE_IDLE: Phase.ValueType  # 1
+"""Nobody asked for it."""
+PHASE_WAITING: Phase.ValueType  # 2
+"""Somebody did, and it waits for inputs."""
+PHASE_STARTED: Phase.ValueType  # 3
+"""It has them, and waits for an engine or runs."""
+PHASE_DONE: Phase.ValueType  # 4
+"""It set its outputs."""
+PHASE_FAILED: Phase.ValueType  # 5
+"""It, or an input, failed."""
+global___Phase = Phase
+
 @typing.final
 class Session(google.protobuf.message.Message):
     """A namespace of variables, of one tenant."""
@@ -138,15 +174,15 @@ class Variable(google.protobuf.message.Message):
     name: builtins.str
     """As the client called it; of an output, the name of its place."""
     description: builtins.str
-    """The client's note."""
+    """The client's note. Empty: none."""
     state: global___VariableState.ValueType
     """Whether it is set."""
     text: builtins.str
     """Its text, or what there is of it while an engine makes it."""
     error_reason: builtins.str
-    """Of one that failed: why; a value of ErrorReason without its prefix."""
+    """Why it failed: a value of ErrorReason without its prefix. Empty: it did not."""
     error_message: builtins.str
-    """Of one that failed: the same for people."""
+    """Why it failed, for people. Empty: it did not."""
     def __init__(
         self,
         *,
@@ -557,7 +593,7 @@ class ListVariablesResponse(google.protobuf.message.Message):
     """For the next page; empty after the last."""
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Variable]:
-        """In the order of their coming; without their texts."""
+        """In the order of their ids; without their texts."""
 
     def __init__(
         self,
@@ -619,7 +655,7 @@ class CallOutput(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
     variable_id: builtins.str
-    """A variable that is unset and that nothing else makes. Unset: a new one, of the place's name."""
+    """A variable without a text, which nothing else makes. Unset: a new one, of the place's name."""
     criterion: global___Criterion.ValueType
     """Ask for it at once. Unset: not until somebody does."""
     max_tokens: builtins.int
@@ -692,7 +728,9 @@ class SubmitCallRequest(google.protobuf.message.Message):
 
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it may wait and run once it is asked for. Above 0, up to 10 years. Unset: ten minutes."""
+        """How long it may wait and run once it is asked for. Above 0, up to 10 years. Unset: 600
+        seconds.
+        """
 
     def __init__(
         self,
@@ -720,7 +758,7 @@ class SubmitCallResponse(google.protobuf.message.Message):
     """For CancelCall."""
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Variable]:
-        """Its outputs, in the order of the parameters."""
+        """Its outputs, in the order in which they stand in the template."""
 
     def __init__(
         self,
@@ -971,17 +1009,17 @@ class GraphNode(google.protobuf.message.Message):
     ENGINE_ID_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
     call_id: builtins.str
-    """Of a task: its call."""
+    """Of a task: its call. Empty: a step."""
     function: builtins.str
-    """Of a step: its function."""
-    phase: builtins.str
-    """How far it is: idle, waiting, started, done or failed."""
+    """Of a step: its function. Empty: a task."""
+    phase: global___Phase.ValueType
+    """How far it is."""
     criterion: global___Criterion.ValueType
-    """How it was asked for."""
+    """How it was asked for. Unset: not yet."""
     engine_id: builtins.str
     """The engine that it went to; empty: none yet."""
     why: builtins.str
-    """Why there, for people."""
+    """Why there, for people. Empty: none yet."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the variables that it needs."""
@@ -995,7 +1033,7 @@ class GraphNode(google.protobuf.message.Message):
         *,
         call_id: builtins.str = ...,
         function: builtins.str = ...,
-        phase: builtins.str = ...,
+        phase: global___Phase.ValueType = ...,
         criterion: global___Criterion.ValueType = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         outputs: collections.abc.Iterable[builtins.str] | None = ...,

@@ -58,7 +58,7 @@ class SaveRequest(google.protobuf.message.Message):
     """
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to keep it. Unset: for ever."""
+        """How long to keep it; without a duration: for ever."""
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
@@ -131,7 +131,7 @@ class OpenRequest(google.protobuf.message.Message):
     """As in CreateContextRequest."""
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
-        """As in CreateContextRequest."""
+        """As in CreateContextRequest. Unset: until it is unpinned."""
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
@@ -218,7 +218,7 @@ class TakeRequest(google.protobuf.message.Message):
     """As in CreateContextRequest."""
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
-        """As in CreateContextRequest."""
+        """As in CreateContextRequest. Unset: until it is unpinned."""
 
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
@@ -469,11 +469,11 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
     """Which version of it, from 1. Unset: the latest."""
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to keep it from now on; without a duration: for ever."""
+        """How long to keep it from now on; without a duration: for ever. Unset: as it is."""
 
     @property
     def labels(self) -> global___UpdateSnapshotRequest.Labels:
-        """All labels from now on."""
+        """All labels from now on. Unset: as they are."""
 
     def __init__(
         self,
@@ -581,7 +581,7 @@ class PublishRequest(google.protobuf.message.Message):
     """The context. One without a full page gives FAILED_PRECONDITION."""
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to publish it. Unset: until Unpublish."""
+        """How long to publish it; without a duration: until Unpublish."""
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
@@ -697,11 +697,11 @@ class UpdatePublicationRequest(google.protobuf.message.Message):
     """The publication, as in UnpublishRequest."""
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
-        """How long to publish it from now on; without a duration: until Unpublish."""
+        """How long to publish it from now on; without a duration: until Unpublish. Unset: as it is."""
 
     @property
     def labels(self) -> global___UpdatePublicationRequest.Labels:
-        """All labels from now on."""
+        """All labels from now on. Unset: as they are."""
 
     def __init__(
         self,

@@ -92,6 +92,16 @@ STATS = EngineStats(
     suspensions=0,
     compilations_after_ready=0,
     draining=False,
+    tokens_restored=0,
+    host_pages_total=0,
+    host_pages_used=0,
+    disk_pages_total=0,
+    disk_pages_used=0,
+    snapshots=0,
+    publications=0,
+    expired=0,
+    tokens_drafted=0,
+    tokens_accepted=0,
 )
 
 
@@ -241,7 +251,8 @@ class FakeEngine:
                 self.cancelled.append("generate")
 
     def _outputs(self, request: GenerateRequest, context: FakeContext) -> list[GeneratePiece]:
-        usage = Usage(prompt_tokens=len(context.tokens), cached_tokens=1, computed_tokens=2, completion_tokens=2)
+        counts = {"cached_tokens": 1, "computed_tokens": 2, "completion_tokens": 2, "restored_tokens": 0}
+        usage = Usage(prompt_tokens=len(context.tokens), **counts)
         pieces = []
         for index in range(request.n):
             piece = GeneratePiece(index=index, context_id=request.context_id, text="a", token_ids=[97])
@@ -357,8 +368,8 @@ class FakeEngine:
         self._enter("save", caller, request)
         return SNAPSHOT
 
-    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
-        self._enter("open", caller, request)
+    async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
+        self._enter("open", caller, (request, take))
         info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
         return FillResult(resident=4, restored=2, computed=1, context=info)
 

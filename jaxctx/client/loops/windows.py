@@ -53,8 +53,8 @@ async def windowed(
                 if window > 1:
                     await outcome(context.fill(tokens=tokens[sinks:-1], defer=True))
             drawn = sampling.copy()
-            if "seed" in sampling:
-                drawn["seed"] = sampling["seed"] + len(new)
+            if (seed := sampling.get("seed")) is not None:
+                drawn["seed"] = seed + len(new)
             seen = mask(len(tokens) - 1, sinks, window)
             result = await outcome(context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)]))
             new.append(result.outputs[0].token_id)

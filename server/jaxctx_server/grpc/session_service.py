@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
-from jaxctx.v1.requests import SubmitCallRequest, SubmitStepRequest
 
 from jaxctx.answers import Criterion
 from jaxctx.apps.sessions import Session
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2_grpc
+from jaxctx.v1.requests import SubmitCallRequest, SubmitStepRequest
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import PAGE_SIZE, M, Service, page_of, told
 from jaxctx_server.validate.requests import Part, made

@@ -1,9 +1,6 @@
 # ruff: noqa: N802 - gRPC names the methods
 """SnapshotService: decode, validate, engine, encode."""
 
-from functools import partial
-
-from jaxctx.codec import decode
 from jaxctx.engine.interface import Changes, Engine, OpenRequest, SaveRequest
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2_grpc
@@ -16,7 +13,7 @@ class SnapshotService(Service, snapshot_service_pb2_grpc.SnapshotServiceServicer
 
     Save = unary([SaveRequest], Engine.save, pb.SaveResponse, "snapshot")
     Open = unary([OpenRequest], Engine.open, pb.OpenResponse)
-    Take = unary([partial(decode, kind=OpenRequest, take=True)], Engine.open, pb.TakeResponse)
+    Take = unary([OpenRequest, lambda _: True], Engine.open, pb.TakeResponse)
     GetSnapshot = unary(["name", "version"], Engine.snapshot, pb.GetSnapshotResponse, "snapshot")
     UpdateSnapshot = unary(["name", "version", Changes], Engine.update_snapshot, pb.UpdateSnapshotResponse, "snapshot")
     DeleteSnapshot = unary(["name", "version"], Engine.delete_snapshot, pb.DeleteSnapshotResponse, "versions_deleted")

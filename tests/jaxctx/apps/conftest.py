@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 
 from jaxctx.answers import Criterion
 from jaxctx.apps.dispatcher import Policy
 from jaxctx.apps.sessions import Programs, Session
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
 
 

@@ -4,10 +4,10 @@ import asyncio
 import random
 
 import pytest
-from jaxctx.v1.requests import SubmitCallRequest
 
 from jaxctx.answers import Criterion
 from jaxctx.errors import DeadlineExceeded, Internal, Unavailable
+from jaxctx.v1.requests import SubmitCallRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
-from jaxctx.v1.requests import SubmitStepRequest
 
 from jaxctx.answers import Criterion
 from jaxctx.apps import native
 from jaxctx.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
+from jaxctx.v1.requests import SubmitStepRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output
 from tests.jaxctx.apps.scripted import ScriptedEngine
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 
 from jaxctx.answers import Criterion
 from jaxctx.apps.nodes import Call, Task
 from jaxctx.apps.sessions import Programs, Session
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 from tests.echo import echo_text
 from tests.engines import Clock
 

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from jaxctx.v1.requests import SubmitStepRequest
 
 from jaxctx.answers import Criterion, Phase, VariableState
 from jaxctx.apps.dispatcher import Policy
@@ -15,6 +14,7 @@ from jaxctx.errors import (
     NotFound,
     ResourceExhausted,
 )
+from jaxctx.v1.requests import SubmitStepRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine
 

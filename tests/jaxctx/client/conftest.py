@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import random
 import struct
@@ -96,6 +97,7 @@ class Fake(
     """A context is a list of tokens, a character its code point, and an output of `generate` is "ab", "cd", "ef"."""
 
     def __init__(self) -> None:
+        self.ids = itertools.count(1)  # that nobody chose
         self.contexts: dict[str, list[int]] = {}
         self.busy: set[str] = set()
         self.committed: dict[str, int] = {}  # tokens in committed pages, where a pass kept pages working
@@ -148,6 +150,9 @@ class Fake(
         self.contexts[context_id] = list(tokens)
         return self.info(context_id)
 
+    def new_id(self) -> str:
+        return f"{next(self.ids):032x}"
+
     def write(self, context_id: str) -> list[int]:
         if self.info(context_id).state == context_pb2.CONTEXT_STATE_BUSY:
             raise errors.Aborted("another writer holds the context")
@@ -157,7 +162,7 @@ class Fake(
 
     @method
     def CreateContext(self, request: Any, context: Any) -> Any:
-        return pb.CreateContextResponse(context=self.add(request.context_id, []))
+        return pb.CreateContextResponse(context=self.add(request.context_id or self.new_id(), []))
 
     @method
     def Fill(self, request: Any, context: Any) -> Any:
@@ -235,7 +240,8 @@ class Fake(
     @method
     def Fork(self, request: Any, context: Any) -> Any:
         held = self.write(request.context_id)
-        return pb.ForkResponse(contexts=[self.add(child, held) for child in request.child_ids])
+        ids = request.child_ids or [self.new_id() for _ in range(request.n or 1)]
+        return pb.ForkResponse(contexts=[self.add(child, held) for child in ids])
 
     @method
     def Truncate(self, request: Any, context: Any) -> Any:
@@ -378,7 +384,7 @@ class Fake(
 
     def opened(self, request: Any, version: int) -> dict[str, Any]:
         snapshot = self.version(request.name, version)
-        context = self.add(request.context_id or "taken", self.snapshots[request.name][snapshot.version - 1])
+        context = self.add(request.context_id or self.new_id(), self.snapshots[request.name][snapshot.version - 1])
         context.snapshot = f"{snapshot.name}@{snapshot.version}"
         context.expiry.CopyFrom(snapshot.expiry)
         return {"resident": 2, "restored": 1, "computed": snapshot.tokens - 3, "context": context}

@@ -43,17 +43,33 @@ async def test_what_can_be_repeated_is(either: Any, client: Any, fake: Any) -> N
     assert len(fake.fail_before["GetModel"]) == 9 - 4
 
 
-async def test_a_lost_answer_creates_and_forks_once(either: Any, client: Any, fake: Any) -> None:
+async def test_what_makes_contexts_is_tried_once_and_safely_again_with_an_id(
+    either: Any, client: Any, fake: Any
+) -> None:
     fake.fail_after["CreateContext"] = [errors.Unavailable("connection lost")]
-    context = await either(client.create("hello"))
-    assert (list(fake.contexts), context.seq_len) == ([context.id], 5)
+    with pytest.raises(errors.Unavailable):
+        await either(client.create("hello", context_id="mine"))
+    with pytest.raises(errors.AlreadyExists):
+        await either(client.create("hello", context_id="mine"))
+    context = await either(client.context("mine"))
     fake.fail_after["Fork"] = [errors.Unavailable("connection lost")]
+    with pytest.raises(errors.Unavailable):
+        await either(context.fork(ids=["a", "b"]))
+    with pytest.raises(errors.AlreadyExists):
+        await either(context.fork(ids=["a", "b"]))
+    assert set(fake.contexts) == {"mine", "a", "b"}
+
+
+async def test_ids_that_nobody_chose_are_the_servers(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create())
     children = await either(context.fork(2))
-    assert [child.seq_len for child in children] == [5, 5]
-    assert set(fake.contexts) == {context.id, *(child.id for child in children)}
+    assert not fake.requests["CreateContext"][0].HasField("context_id")
+    assert (fake.requests["Fork"][0].n, fake.requests["Fork"][0].child_ids) == (2, [])
+    assert fake.contexts.keys() == {context.id, *(child.id for child in children)}
+    assert len(await either(context.fork())) == 1
 
 
-async def test_a_taken_id_is_not_adopted(either: Any, client: Any) -> None:
+async def test_a_taken_id_is_an_error(either: Any, client: Any) -> None:
     context = await either(client.create("hello", context_id="mine"))
     with pytest.raises(errors.AlreadyExists):
         await either(client.create(context_id="mine"))

@@ -104,7 +104,7 @@ async def test_plan(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create("ab"))
     extended = await either(context.plan("hello"))
     assert extended == jaxctx.PlanResult(
-        tokens=5, resident=1, restored=1, computed=3, pages_needed=3, pages_available=9, host=1
+        tokens=5, resident=1, restored=1, computed=3, pages_needed=3, pages_available=9, host=1, disk=0
     )
     assert extended.cached == 2
     await either(client.plan(tokens=[1, 2], salt="s"))

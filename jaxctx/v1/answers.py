@@ -1,0 +1,533 @@
+"""What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds.
+
+Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+__all__ = [
+    "Change",
+    "Comparison",
+    "ContextEvent",
+    "ContextInfo",
+    "ContextPages",
+    "ContextState",
+    "Criterion",
+    "Engine",
+    "EngineInfo",
+    "EngineStats",
+    "Expiry",
+    "FillResult",
+    "FinishReason",
+    "ForwardResult",
+    "GeneratePiece",
+    "GetContextResult",
+    "GraphNode",
+    "Model",
+    "PassResult",
+    "Phase",
+    "PlanResult",
+    "Publication",
+    "RenderedChat",
+    "SessionInfo",
+    "Snapshot",
+    "SubmitCallResult",
+    "Tier",
+    "TokenIds",
+    "TokenLogprob",
+    "Usage",
+    "VariableInfo",
+    "VariableState",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What does not change while an engine lives."""
+
+    model_id: str  # the model's name on this server
+    model_revision: str  # digest of configuration and weights: equal revisions compute equal KV
+    architecture: str  # for example "llama" or "qwen3"
+    parameters: int  # number of parameters
+    vocab_size: int  # token ids are 0 .. vocab_size - 1
+    max_context_tokens: int  # the longest sequence in tokens
+    page_size: int  # tokens per KV page
+    pages_total: int  # pages in the pool
+    dtype: str  # numerical type of weights and activations
+    kv_dtype: str  # numerical type of keys and values
+    max_batch: int  # sequences that one step can serve
+    platform: str  # "cpu", "gpu" or "tpu"
+    mesh: Mapping[str, int] = field(default_factory=dict)  # devices along each axis of the mesh, by the axis' name
+    default_max_tokens: int  # tokens for an unset `max_tokens`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot of load and memory.
+
+    Every page is free, cached or held: `pages_free + pages_cached + pages_held == pages_total`. Those marked "in
+    all" only grow while the engine lives.
+    """
+
+    pages_total: int  # pages in the pool
+    pages_free: int  # pages with nothing in them
+    pages_cached: int  # pages that no context holds and that a later fill may find; evicted when memory is needed
+    pages_held: int  # pages that contexts hold
+    pages_reserved: int  # pages promised to running requests and not taken yet
+    contexts: int  # contexts alive
+    running: int  # requests in the batch
+    waiting: int  # requests waiting for a place in it
+    draining: bool  # whether the engine refuses new work
+    steps: int  # steps run in all
+    tokens_computed: int  # prompt tokens computed in all
+    tokens_cached: int  # prompt tokens found in the cache in all
+    tokens_generated: int  # tokens generated in all
+    preemptions: int  # requests put back into the queue under memory pressure, in all
+    suspensions: int  # contexts suspended under memory pressure, in all
+    compilations_after_ready: int  # compilations since the engine was ready, in all: 0 in a sound server
+    tokens_restored: int  # tokens brought back from other tiers in all
+    host_pages_total: int  # pages that the host's memory has room for
+    host_pages_used: int  # of these, pages in use
+    disk_pages_total: int  # pages that the host's disk may take
+    disk_pages_used: int  # of these, pages in use
+    snapshots: int  # versions of snapshots that are kept
+    publications: int  # prefixes that are published
+    expired: int  # contexts, snapshots and publications whose time ended, in all
+    tokens_drafted: int  # tokens that were guessed ahead in all
+    tokens_accepted: int  # of these, how many were right
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine."""
+
+    info: EngineInfo  # what it is
+    stats: EngineStats  # how loaded it is
+
+
+class ContextState(enum.Enum):
+    """What a context is doing."""
+
+    IDLE = "idle"  # ready for the next operation
+    BUSY = "busy"  # a writer (Fill, Generate, ...) holds it; a second one gets ABORTED
+    SUSPENDED = "suspended"  # its pages were given up under memory pressure; it comes back on its next use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """When an object ends. It can be read until then, never after, and is not deleted before."""
+
+    at: datetime  # the end, unless it is put off
+    seconds: float  # the time to live that was asked for
+    sliding: bool  # whether a use starts it again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextInfo:
+    """A context and its counters: `seq_len == committed_pages * page_size + working_tokens`; buffered tokens are
+    apart.
+
+    A context lives until it is closed, expires or the server ends, whatever happens to the connection that made it.
+    Readers always succeed; writers are serialised, and a second concurrent writer gets ABORTED.
+    """
+
+    context_id: str  # unique within the tenant
+    parent_id: str | None = None  # the context it was forked from, which may be closed by now. None: it was created
+    model_id: str  # the model that computed it
+    state: ContextState  # what it is doing
+    seq_len: int  # tokens whose KV is computed
+    committed_pages: int  # full, immutable pages, shared with every context that has the same prefix
+    working_pages: int  # pages of its own, including reserved ones without tokens
+    working_tokens: int  # tokens in working pages
+    buffered_tokens: int  # tokens known but not computed yet: deferred fills and the last sampled token
+    page_size: int  # tokens per page
+    priority: int  # higher runs first. -100..100
+    pinned: bool  # never a victim under memory pressure
+    salt: str  # contexts of different salts never share pages
+    created_at: datetime  # when it was created or forked
+    used_at: datetime  # when it was last operated on
+    labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    pinned_until: datetime | None = None  # when the pin ends. None: it does not, or there is none
+    expiry: Expiry | None = None  # when the context ends. None: never
+    version: int  # grows with every change of its tokens, pages or settings
+    forked_at: int  # tokens that the parent had when this context was forked from it, buffered ones included
+    snapshot: str = ""  # the snapshot that it was opened from: "NAME@VERSION". Empty: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillResult:
+    """Where the KV came from of the tokens that a call made ready, `resident + restored + computed`: with `defer`
+    none.
+    """
+
+    resident: int  # tokens found in pages on the device
+    restored: int  # tokens brought back from another tier
+    computed: int  # tokens computed
+    context: ContextInfo  # the context afterwards
+
+    @property
+    def cached(self) -> int:
+        """Tokens that need not be computed."""
+        return self.resident + self.restored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely one token was. Natural logarithms of the model's distribution, before temperature and the filters."""
+
+    token_id: int  # the token
+    logprob: float  # its log probability
+    top: Sequence[tuple[int, float]] = ()  # the most likely tokens at this place, best first: `top_logprobs` of them
+
+
+class FinishReason(enum.Enum):
+    """Why an output ended."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # `max_tokens`, or the longest sequence of the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one output cost, in tokens."""
+
+    prompt_tokens: int  # tokens in the context before generation
+    cached_tokens: int  # of these, tokens whose KV was not computed by this call
+    computed_tokens: int  # of these, tokens whose KV was computed by this call
+    completion_tokens: int  # tokens generated
+    restored_tokens: int  # of `cached_tokens`, those that this call brought back from other tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratePiece:
+    """A part of one output.
+
+    The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+
+    The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are
+    what joined the context. Parts of several outputs interleave.
+    """
+
+    index: int  # which output; 0..n - 1
+    context_id: str  # the context that holds this output
+    text: str = ""  # new text; may be empty while a character or a possible stop string is incomplete
+    token_ids: Sequence[int] = ()  # new tokens
+    logprobs: Sequence[TokenLogprob] = ()  # one for each of `token_ids`, if asked for
+    finish: FinishReason | None = None  # why the output ended. None before the last part
+    stop_match: str | int | None = None  # the stop string, or the stop or end-of-sequence token, that ended it
+    seed: int | None = None  # the seed that repeats this output
+    usage: Usage | None = None  # what the output cost. None before the last part
+    context: ContextInfo | None = None  # the context that holds this output, afterwards. None before the last part
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a PassOutput asked for.
+
+    Logarithms are natural ones of the model's distribution, before temperature and filters.
+    """
+
+    index: int  # as in the PassOutput
+    token_id: int | None = None  # the token drawn. It does not join the context
+    seed: int | None = None  # the seed that repeats the draw
+    logprobs: Sequence[float] = ()  # one for each of `logprob_ids`, in their order
+    top: Sequence[tuple[int, float]] = ()  # the most likely tokens, best first
+    # Unnormalised log probabilities of all token ids, float32, little-endian: numpy.frombuffer(logits, "<f4").
+    # Empty: not asked for.
+    logits: bytes = b""
+    entropy: float | None = None  # in nats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardResult:
+    """The answers to the outputs that were asked for."""
+
+    outputs: Sequence[PassResult] = ()  # in the order of the request's `outputs`
+    context: ContextInfo  # the context afterwards
+
+
+class Tier(enum.Enum):
+    """Where a page of a context is."""
+
+    DEVICE = "device"  # in the engine's pool: can be computed with
+    HOST = "host"  # in the host's memory
+    DISK = "disk"  # on the host's disk
+    LINEAGE = "lineage"  # nowhere: only its tokens are known, and it is computed again when needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextPages:
+    """The physical pages of a context, committed ones first, then working ones."""
+
+    page_ids: Sequence[int] = ()  # page ids within the engine's pool. None of a suspended context
+    # How many contexts of the caller's hold each of these pages, kept by snapshots too, and this one included.
+    refcounts: Sequence[int] = ()
+    tiers: Sequence[Tier] = ()  # where each page of its tokens is, suspended or not; a partial page counts as one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIds:
+    """Token ids as they stand, without any tokenizer."""
+
+    ids: Sequence[int] = ()  # 0 .. vocab_size - 1 each. In a request 1 .. max_context_tokens of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetContextResult:
+    """One context."""
+
+    context: ContextInfo  # its counters
+    pages: ContextPages | None = None  # its pages. None: not asked for
+    tokens: TokenIds | None = None  # all of its tokens, buffered ones at the end. None: not asked for
+    # The way up the fork tree, its parent first: the nearest 100, closed ones too. Empty: not asked for, or no
+    # parent.
+    ancestors: Sequence[tuple[str, int]] = ()
+
+
+class Change(enum.Enum):
+    """What happened to a context."""
+
+    EXISTS = "exists"  # it was there when the watch began, or is told again after RESET
+    CREATED = "created"  # it was created
+    FORKED = "forked"  # it was forked from another one
+    OPENED = "opened"  # it was opened from a snapshot
+    CHANGED = "changed"  # its tokens, pages or settings changed
+    SUSPENDED = "suspended"  # its pages were given up under memory pressure
+    CLOSED = "closed"  # it was closed
+    EXPIRED = "expired"  # its time to live ended
+    # Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there.
+    RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextEvent:
+    """One change. Several changes of a context that wait to be read may come as one."""
+
+    change: Change  # what happened
+    at: datetime  # When
+    context_id: str = ""  # to which context. Empty with RESET
+    context: ContextInfo | None = None  # the context afterwards. None once it is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Where two contexts part."""
+
+    common_tokens: int  # equal tokens at the front, buffered ones included
+    shared_pages: int  # physical pages that both hold
+    length_a: int  # tokens of a, buffered ones included
+    length_b: int  # tokens of b, buffered ones included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """What filling would find and need. An estimate by the time it is read: others fill and evict too."""
+
+    tokens: int  # tokens to make ready, including what is buffered in the context
+    resident: int  # of these, found in pages on the device
+    restored: int  # of these, in another tier: `host + disk`
+    computed: int  # of these, to compute
+    pages_needed: int  # pages to allocate
+    # All but those that the caller's own pins and running calls keep. What other tenants hold is not told.
+    pages_available: int
+    host: int  # of `restored`, tokens in the host's memory
+    disk: int  # of `restored`, tokens on the host's disk
+
+    @property
+    def cached(self) -> int:
+        """Tokens that need not be computed."""
+        return self.resident + self.restored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as it is served."""
+
+    model_id: str  # its name on this server
+    model_revision: str  # digest of configuration and weights: equal revisions compute equal KV
+    architecture: str  # for example "llama" or "qwen3"
+    parameters: int  # number of parameters
+    vocab_size: int  # token ids are 0 .. vocab_size - 1
+    max_context_tokens: int  # the longest sequence, prompt and output together, in tokens
+    page_size: int  # tokens per KV page
+    dtype: str  # numerical type of weights and activations, for example "bfloat16"
+    kv_dtype: str  # numerical type of keys and values
+    default_max_tokens: int  # what Generate takes for an unset `max_tokens`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChat:
+    """Messages as the model reads them."""
+
+    text: str  # the text
+    tokens: Sequence[int] = ()  # its token ids: what Fill appends to an empty context
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A namespace of variables, of one tenant."""
+
+    session_id: str  # unique within the tenant
+    ttl_s: float  # how long it lives without being used; one in which something runs is used
+    variables: int  # how many there are
+    calls: int  # how many calls there are, ended ones included
+    started: int  # tasks and steps that were asked for, have their inputs and have not ended
+
+
+class VariableState(enum.Enum):
+    """Of a variable."""
+
+    UNSET = "unset"  # its text is to come
+    SET = "set"  # its text is there, and never changes
+    FAILED = "failed"  # it will not come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableInfo:
+    """A text that is set once."""
+
+    variable_id: str  # unique within the session
+    name: str  # as the client called it; of an output, the name of its place
+    description: str = ""  # the client's note. Empty: none
+    state: VariableState  # whether it is set
+    text: str  # its text, or what there is of it while an engine makes it
+    error_reason: str = ""  # why it failed: a value of ErrorReason without its prefix. Empty: it did not
+    error_message: str = ""  # why it failed, for people. Empty: it did not
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitCallResult:
+    """The call."""
+
+    call_id: str  # for CancelCall
+    outputs: Sequence[VariableInfo] = ()  # its outputs, in the order in which they stand in the template
+
+
+class Phase(enum.Enum):
+    """Of what makes variables of others."""
+
+    IDLE = "idle"  # nobody asked for it
+    WAITING = "waiting"  # somebody did, and it waits for inputs
+    STARTED = "started"  # it has them, and waits for an engine or runs
+    DONE = "done"  # it set its outputs
+    FAILED = "failed"  # it, or an input, failed
+
+
+class Criterion(enum.IntEnum):
+    """What an asker wants; each is stronger than those before it.
+
+    It passes on to all that a variable needs; several that feed one are a group, of which only the end of the last
+    one counts.
+    """
+
+    THROUGHPUT = 1  # as many texts as possible, whenever
+    TIME_PER_OUTPUT_TOKEN = 2  # tokens that follow each other soon
+    TIME_TO_FIRST_TOKEN = 3  # a first token soon
+    LATENCY = 4  # all of it soon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """What makes variables of others: the part of a call up to an output, or a native step."""
+
+    call_id: str = ""  # of a task: its call. Empty: a step
+    function: str = ""  # of a step: its function. Empty: a task
+    phase: Phase  # how far it is
+    criterion: Criterion | None = None  # how it was asked for. None: not yet
+    inputs: Sequence[str] = ()  # ids of the variables that it needs
+    outputs: Sequence[str] = ()  # ids of those that it makes
+    engine_id: str = ""  # the engine that it went to; empty: none yet
+    why: str = ""  # why there, for people. Empty: none yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One version of a snapshot: an immutable copy of a context's state in the caller's namespace."""
+
+    name: str  # 1..100 bytes without control characters
+    version: int  # 1, 2, ... A name that was deleted begins again at 1
+    latest: bool  # whether no later version of the name exists
+    durable: bool  # whether it survives the server, and a loss of power
+    tokens: int  # tokens, buffered ones included
+    seq_len: int  # of these, tokens with KV
+    pages: int  # pages of KV
+    size_bytes: int  # of its pages. Pages that several snapshots share are stored once and count in each
+    model_revision: str  # the model revision that computed it
+    salt: str  # the salt of the context, which contexts opened from it inherit
+    manual_commit: bool  # whether full pages of contexts opened from it commit only by CommitPages
+    created_at: datetime  # when it was saved
+    expiry: Expiry | None = None  # when it ends. None: never
+    context_id: str  # the context that was saved. It may be closed by now
+    parent_version: int = 0  # the version that it replaced as the latest. 0: none
+    labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A prefix that contexts of all tenants may share, of the same model and salt.
+
+    Its owner alone can list and end it.
+    """
+
+    publication_id: str  # 128 random bits
+    tokens: int  # tokens of it; whole pages only
+    pages: int  # pages of it
+    salt: str  # contexts of this salt share it
+    created_at: datetime  # when it was published
+    expiry: Expiry | None = None  # when it ends. None: never
+    labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes. Nobody else sees them
+
+
+# By the message or enum; a tuple is of its values.
+CLASSES: Mapping[str, type] = {
+    "jaxctx.v1.EngineInfo": EngineInfo,
+    "jaxctx.v1.EngineStats": EngineStats,
+    "jaxctx.v1.Engine": Engine,
+    "jaxctx.v1.ContextState": ContextState,
+    "jaxctx.v1.Expiry": Expiry,
+    "jaxctx.v1.Context": ContextInfo,
+    "jaxctx.v1.FillResponse": FillResult,
+    "jaxctx.v1.FlushResponse": FillResult,
+    "jaxctx.v1.TopLogprob": tuple,
+    "jaxctx.v1.TokenLogprob": TokenLogprob,
+    "jaxctx.v1.FinishReason": FinishReason,
+    "jaxctx.v1.Usage": Usage,
+    "jaxctx.v1.GenerateResponse": GeneratePiece,
+    "jaxctx.v1.PassResult": PassResult,
+    "jaxctx.v1.ForwardResponse": ForwardResult,
+    "jaxctx.v1.Tier": Tier,
+    "jaxctx.v1.ContextPages": ContextPages,
+    "jaxctx.v1.TokenIds": TokenIds,
+    "jaxctx.v1.Ancestor": tuple,
+    "jaxctx.v1.GetContextResponse": GetContextResult,
+    "jaxctx.v1.ContextChange": Change,
+    "jaxctx.v1.WatchContextsResponse": ContextEvent,
+    "jaxctx.v1.CompareResponse": Comparison,
+    "jaxctx.v1.PlanResponse": PlanResult,
+    "jaxctx.v1.Model": Model,
+    "jaxctx.v1.ApplyChatTemplateResponse": RenderedChat,
+    "jaxctx.v1.Session": SessionInfo,
+    "jaxctx.v1.VariableState": VariableState,
+    "jaxctx.v1.Variable": VariableInfo,
+    "jaxctx.v1.SubmitCallResponse": SubmitCallResult,
+    "jaxctx.v1.Function": tuple,
+    "jaxctx.v1.Phase": Phase,
+    "jaxctx.v1.Criterion": Criterion,
+    "jaxctx.v1.GraphNode": GraphNode,
+    "jaxctx.v1.Snapshot": Snapshot,
+    "jaxctx.v1.OpenResponse": FillResult,
+    "jaxctx.v1.TakeResponse": FillResult,
+    "jaxctx.v1.Publication": Publication,
+}

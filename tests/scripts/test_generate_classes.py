@@ -1,0 +1,231 @@
+"""Classes of messages: what may be left out, what is a class at all, and that they go over and come back."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from jaxctx import codec
+
+protoc = pytest.importorskip("grpc_tools.protoc")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTO = """
+syntax = "proto3";
+package jaxctx.v1;
+import "google/protobuf/any.proto";
+import "google/protobuf/duration.proto";
+import "google/protobuf/timestamp.proto";
+
+service Radio {
+  rpc Tune(TuneRequest) returns (TuneResponse);
+  rpc Retune(TuneRequest) returns (RetuneResponse);
+  rpc Hear(TuneRequest) returns (stream HearResponse);
+  rpc ListStations(TuneRequest) returns (ListStationsResponse);
+  rpc Close(TuneRequest) returns (CloseResponse);
+}
+enum Band {
+  BAND_UNSPECIFIED = 0;
+  // Long waves.
+  BAND_LONG = 1;
+  BAND_SHORT_WAVE = 2;
+}
+message TuneRequest {
+  // How loud.
+  Volume volume = 1;
+  optional Band band = 2;
+  google.protobuf.Duration pin_for = 3;
+  string name = 4;
+}
+message Volume {
+  // Not used.
+  double loudness = 1;
+  // In meters.
+  int32 distance = 2;
+}
+// Two values that belong together.
+message Pair {
+  string first = 1;
+  int64 second = 2;
+}
+// A place on the dial.
+message Station {
+  // What it is called.
+  string name = 1;
+  // Who pays. Empty: nobody.
+  string payer = 2;
+  // Listeners. 0: not known.
+  int64 listeners = 3;
+  // Since when it sends.
+  google.protobuf.Timestamp since = 4;
+  // When it ends. Unset: never.
+  google.protobuf.Timestamp until = 5;
+  google.protobuf.Duration duration = 6;
+  Band band = 7;
+  // Where else. Unset: nowhere.
+  Band other = 8;
+  optional double drift = 9;
+  map<string, double> powers = 10;
+  repeated Pair pairs = 11;
+  repeated Band bands = 12;
+  google.protobuf.Any extra = 13;
+  // A comment that is far too long to stand behind the field that it is on, so that it goes in lines before it instead.
+  bool stereo = 14;
+  Quality quality = 15;
+  message Quality {}
+}
+message TuneResponse {
+  Station station = 1;
+  bool clear = 2;
+}
+// Not written: its fields are those of TuneResponse.
+message RetuneResponse {
+  Station station = 1;
+  bool clear = 2;
+}
+// What is heard. There is more of it every second, and all of it would not fit on a line that has one hundred and
+// twenty.
+//
+// One thing at a time.
+message HearResponse {
+  // Text or more.
+  oneof heard {
+    string text = 1;
+    Station next = 2;
+    Band band = 3;
+  }
+  oneof told {
+    string joke = 4;
+    string news = 5;
+  }
+}
+message ListStationsResponse {
+  repeated Station stations = 1;
+  string next_page_token = 2;
+}
+message CloseResponse {}
+"""
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load("generate_classes", ROOT / "scripts" / "generate_classes.py")
+
+
+def load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it loads
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the generator wrote to."""
+    (tmp_path / "radio.proto").write_text(PROTO)
+    included = Path(protoc.__file__).parent / "_proto"
+    arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
+    assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
+    monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
+    generator.main(str(tmp_path / "set"), str(tmp_path))
+    return tmp_path
+
+
+def test_what_has_a_class(made: Path) -> None:
+    answers = load("radio_answers", made / "answers.py")
+    assert answers.__all__ == ["Band", "HearResult", "Station", "StationQuality", "TuneResult"]
+    names = {name.removeprefix("jaxctx.v1."): kind.__name__ for name, kind in answers.CLASSES.items()}
+    assert names == {
+        "Band": "Band",
+        "Pair": "tuple",
+        "Station": "Station",
+        "Station.Quality": "StationQuality",
+        "TuneResponse": "TuneResult",
+        "RetuneResponse": "TuneResult",
+        "HearResponse": "HearResult",
+    }
+    assert [(each.name, each.value) for each in answers.Band] == [("LONG", "long"), ("SHORT_WAVE", "short_wave")]
+
+
+def test_fields_and_what_may_be_left_out(made: Path) -> None:
+    answers = load("radio_answers", made / "answers.py")
+    needed: dict[str, Any] = {"name": "a", "since": datetime(2026, 1, 1, tzinfo=UTC), "seconds": 1.5}
+    needed |= {"band": answers.Band.LONG, "extra": AnyMessage(), "stereo": True, "quality": answers.StationQuality()}
+    station = answers.Station(**needed)
+    for name in needed:
+        with pytest.raises(TypeError, match=name):
+            answers.Station(**{each: value for each, value in needed.items() if each != name})
+    assert (station.payer, station.listeners, station.until, station.other, station.drift) == ("", 0, None, None, None)
+    assert (station.powers, station.pairs, station.bands) == ({}, (), ())
+    hints = get_type_hints(answers.Station)
+    assert hints["extra"] is Message
+    assert hints["powers"] == Mapping[str, float]
+    assert hints["pairs"] == Sequence[tuple[str, int]]
+    heard = get_type_hints(answers.HearResult)
+    assert heard["heard"] == str | answers.Station | answers.Band | None
+    assert (heard["joke"], heard["news"]) == (str | None, str | None)  # else nobody could tell which it is
+
+
+def test_comments(made: Path) -> None:
+    source = (made / "answers.py").read_text()
+    assert '\n    LONG = "long"  # long waves\n    SHORT_WAVE = "short_wave"\n' in source
+    assert "\n    until: datetime | None = None  # when it ends. None: never\n" in source
+    long = "A comment that is far too long to stand behind the field that it is on, so that it goes in lines before it"
+    assert f"\n    # {long}\n    # instead.\n    stereo: bool\n" in source
+    text = "There is more of it every second, and all of it would not fit on a line that has one hundred and twenty."
+    assert f'\n    """What is heard.\n\n    {text}\n\n    One thing at a time.\n    """\n' in source
+    assert max(map(len, source.splitlines())) <= 120
+
+
+def test_options(made: Path) -> None:
+    options = load("radio_options", made / "options.py").TuneOptions
+    assert [*options.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    assert (
+        "loudness: float | None  # how loud\n    distance: int | None  # in meters\n"
+        in (made / "options.py").read_text()
+    )
+
+
+def test_two_classes_of_one_name_are_refused(
+    generator: ModuleType, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(generator.NAMES, "TuneResponse", "Station")
+    with pytest.raises(ValueError, match="second Station"):
+        generator.main(str(made / "set"), str(made))
+
+
+def test_they_go_over_and_come_back(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = load("radio_answers", made / "answers.py")
+    monkeypatch.setattr(codec, "_TYPES", codec._TYPES | answers.CLASSES)
+    pool = DescriptorPool()
+    for file in FileDescriptorSet.FromString((made / "set").read_bytes()).file:
+        pool.AddSerializedFile(file.SerializeToString())
+    heard = GetMessageClass(pool.FindMessageTypeByName("jaxctx.v1.HearResponse"))
+    tuned = GetMessageClass(pool.FindMessageTypeByName("jaxctx.v1.TuneResponse"))
+    empty = codec.decode(tuned(), answers.TuneResult)
+    assert (empty.clear, empty.station.since.year, empty.station.until) == (False, 1970, None)
+    needed: dict[str, Any] = {"name": "a", "since": datetime(2026, 1, 1, tzinfo=UTC), "seconds": 1.5, "stereo": True}
+    needed |= {"band": answers.Band.LONG, "bands": (answers.Band.SHORT_WAVE,), "powers": {"w": 0.5}, "drift": 0.0}
+    needed |= {"extra": empty.station.extra, "quality": answers.StationQuality(), "pairs": (("a", 1),)}
+    station = answers.Station(**needed, until=datetime(2027, 1, 1, tzinfo=UTC), other=answers.Band.LONG)
+    for value in ("", "x", station, answers.Band.SHORT_WAVE, None):
+        told = answers.HearResult(heard=value, news="n")
+        message = codec.encode(told, heard)
+        assert codec.decode(heard.FromString(message.SerializeToString()), answers.HearResult) == told
+    result = answers.TuneResult(station=station, clear=True)
+    assert codec.decode(codec.encode(result, tuned), answers.TuneResult) == result
