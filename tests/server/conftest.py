@@ -409,8 +409,7 @@ class FakeEngine:
         return [replace(PUBLICATION, publication_id=id) for id in ("p2", "p1", "p3")]
 
     async def stats(self) -> EngineStats:
-        self._enter("stats", Caller())
-        return STATS
+        return STATS  # no call of a test's: the programs ask at every beat
 
     async def drain(self) -> None:
         self.draining = True
