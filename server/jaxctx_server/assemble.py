@@ -22,7 +22,7 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
-from jaxctx_server.config import PlanConfig, ServeConfig, flag_of
+from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.progress import Progress
 from jaxctx_server.start import MODEL, USAGE, StartError
 
@@ -62,7 +62,7 @@ def mendable(config: ServeConfig) -> Iterator[None]:
     except CheckpointError as error:
         raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
     except (InvalidArgument, FailedPrecondition) as error:
-        wrong = "; ".join(f"{flag_of(each.field)}: {each.description}" for each in error.violations)
+        wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message, USAGE) from error
     except OSError as error:
         raise StartError(f"{error.filename or config.model}: {error.strerror or error}", MODEL) from error

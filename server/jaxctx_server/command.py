@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
-    from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig
+    from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, ServeConfig
 
 PROGRAM = "jaxctx-serve"
 OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
@@ -34,18 +34,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
     argv = sys.argv[1:] if argv is None else argv
     try:
-        import tyro
+        from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, read_config
 
-        from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, read_config
-
-        match list(argv):
-            case ["convert", *rest]:
-                return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=rest))
-            case ["compile", *rest]:
-                return compile_ahead(read_config(rest, environ, f"{PROGRAM} compile", ServeConfig))
-            case ["plan", *rest]:
-                return plan(read_config(rest, environ, f"{PROGRAM} plan", PlanConfig))
-        return serve(read_config(argv, environ, PROGRAM, ServeConfig))
+        match read_config(argv, environ, PROGRAM):
+            case ConvertConfig() as config:
+                return convert(config)
+            case CompileConfig() as config:
+                return compile_ahead(config)
+            case PlanConfig() as config:
+                return plan(config)
+            case config:
+                return serve(config)
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -137,7 +136,7 @@ def convert(config: "ConvertConfig") -> int:
     return OK
 
 
-def compile_ahead(config: "ServeConfig") -> int:
+def compile_ahead(config: "CompileConfig") -> int:
     """Start an engine, which compiles all that it will run into the cache, and stop it."""
     if config.compile_cache is None:
         raise StartError("--compile-cache: must be a directory", USAGE)
