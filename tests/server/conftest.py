@@ -50,10 +50,10 @@ from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
     model_service_pb2_grpc,
+    session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Key
-from jaxctx_server.content import Texts
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
@@ -446,6 +446,7 @@ class Door:
         return {
             "ContextService": self.contexts,
             "SnapshotService": self.snapshots,
+            "SessionService": session_service_pb2_grpc.SessionServiceStub(self.channel),
             "ModelService": self.models,
             "AdminService": self.admin,
         }[service]
