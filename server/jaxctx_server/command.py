@@ -118,20 +118,13 @@ def end_now(unix_socket: Path | None = None) -> None:
 
 def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
-    from jaxctx.errors import AlreadyExists, InvalidArgument
     from jaxctx.model import weights
+    from jaxctx_server.assemble import mendable
     from jaxctx_server.progress import shown
 
     dtype = None if config.dtype == "auto" else config.dtype
-    try:
-        with shown(sys.stderr) as progress:
-            weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
-    except AlreadyExists as error:
-        raise StartError(error.message, USAGE) from error
-    except InvalidArgument as error:
-        raise StartError(f"{config.src}: {error.message}", MODEL) from error
-    except OSError as error:
-        raise StartError(f"{error.filename or config.dst}: {error.strerror or error}", MODEL) from error
+    with mendable(config.src), shown(sys.stderr) as progress:
+        weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
     print(f"wrote {config.dst}")
     return OK
 
