@@ -1,7 +1,7 @@
 """Access: who may call what. Deny by default, whatever the door.
 
 A role is attached to the method, not to a path of a door: a route of another door names the method that it stands for.
-A method that is not in the table is refused for everybody.
+The contract says which services need role admin. A method that neither it nor the table has is refused for everybody.
 
 The keys file has one key a line, hashed, with the tenant and the role that it stands for:
 
@@ -21,6 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxctx.errors import PermissionDenied, Unauthenticated
+from jaxctx.v1 import (
+    admin_service_pb2,
+    context_service_pb2,
+    model_service_pb2,
+    rules_pb2,
+    session_service_pb2,
+    snapshot_service_pb2,
+)
 from jaxctx_server.start import USAGE, StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
@@ -46,24 +54,16 @@ class Key:
     role: Role
 
 
+FILES = (context_service_pb2, snapshot_service_pb2, session_service_pb2, model_service_pb2, admin_service_pb2)
+CONTRACT = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
 METHODS: Mapping[str, Role] = {
-    f"/{service}/{method}": role
-    for service, role, methods in (
-        ("grpc.health.v1.Health", Role.ANYONE, "Check Watch"),
-        ("grpc.reflection.v1alpha.ServerReflection", Role.USER, "ServerReflectionInfo"),
-        ("jaxctx.v1.ContextService", Role.USER, "CreateContext Fill Flush Generate Fork Truncate Rewind Forward"),
-        ("jaxctx.v1.ContextService", Role.USER, "GetContext ListContexts UpdateContext WatchContexts Plan Compare"),
-        ("jaxctx.v1.ContextService", Role.USER, "ReservePages CommitPages ReleasePages CloseContext"),
-        ("jaxctx.v1.SnapshotService", Role.USER, "Save Open Take GetSnapshot ListSnapshots ListSnapshotVersions"),
-        ("jaxctx.v1.SnapshotService", Role.USER, "UpdateSnapshot DeleteSnapshot"),
-        ("jaxctx.v1.SnapshotService", Role.USER, "Publish UpdatePublication Unpublish ListPublications"),
-        ("jaxctx.v1.SessionService", Role.USER, "CreateSession GetSession ListSessions DeleteSession"),
-        ("jaxctx.v1.SessionService", Role.USER, "CreateVariable SetVariable GetVariable ReadVariable ListVariables"),
-        ("jaxctx.v1.SessionService", Role.USER, "SubmitCall CancelCall SubmitStep ListFunctions GetGraph"),
-        ("jaxctx.v1.ModelService", Role.USER, "ListModels GetModel Tokenize Detokenize ApplyChatTemplate"),
-        ("jaxctx.v1.AdminService", Role.ADMIN, "GetStats Drain ClearCache"),
-    )
-    for method in methods.split()
+    "/grpc.health.v1.Health/Check": Role.ANYONE,
+    "/grpc.health.v1.Health/Watch": Role.ANYONE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.USER,
+} | {
+    f"/{service.full_name}/{method.name}": Role.ADMIN if service.GetOptions().Extensions[rules_pb2.admin] else Role.USER
+    for service in CONTRACT
+    for method in service.methods
 }
 
 LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback only

@@ -26,8 +26,8 @@ def check_host(host: str, *, keys: bool) -> None:
         raise StartError(message, USAGE)
 
 
-def tcp_address(host: str, port: int, flag: str) -> str:
-    """`host:port` for the transport, once it is known to be free. `flag` is what to name if it is not."""
+def tcp_address(host: str, port: int) -> str:
+    """`host:port` for the transport, once it is known to be free."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     for resolved in _resolve(host):
         family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
@@ -36,7 +36,7 @@ def tcp_address(host: str, port: int, flag: str) -> str:
         except OSError as error:
             number = error.errno or 0
             reason = REASONS.get(number, os.strerror(number))
-            raise StartError(f"{flag}: cannot listen on {address}: {reason}", ADDRESS) from error
+            raise StartError(f"--grpc-port: cannot listen on {address}: {reason}", ADDRESS) from error
     return address
 
 

@@ -14,7 +14,7 @@ from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pag
 from jaxctx.engine.device import Program
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.targets import MemoryPlan, compiling_for, plan_memory
-from jaxctx.errors import FailedPrecondition, InvalidArgument
+from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bind import abstract
 from jaxctx.model.bundled import bundled_path
 from jaxctx.model.config import SHAPES, CheckpointError
@@ -22,7 +22,7 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
-from jaxctx_server.config import PlanConfig, ServeConfig, flag_of
+from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.progress import Progress
 from jaxctx_server.start import MODEL, USAGE, StartError
 
@@ -32,7 +32,7 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
 
     The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
     """
-    with mendable(config):
+    with mendable(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
@@ -44,7 +44,7 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
 
 def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
     """What a server with these settings takes on one chip of the target. Raises StartError as `load` does."""
-    with mendable(config), compiling_for(config.target) as (devices, memory):
+    with mendable(config.model), compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
             raise InvalidArgument.field("tensor", "a plan is for one chip")
         path = Path(config.model or bundled_path())
@@ -55,17 +55,17 @@ def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
 
 
 @contextmanager
-def mendable(config: ServeConfig) -> Iterator[None]:
-    """Raise StartError for what the user can mend."""
+def mendable(model: str | Path | None) -> Iterator[None]:
+    """Raise StartError for what the user can mend, of this directory (None: the bundled one's) or of a setting."""
     try:
         yield
     except CheckpointError as error:
-        raise StartError(f"{config.model or 'the bundled model'}: {error.message}", MODEL) from error
-    except (InvalidArgument, FailedPrecondition) as error:
-        wrong = "; ".join(f"{flag_of(each.field)}: {each.description}" for each in error.violations)
+        raise StartError(f"{model or 'the bundled model'}: {error.message}", MODEL) from error
+    except (InvalidArgument, FailedPrecondition, AlreadyExists) as error:
+        wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message, USAGE) from error
     except OSError as error:
-        raise StartError(f"{error.filename or config.model}: {error.strerror or error}", MODEL) from error
+        raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from jaxctx_server.start import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
-    from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig
+    from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, ServeConfig
 
 PROGRAM = "jaxctx-serve"
 OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
@@ -34,18 +34,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
     argv = sys.argv[1:] if argv is None else argv
     try:
-        import tyro
+        from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, read_config
 
-        from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, read_config
-
-        match list(argv):
-            case ["convert", *rest]:
-                return convert(tyro.cli(ConvertConfig, prog=f"{PROGRAM} convert", args=rest))
-            case ["compile", *rest]:
-                return compile_ahead(read_config(rest, environ, f"{PROGRAM} compile", ServeConfig))
-            case ["plan", *rest]:
-                return plan(read_config(rest, environ, f"{PROGRAM} plan", PlanConfig))
-        return serve(read_config(argv, environ, PROGRAM, ServeConfig))
+        match read_config(argv, environ, PROGRAM):
+            case ConvertConfig() as config:
+                return convert(config)
+            case CompileConfig() as config:
+                return compile_ahead(config)
+            case PlanConfig() as config:
+                return plan(config)
+            case config:
+                return serve(config)
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -119,25 +118,18 @@ def end_now(unix_socket: Path | None = None) -> None:
 
 def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
-    from jaxctx.errors import AlreadyExists, InvalidArgument
     from jaxctx.model import weights
+    from jaxctx_server.assemble import mendable
     from jaxctx_server.progress import shown
 
     dtype = None if config.dtype == "auto" else config.dtype
-    try:
-        with shown(sys.stderr) as progress:
-            weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
-    except AlreadyExists as error:
-        raise StartError(error.message, USAGE) from error
-    except InvalidArgument as error:
-        raise StartError(f"{config.src}: {error.message}", MODEL) from error
-    except OSError as error:
-        raise StartError(f"{error.filename or config.dst}: {error.strerror or error}", MODEL) from error
+    with mendable(config.src), shown(sys.stderr) as progress:
+        weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
     print(f"wrote {config.dst}")
     return OK
 
 
-def compile_ahead(config: "ServeConfig") -> int:
+def compile_ahead(config: "CompileConfig") -> int:
     """Start an engine, which compiles all that it will run into the cache, and stop it."""
     if config.compile_cache is None:
         raise StartError("--compile-cache: must be a directory", USAGE)

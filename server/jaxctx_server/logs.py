@@ -4,23 +4,30 @@ Nothing that a request holds is ever logged: no prompt, no output, no key. Of an
 raised on purpose) it has the type and where it was raised; its message, which may quote a request, only at level DEBUG.
 """
 
-import json
 import logging
 import secrets
 import traceback
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
+
+from structlog.dev import ConsoleRenderer, plain_traceback
+from structlog.processors import EventRenamer, JSONRenderer, TimeStamper, format_exc_info
+from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
 from jaxctx.errors import Internal, JaxctxError
 
-PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+FACTS = (TimeStamper("iso", key="time"), add_log_level, add_logger_name, ExtraAdder())
+JSON = (format_exc_info, EventRenamer("message"), JSONRenderer())
+SHORT = (ConsoleRenderer(exception_formatter=plain_traceback, timestamp_key="time"),)  # others show what variables hold
 log = logging.getLogger("jaxctx.server")
 
 
 def configure(level: str, stream: TextIO) -> None:
     """Log ours from `level` ("debug", …) on, and of others what is at least a warning."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(ShortFormatter() if stream.isatty() else JsonFormatter())
+    shown = SHORT if stream.isatty() else JSON
+    steps = [ProcessorFormatter.remove_processors_meta, *shown]
+    handler.setFormatter(ProcessorFormatter(foreign_pre_chain=FACTS, processors=steps))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("jaxctx").setLevel(level.upper())
 
@@ -39,32 +46,3 @@ def as_error(exception: Exception, facts: Mapping[str, str]) -> JaxctxError:
     log.error("a request met a defect of the server", extra=extra)
     log.debug("incident %s", incident, exc_info=exception)
     return Internal(f"internal error, incident {incident}")
-
-
-class JsonFormatter(logging.Formatter):
-    """One object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_extra(record),
-        }
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
-
-
-class ShortFormatter(logging.Formatter):
-    """For reading along."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        facts = "".join(f" {key}={value}" for key, value in _extra(record).items())
-        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()}: {record.getMessage()}{facts}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in record.__dict__.items() if key not in PLAIN}

@@ -79,7 +79,7 @@ async def serve(
 def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:
     """Give the server its addresses; returns them with their real ports."""
     check_host(config.host, keys=keys)
-    wanted = [tcp_address(config.host, config.grpc_port, "--grpc-port")]
+    wanted = [tcp_address(config.host, config.grpc_port)]
     if config.unix_socket is not None:
         wanted.append(unix_address(config.unix_socket))
     bound = []

@@ -36,18 +36,18 @@ def test_a_port_in_use() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartError) as raised:
-            tcp_address("127.0.0.1", port, "--grpc-port")
+            tcp_address("127.0.0.1", port)
     assert str(raised.value).startswith(f"--grpc-port: cannot listen on 127.0.0.1:{port}: in use by another program")
     assert raised.value.exit_status == ADDRESS
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(StartError, match="this machine has no such address"):
-        tcp_address("192.0.2.1", 0, "--grpc-port")
+        tcp_address("192.0.2.1", 0)
 
 
 def test_addresses_as_the_transport_wants_them(tmp_path: Path) -> None:
-    assert tcp_address("127.0.0.1", 0, "--grpc-port") == "127.0.0.1:0"
+    assert tcp_address("127.0.0.1", 0) == "127.0.0.1:0"
     assert unix_address(tmp_path / "s") == f"unix:{tmp_path}/s"
 
 

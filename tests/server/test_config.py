@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-import tyro
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from jaxctx_server.config import ConvertConfig, Range, ServeConfig, default_compile_cache, read_config
+from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, default_compile_cache, read_config
 from jaxctx_server.start import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:
-    return read_config(argv, environ or {}, "jaxctx-serve", ServeConfig)
+    config = read_config(argv, environ or {}, "jaxctx-serve")
+    assert isinstance(config, ServeConfig)
+    return config
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
@@ -100,8 +104,9 @@ def ranges() -> list[tuple[str, float]]:
     found = []
     for name, hint in hints.items():
         for note in getattr(hint, "__metadata__", ()):
-            if isinstance(note, Range):
-                found += [(name, note.low - 1), (name, note.high + 1)]
+            for validator in note.validator if isinstance(note, Parameter) else ():
+                assert isinstance(validator, Number)
+                found += [(name, validator.gte - 1), (name, validator.lte + 1)]
     return found
 
 
@@ -109,11 +114,14 @@ def ranges() -> list[tuple[str, float]]:
 def test_out_of_range_by_name(name: str, value: float, tmp_path: Path) -> None:
     text = f"{value:.0f}"
     flag = f"--{name.replace('_', '-')}"
-    assert refused(f"{flag}={text}").startswith(f"{flag}: must be a")
-    assert refused(environ={f"JAXCTX_{name.upper()}": text}).startswith(f"JAXCTX_{name.upper()}: must be a")
+    variable = f"JAXCTX_{name.upper()}"
+    assert re.fullmatch(rf'Invalid value "{text}.*" for {flag}\. Must be [<>]= .*', refused(f"{flag}={text}"))
+    found = refused(environ={variable: text})
+    assert re.fullmatch(rf'Invalid value ".*" for {variable} provided by the environment\. Must be [<>]= .*', found)
     file = tmp_path / "serve.toml"
     file.write_text(f"{name} = {text}\n")
-    assert refused("--config", str(file)).startswith(f"--config: {file}: {name}: must be a")
+    found = refused("--config", str(file))
+    assert re.fullmatch(rf'Invalid value ".*" for \[{name}\] provided by --config: {file}\. Must be [<>]= .*', found)
 
 
 def test_every_number_has_a_range() -> None:
@@ -125,9 +133,18 @@ def test_every_number_has_a_range() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"JAXCTX_PAGE_SIZE": "many"}, "JAXCTX_PAGE_SIZE: must be a whole number from 1 to 256, not 'many'"),
-        ({"JAXCTX_DTYPE": "int8"}, "JAXCTX_DTYPE: must be one of auto, bfloat16, float32, not int8"),
-        ({"JAXCTX_DRAIN_TIMEOUT_S": "nan"}, "JAXCTX_DRAIN_TIMEOUT_S: must be a number from 0 to 86400, not nan"),
+        (
+            {"JAXCTX_PAGE_SIZE": "many"},
+            'Invalid value for JAXCTX_PAGE_SIZE from the environment: unable to convert "many" into int.',
+        ),
+        (
+            {"JAXCTX_DTYPE": "int8"},
+            'Invalid value "int8" for JAXCTX_DTYPE from the environment. Choose from: "auto", "bfloat16", "float32".',
+        ),
+        (
+            {"JAXCTX_DRAIN_TIMEOUT_S": "nan"},
+            'Invalid value "nan" for JAXCTX_DRAIN_TIMEOUT_S provided by the environment. Must be <= 86400.',
+        ),
         ({"JAXCTX_CONFIG": "/nowhere.toml"}, "--config: /nowhere.toml: No such file or directory"),
     ],
 )
@@ -138,53 +155,53 @@ def test_wrong_variables(environ: dict[str, str], message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("page_sise = 16", "page_sise: there is no such setting; did you mean page_size?"),
-        ("zzz = 16", "zzz: there is no such setting"),
-        ('config = "x"', "config: there is no such setting"),
-        ('page_size = "16"', "page_size: must be a whole number from 1 to 256, not '16'"),
-        ("page_size = true", "page_size: must be a whole number from 1 to 256, not True"),
-        ("host = 7", "host: must be text, not 7"),
-        ("page_size = ", "Invalid value"),
-        ("[server]\npage_size = 16", "server: there is no such setting"),
+        ("page_sise = 16", 'Unknown option: "[page_sise]" from --config: {file}. Did you mean --page-size?'),
+        ("zzz = 16", 'Unknown option: "[zzz]" from --config: {file}.'),
+        ('page_size = "x"', 'Invalid value for [page_size] from --config: {file}: unable to convert "x" into int.'),
+        ("page_size = true", 'Invalid value for [page_size] from --config: {file}: unable to convert "True" into int.'),
+        ("page_size = ", "--config: {file}: Invalid value"),
+        ("[server]\npage_size = 16", 'Unknown option: "[server][page_size]" from --config: {file}.'),
     ],
 )
 def test_wrong_files(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(text)
-    assert message in refused("--config", str(file))
+    assert refused("--config", str(file)).startswith(message.format(file=file))
 
 
-@pytest.mark.parametrize("argv", [["--nope"], ["--page-size"], ["--page-size", "x"], ["a", "b"], ["--dtype", "int8"]])
-def test_wrong_command_lines_end_with_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        read(*argv)
-    assert raised.value.code == 2
-    assert argv[0].lstrip("-") in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "argv",
+    [["--nope"], ["--page-size"], ["--page-size", "x"], ["a", "more"], ["--dtype", "int8"]],
+)
+def test_wrong_command_lines(argv: list[str]) -> None:
+    assert argv[-1] in refused(*argv) or argv[0] in refused(*argv)
 
 
-def test_help_documents_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_documents_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as raised:
         read("--help")
     assert raised.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for field in dataclasses.fields(ServeConfig):
-        name = "[MODEL]" if field.name == "model" else f"--{field.name.replace('_', '-')} "
-        assert name in text
+        assert f"--{field.name.replace('_', '-')} " in text
     for sentence in (
-        "usage: jaxctx-serve [-h] [OPTIONS] [MODEL]",
+        "Usage: jaxctx-serve COMMAND [OPTIONS] [ARGS]",
         "Serve a model over gRPC. Without MODEL: the bundled one.",
-        "jaxctx-serve convert SRC DST writes",
-        "Tokens per KV page. (default: 16)",
-        "TCP port of gRPC; 0 picks a free one, which the banner tells. (default: 50051)",
-        "--log-level {debug,info,warning,error}",
+        "MODEL --model Directory of a model",
+        "convert Write a model as an Orbax checkpoint",
+        "Tokens per KV page. [default: 16]",
+        "TCP port of gRPC; 0 picks a free one, which the banner tells. [default: 50051]",
+        "[choices: debug, info, warning, error]",
     ):
         assert sentence in text
-    assert text.count("(default:") == len(dataclasses.fields(ServeConfig))
 
 
-def test_convert() -> None:
-    config = tyro.cli(ConvertConfig, args=["a", "b", "--dtype", "float32"])
-    assert (config.src, config.dst, config.dtype) == (Path("a"), Path("b"), "float32")
+def test_commands() -> None:
+    config = read_config(["convert", "a", "b", "--dtype", "float32"], {}, "jaxctx-serve")
+    assert config == ConvertConfig(Path("a"), Path("b"), dtype="float32")
+    config = read_config(["plan", "m", "--target", "v5e"], {"JAXCTX_PAGE_SIZE": "8"}, "jaxctx-serve")
+    assert config == PlanConfig("m", target="v5e", page_size=8)
 
 
 def test_the_compile_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +209,6 @@ def test_the_compile_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch) 
     assert default_compile_cache() == Path("/caches/jaxctx/compiled")
 
 
-def test_mistyped_variables_get_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    environ = {"JAXCTX_PAGESIZE": "8", "JAXCTX_PYTHON": "x", "JAXCTX_VENV": "x", "JAXCTX_EXTRA": "x", "OTHER": "x"}
+def test_variables_of_others_are_left_alone() -> None:
+    environ = {"JAXCTX_PYTHON": "x", "JAXCTX_VENV": "x", "JAXCTX_EXTRA": "x", "JAXCTX_PAGE_SIZE_X": "x", "OTHER": "x"}
     assert read(environ=environ) == ServeConfig()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "jaxctx-serve: JAXCTX_PAGESIZE: there is no such setting; did you mean JAXCTX_PAGE_SIZE?"

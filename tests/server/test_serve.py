@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -247,9 +248,11 @@ def test_the_command_begins_once_more_to_set_up_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(sys, "argv", ["jaxctx-serve", "--nothing-of-this-name"])
     environ = {"HOME": "/"} if tuned is None else {"GLIBC_TUNABLES": tuned}
-    with pytest.raises(SystemExit if tuned else Begun) as raised:
-        main(None, environ)
-    if tuned is None:
+    if tuned:
+        assert main(None, environ) == USAGE
+    else:
+        with pytest.raises(Begun) as raised:
+            main(None, environ)
         assert raised.value.args == (sys.executable, sys.executable, environ | {"GLIBC_TUNABLES": MALLOC})
 
 
@@ -267,7 +270,7 @@ def _quiet() -> Any:
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--page-size", "0"], USAGE, "--page-size: must be a whole number from 1 to 256, not 0"),
+        (["--page-size", "0"], USAGE, 'Invalid value "0" for --page-size. Must be >= 1.'),
         (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
         (["--max-batch", "64", "--max-batch-tokens", "8"], USAGE, "--max-batch-tokens: must be at least --max-batch"),
         (["--keys", "/no/such/keys"], USAGE, "--keys: /no/such/keys: No such file"),
@@ -343,10 +346,6 @@ def test_plain_progress_prints_now_and_then() -> None:
 
 
 def test_bars_on_a_terminal() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     with shown(stream) as progress:
         progress.weights(0, 0)
@@ -357,16 +356,44 @@ def test_bars_on_a_terminal() -> None:
     assert "1/2 step of 4 rows" in stream.getvalue()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def logged(stream: io.StringIO) -> list[str]:
+    """Lines of a message with a field, and of an exception in a function that knows a secret."""
+    logs.configure("info", stream)
+    log = logging.getLogger("jaxctx.server")
+    log.debug("too much")
+    log.info("hi %s", "you", extra={"method": "/a/b", "where": ["x", "y"]})
+    secret = "a prompt"
+    try:
+        raise ValueError(len(secret))
+    except ValueError:
+        log.exception("a defect")
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.usefixtures("_quiet")
 def test_logs_are_json_lines_with_fields() -> None:
-    record = logging.makeLogRecord({"name": "jaxctx.server", "levelname": "INFO", "msg": "hi %s", "args": ("you",)})
-    record.__dict__["method"] = "/a/b"
-    entry = json.loads(logs.JsonFormatter().format(record))
-    assert entry.pop("time")
-    assert entry == {"level": "info", "logger": "jaxctx.server", "message": "hi you", "method": "/a/b"}
-    assert logs.ShortFormatter().format(record).endswith("info: hi you method=/a/b")
+    first, second = map(json.loads, logged(io.StringIO()))
+    assert first.pop("time").endswith("Z")
+    fields = {"method": "/a/b", "where": ["x", "y"]}
+    assert first == {"level": "info", "logger": "jaxctx.server", "message": "hi you", **fields}
+    assert second["exception"].splitlines()[-1] == "ValueError: 8"
+    assert "a prompt" not in second["exception"]
 
 
-@pytest.mark.parametrize("missing", ["tyro", "rich", "grpc_health", "jax"])
+@pytest.mark.usefixtures("_quiet")
+def test_on_a_terminal_logs_are_for_reading_along() -> None:
+    first, *rest = (re.sub(r"\x1b\[[0-9;]*m", "", line) for line in logged(Terminal()))
+    assert re.search(r"\[info +\] hi you +\[jaxctx\.server\] method=/a/b where=\['x', 'y'\]$", first)
+    assert rest[-1] == "ValueError: 8"
+    assert "a prompt" not in "".join(rest)
+
+
+@pytest.mark.parametrize("missing", ["cyclopts", "rich", "grpc_health", "jax"])
 def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tmp_path: Path) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"

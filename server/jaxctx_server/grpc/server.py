@@ -14,7 +14,7 @@ from jaxctx.v1 import (
     session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
-from jaxctx_server.access import METHODS, Key
+from jaxctx_server.access import CONTRACT, Key
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.model_service import ModelService
@@ -24,7 +24,7 @@ from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
 HEALTH = "grpc.health.v1.Health"
-SERVICES = tuple(dict.fromkeys(method.split("/")[1] for method in METHODS if method.startswith("/jaxctx.")))
+SERVICES = tuple(service.full_name for service in CONTRACT)
 
 
 def options(max_calls: int) -> list[tuple[str, int]]:
