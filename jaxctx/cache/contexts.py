@@ -13,8 +13,6 @@ nothing. One thread owns a cache and its contexts.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from xxhash import xxh3_128_digest
-
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.memory import Memory
@@ -35,7 +33,7 @@ PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's 
 class ContextCache:
     """All contexts of one engine, their pages `first_page .. first_page + pages - 1`, and the prefixes they share.
 
-    `clock` and `new_id` are the world: what time it is, and an id nobody has. `digest` is the prefix index's hash.
+    `clock` and `new_id` are the world: what time it is, and an id nobody has.
     Every method with a context raises NotFound if it is closed.
     """
 
@@ -47,12 +45,11 @@ class ContextCache:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         first_page: int = 1,
-        digest: Callable[[bytes], bytes] = xxh3_128_digest,
         host_slots: int = 0,
         disk_slots: int = 0,
     ) -> None:
         self.page_size = page_size
-        self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
+        self.memory = Memory(pages, first_page, page_size, host_slots, disk_slots)
         self.restore = self.memory.restore
         self.registry = Registry(clock, new_id)
         self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count

@@ -20,13 +20,11 @@ Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; Da
 class Memory:
     """The pages `first_page .. first_page + pages - 1` of one engine."""
 
-    def __init__(
-        self, pages: int, first_page: int, page_size: int, digest: Callable[[bytes], bytes], host: int, disk: int
-    ) -> None:
+    def __init__(self, pages: int, first_page: int, page_size: int, host: int, disk: int) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages, first_page)
-        self.index = PrefixIndex(page_size, digest)
-        self.tiers = Tiers(host, disk, self.index.forget)
+        self.index = PrefixIndex(page_size)
+        self.tiers = Tiers(host, disk)
 
     @property
     def available(self) -> int:

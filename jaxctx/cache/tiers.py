@@ -14,7 +14,7 @@ pages disturb that order, the children of a page that is lost are forgotten with
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -60,16 +60,12 @@ class Slots:
 
 
 class Tiers:
-    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device.
+    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device."""
 
-    `forget` is told of indexed nodes whose data is gone.
-    """
-
-    def __init__(self, host: int, disk: int, forget: Callable[[PageNode], None]) -> None:
+    def __init__(self, host: int, disk: int) -> None:
         self.host = Slots(host)
         self.disk = Slots(disk)
         self.moves: list[Move] = []
-        self._forget = forget
         self._staged = host  # the next slot beyond the tier's own
 
     def copy(self, sources: Iterable[int], targets: Iterable[int]) -> None:
@@ -170,15 +166,11 @@ class Tiers:
         """Forget a node that is nowhere, with all that stand behind it."""
         if isinstance(item, Parked) or not item.lost or not item.indexed:
             return
-        self._forget(item)
-        if not item.children:
-            return
-        gone, nodes = {item}, [other for other in [*self.host.order, *self.disk.order] if isinstance(other, PageNode)]
-        for other in sorted(nodes, key=lambda node: node.depth):
-            if other.parent in gone and other.indexed:
-                self.drop(other)
-                self._forget(other)
-                gone.add(other)
+        gone = [item]
+        for node in gone:
+            gone += node.children.values()
+            self.drop(node)
+            node.forget()
 
 
 @dataclass(frozen=True, slots=True)

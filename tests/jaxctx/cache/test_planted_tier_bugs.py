@@ -10,7 +10,6 @@ from jaxctx.cache.prefix import PrefixIndex
 from jaxctx.cache.tiers import Tiers
 
 from .planting import Bug, caught
-from .plays import constant_digest
 
 PUBLISHING = ("publish", "fill", "create")
 LOSING = ("lose", "restore", "arrive", "suspend")
@@ -64,8 +63,8 @@ BUGS = [
         often=LOSING,
     ),
     Bug("a copy gives way while it is loaded", Tiers, "hold", "self.host.order.pop(item, None)", "pass", often=LOSING),
-    Bug("a child outlives its parent", Tiers, "_gone", "if not item.children:", "if True:", often=LOSING),
-    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(other)", "pass", often=LOSING),
+    Bug("a child outlives its parent", Tiers, "_gone", "gone += node.children.values()", "pass", often=LOSING),
+    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(node)", "pass", often=LOSING),
     Bug("a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._gone(victim)", "pass"),
     Bug(
         "data counts before it arrived",
@@ -147,7 +146,13 @@ BUGS = [
     ),
     Bug("marks of the first page for all", Memory, "commit", "context.tail.depth * self.page_size, self", "0, self"),
     Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
-    Bug("the hash decides on marks", PrefixIndex, "child", " and node.marks == marks", "", constant_digest),
+    Bug(
+        "pages of all marks are one",
+        PrefixIndex,
+        "child",
+        "parent.children.get((whose, tokens, marks))",
+        "next((node for node in parent.children.values() if (node.owner, node.tokens) == (whose, tokens)), None)",
+    ),
     Bug("marks are shared with the child", ContextCache, "fork", "marks=dict(context.marks)", "marks=context.marks"),
     # publications
     Bug(
@@ -159,12 +164,11 @@ BUGS = [
         often=PUBLISHING,
     ),
     Bug(
-        "the hash decides on owners",
+        "pages of all owners are one",
         PrefixIndex,
         "child",
-        " and node.owner is whose",
-        "",
-        constant_digest,
+        "parent.children.get((whose, tokens, marks))",
+        "next((node for node in parent.children.values() if (node.tokens, node.marks) == (tokens, marks)), None)",
         often=PUBLISHING,
     ),
     Bug(

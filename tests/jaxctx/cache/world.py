@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from xxhash import xxh3_128_digest
-
 from jaxctx.cache import control
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import ContextCache, Found, Identity
@@ -44,7 +42,6 @@ class Setup:
     page_size: int
     host: int = 0
     disk: int = 0
-    digest: Callable[[bytes], bytes] = xxh3_128_digest
     every: int = 1
 
 
@@ -72,7 +69,6 @@ class World:
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ids) * 7919 % 1_000_003:07}",
             first_page=3,
-            digest=setup.digest,
             host_slots=setup.host,
             disk_slots=setup.disk,
         )
