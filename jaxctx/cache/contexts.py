@@ -111,7 +111,6 @@ class ContextCache:
             version=0,
             created_at=now,
             working=self.memory.take(len(sources)),
-            marks=dict(context.marks),
             stash={},
             table=None,
         )
@@ -137,6 +136,7 @@ class ContextCache:
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
+        publication.marks = {index: mark for index, mark in context.marks.items() if index < publication.length}
         index.publish(root)
         self.publications[root] = publication
         return publication
@@ -164,7 +164,8 @@ class ContextCache:
         context.must_live()
         first = context.length
         context.recent += encode_tokens(tokens)
-        context.marks |= {first + offset: mark for offset, mark in enumerate(marks) if mark}
+        if any(marks):
+            context.marks = {**context.marks, **{at: mark for at, mark in enumerate(marks, first) if mark}}
 
     def match(self, context: Context, tokens: int | None = None) -> int:
         """Move buffered tokens that pages on the device hold already into the context's chain; returns how many.

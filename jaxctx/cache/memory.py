@@ -8,7 +8,7 @@ error, so only `take` raises, and it comes first wherever it is needed; `restore
 from collections.abc import Callable
 
 from jaxctx.cache.context import Context, Parked
-from jaxctx.cache.marks import decode_page, encode_page
+from jaxctx.cache.marks import encode_page
 from jaxctx.cache.pages import OutOfPages, PagePool
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
 from jaxctx.cache.tiers import Item, Tiers
@@ -84,7 +84,6 @@ class Memory:
         del context.working[:count]
         context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size
-        self._trim_marks(context)
         self.pool.release(duplicates)
         return len(duplicates)
 
@@ -93,7 +92,6 @@ class Memory:
         self._move_hold(context, path[-1])
         context.recent = context.recent[len(path) * self.index.page_bytes :]
         self.drop_stash(context, before=context.tail.depth)  # whoever fills it waits until there is room again
-        self._trim_marks(context)
 
     def shorten(self, context: Context, length: int) -> None:
         """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
@@ -101,7 +99,6 @@ class Memory:
         if pages < tail.depth:
             cut = tail.ancestor(pages + 1)
             context.recent = cut.tokens
-            context.marks = decode_page(cut.marks, pages * self.page_size)
             context.working_tokens = 0
             self._move_hold(context, cut.parent if pages else context.root)
         tokens = length - context.tail.depth * self.page_size
@@ -144,7 +141,6 @@ class Memory:
     def wake(self, context: Context) -> None:
         """Undo a suspension: no pages, and all tokens buffered."""
         context.recent = context.token_bytes()
-        context.marks = context.all_marks() if context.marked else {}
         context.tail = context.root
         context.suspended = False
         context.table = None
@@ -157,16 +153,15 @@ class Memory:
         """
         if context.working_tokens:
             return []
+        start, known = context.tail, context.recent
         if context.suspended:
-            start, known, marks = context.root, context.token_bytes(), context.all_marks() if context.marked else {}
-        else:
-            start, known, marks = context.tail, context.recent, context.marks
+            start, known = context.root, context.token_bytes()
         if context.by_hand is not None:
             tokens = min(tokens, context.by_hand * self.page_size)
         known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
         if start.parent is None:
-            return self.index.search(context.root, known, marks)
-        return self.index.walk(start, known, context.root, marks)
+            return self.index.search(context.root, known, context.marks)
+        return self.index.walk(start, known, context.root, context.marks)
 
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
         """Continue a context with up to `limit` pages that are in other tiers, or came to the device meanwhile.
@@ -285,8 +280,3 @@ class Memory:
             self.index.release(context.tail)
         context.tail = tail
         context.table = None
-
-    def _trim_marks(self, context: Context) -> None:
-        if context.marks:
-            first = context.tail.depth * self.page_size
-            context.marks = {index: mark for index, mark in context.marks.items() if index >= first}

@@ -70,7 +70,6 @@ class PageNode:
     identity: Identity | None = None  # of a root
     published: bool = False  # whether contexts of all namespaces find what stands behind this root
     marks: bytes = b""  # of its tokens, see `marks`
-    marked: bool = False  # whether it or a page before it has marks
     page: int = NOWHERE  # on the device
     host: int = NOWHERE  # slots of copies in other tiers
     disk: int = NOWHERE
@@ -202,7 +201,6 @@ class PrefixIndex:
             parent,
             tokens,
             marks=marks,
-            marked=bool(marks) or parent.marked,
             page=page,
             holders=1,
             depth=parent.depth + 1,

@@ -36,8 +36,7 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
     kept = context.manual_commit or context.held_back
     assert kept or context.working_tokens < context.page_size, "a full page was not committed"
-    first = context.tail.depth * context.page_size
-    assert all(first <= at < context.length for at in context.marks), "marks of other tokens"
+    assert all(0 <= at < context.length for at in context.marks), "marks of other tokens"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
     chain, start = context.chain(), context.tail.ancestor(0)
     assert context.root is index.root(context.identity), "another root"

@@ -135,8 +135,29 @@ BUGS = [
     Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
     # marks
     Bug("a mark stays behind after a truncate", Memory, "shorten", "context.marks = {index: mark", "_ = {index: mark"),
-    Bug("a rewind forgets marks", Memory, "shorten", "decode_page(cut.marks, pages * self.page_size)", "{}"),
-    Bug("a suspension forgets marks", Memory, "wake", "context.all_marks() if context.marked else {}", "{}"),
+    Bug(
+        "a rewind forgets marks",
+        Memory,
+        "shorten",
+        "context.working_tokens = 0",
+        "context.working_tokens, context.marks = 0, {}",
+    ),
+    Bug("a fork forgets marks", ContextCache, "fork", "stash={}", "stash={}, marks={}"),
+    Bug(
+        "marks go to the parent as well",
+        ContextCache,
+        "append",
+        "context.marks = {**context.marks, **{at: mark for at, mark in enumerate(marks, first) if mark}}",
+        "context.marks.update({at: mark for at, mark in enumerate(marks, first) if mark})",
+    ),
+    Bug(
+        "marks of what is buffered are published",
+        ContextCache,
+        "publish",
+        "if index < publication.length",
+        "",
+        often=PUBLISHING,
+    ),
     Bug(
         "marks are not committed",
         Memory,
@@ -153,7 +174,6 @@ BUGS = [
         "parent.children.get((whose, tokens, marks))",
         "next((node for node in parent.children.values() if (node.owner, node.tokens) == (whose, tokens)), None)",
     ),
-    Bug("marks are shared with the child", ContextCache, "fork", "marks=dict(context.marks)", "marks=context.marks"),
     # publications
     Bug(
         "a private continuation is everybody's",

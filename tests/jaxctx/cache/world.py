@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from jaxctx.cache import control
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import ContextCache, Found, Identity
-from jaxctx.cache.marks import decode_page, encode_mark
+from jaxctx.cache.marks import encode_mark
 from jaxctx.cache.prefix import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 
-from .keys import Key
+from .keys import Key, decode_page
 from .machine import Data, Machine, Slot
 from .oracle import Expected, Oracle
 from .recount import check, nodes
@@ -464,7 +464,7 @@ class World:
         assert c.tokens().tolist() == e.tokens
         middle = len(e.tokens) // 2
         assert c.tokens(middle, max(seq_len, middle)).tolist() == e.tokens[middle : max(seq_len, middle)]
-        assert c.all_marks() == {index: mark for index, mark in enumerate(e.marks) if mark}
+        assert c.marks == {index: mark for index, mark in enumerate(e.marks) if mark}
         assert c.by_hand == e.by_hand
         assert e.stash.keys() >= {n for n, parked in c.stash.items() if not parked.lost}, "parked what is computed"
         pages = c.page_table().tolist()
