@@ -19,24 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
+from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, Stored
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
-    """Data of one page of a context that is not on the device, and is in no committed page: `tokens` of it count."""
+class Parked(Stored):
+    """Data of a page that is no committed one, to be loaded into a working page: `tokens` of it count."""
 
     tokens: int
-    host: int = NOWHERE
-    disk: int = NOWHERE
-    page: int = NOWHERE  # never on the device: it is loaded into a working page
-
-    @property
-    def lost(self) -> bool:
-        """Whether no tier has it any more."""
-        return self.host == self.disk == NOWHERE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -60,8 +60,22 @@ class Identity:
         return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stored:
+    """Where the data of one page is: on the device, and in slots of other tiers."""
+
+    page: int = NOWHERE
+    host: int = NOWHERE
+    disk: int = NOWHERE
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is nowhere."""
+        return self.page == self.host == self.disk == NOWHERE
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class PageNode:
+class PageNode(Stored):
     """One committed page in its sequence; a root (no parent, no tokens, no page) stands before the first of each."""
 
     parent: PageNode | None
@@ -70,18 +84,10 @@ class PageNode:
     identity: Identity | None = None  # of a root
     published: bool = False  # whether contexts of all namespaces find what stands behind this root
     marks: bytes = b""  # of its tokens, see `marks`
-    page: int = NOWHERE  # on the device
-    host: int = NOWHERE  # slots of copies in other tiers
-    disk: int = NOWHERE
     holders: int = 0
     depth: int = 0  # pages up to and including this one
     children: dict[tuple[PageNode, bytes, bytes], PageNode] = field(default_factory=dict)  # by owner, tokens and marks
     indexed: bool = False  # whether it is one of its parent's children
-
-    @property
-    def lost(self) -> bool:
-        """Whether no tier has its data."""
-        return self.page == self.host == self.disk == NOWHERE
 
     def lineage(self, after: int = 0) -> Iterator[PageNode]:
         """This node and those before it, the last first, down to page number `after`; the root is none of them."""

@@ -164,9 +164,7 @@ class Tiers:
 
     def _gone(self, item: Item) -> None:
         """Forget a node that is nowhere, with all that stand behind it."""
-        if isinstance(item, Parked) or not item.lost or not item.indexed:
-            return
-        gone = [item]
+        gone = [item] if isinstance(item, PageNode) and item.lost and item.indexed else []
         for node in gone:
             gone += node.children.values()
             self.drop(node)
@@ -193,5 +191,5 @@ def found(path: Sequence[Item]) -> Found:
     device = on_device(path)
     host = sum(item.host != NOWHERE for item in path[device:])
     unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    parked = 0 if not path or isinstance(path[-1], PageNode) else path[-1].tokens
+    parked = path[-1].tokens if path and isinstance(path[-1], Parked) else 0
     return Found(device, unheld, host, len(path) - device - host, parked)

@@ -78,9 +78,9 @@ BUGS = [
     Bug(
         "a restored page is not the node's",
         Memory,
-        "_follow",
-        "self.index.place(node, page)",
-        "self.index.place(node, node.host)",
+        "_bring",
+        "self.index.place(item, page)",
+        "self.index.place(item, item.host)",
     ),
     Bug("a restore goes too far", Memory, "restore", "[: limit - gained]", "[: limit + 1]"),
     Bug("a restore refuses after it changed", Memory, "_room", "if not gained:", "if True:"),
@@ -115,14 +115,14 @@ BUGS = [
     Bug(
         "parked tokens count twice",
         Memory,
-        "_unpark",
+        "_bring",
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("parked data beyond the limit is found", Memory, "parked", "self.pages_for(stop)", "10**6"),
+    Bug("parked data beyond the limit is found", Memory, "ahead", "self.pages_for(tokens)", "10**6"),
     # by hand, and held back
     Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
-    Bug("a page by hand commits itself", Memory, "_unpark", "number < context.by_hand", "True"),
+    Bug("a page by hand commits itself", Memory, "_bring", "number < context.by_hand", "True"),
     Bug("a match commits more than was by hand", Memory, "path", "if context.by_hand is not None:", "if False:"),
     Bug(
         "what is held back is not committed",
