@@ -58,7 +58,6 @@ class Context:
     recent: bytes = b""  # working tokens, then buffered ones; forks share it
     marks: Mapping[int, bytes] = field(default_factory=dict)  # of its tokens, by index; forks share it
     working_tokens: int = 0  # in working pages
-    held_back: bool = False  # some of its working pages are full and commit with the next computation
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended or, of one opened from a snapshot, saved
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence

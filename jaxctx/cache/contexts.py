@@ -239,7 +239,6 @@ class ContextCache:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
         full = self._full(context)
-        context.held_back = hold and full > 0
         merged = self.memory.commit(context, full) if full and not hold else 0
         if context.stash:
             self.memory.drop_stash(context, before=-(-context.seq_len // self.page_size))
@@ -248,9 +247,7 @@ class ContextCache:
     def commit_full(self, context: Context) -> None:
         """Commit the full pages that a settle held back."""
         context.must_live()
-        if context.held_back:
-            context.held_back = False
-            self.memory.commit(context, self._full(context))
+        self.memory.commit(context, self._full(context))
 
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""

@@ -133,7 +133,6 @@ class Memory:
         """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
         context.working_tokens = 0
-        context.held_back = False
         context.suspended = True
         context.table = None
         return self.index.release(context.tail)
@@ -224,7 +223,7 @@ class Memory:
         count = min(item.tokens, tokens - context.seq_len)
         context.working_tokens += count
         commits = not context.manual_commit if context.by_hand is None else number < context.by_hand
-        if commits and count == self.page_size and not context.held_back:  # else with those before it
+        if commits and count == self.page_size and not used:  # else with those before it
             self.commit(context, 1)
         return True
 

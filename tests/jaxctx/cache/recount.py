@@ -34,8 +34,6 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert len(context.recent) % TOKEN_BYTES == 0
     assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
-    kept = context.manual_commit or context.held_back
-    assert kept or context.working_tokens < context.page_size, "a full page was not committed"
     assert all(0 <= at < context.length for at in context.marks), "marks of other tokens"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
     chain, start = context.chain(), context.tail.ancestor(0)
