@@ -19,25 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.cache.marks import decode_page
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, Identity, PageNode
+from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, Stored
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
-    """Data of one page of a context that is not on the device, and is in no committed page: `tokens` of it count."""
+class Parked(Stored):
+    """Data of a page that is no committed one, to be loaded into a working page: `tokens` of it count."""
 
     tokens: int
-    host: int = NOWHERE
-    disk: int = NOWHERE
-    page: int = NOWHERE  # never on the device: it is loaded into a working page
-
-    @property
-    def lost(self) -> bool:
-        """Whether no tier has it any more."""
-        return self.host == self.disk == NOWHERE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,9 +56,8 @@ class Context:
     tail: PageNode  # held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
     recent: bytes = b""  # working tokens, then buffered ones; forks share it
-    marks: dict[int, bytes] = field(default_factory=dict)  # of the tokens in `recent`, by index in the context
+    marks: Mapping[int, bytes] = field(default_factory=dict)  # of its tokens, by index; forks share it
     working_tokens: int = 0  # in working pages
-    held_back: bool = False  # some of its working pages are full and commit with the next computation
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended or, of one opened from a snapshot, saved
     stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
@@ -135,15 +125,12 @@ class Context:
 
     @property
     def marked(self) -> bool:
-        """Whether any of its tokens may have a mark."""
-        return self.tail.marked or bool(self.marks)
+        """Whether any of its tokens has a mark."""
+        return bool(self.marks)
 
-    def all_marks(self, first_page: int = 0) -> dict[int, bytes]:
-        """The marks of the tokens from lineage page number `first_page` on, by index."""
-        marks = dict(self.marks)
-        for node in self.tail.lineage(first_page) if self.tail.marked else ():
-            marks |= decode_page(node.marks, (node.depth - 1) * self.page_size)
-        return marks
+    def all_marks(self, first_page: int = 0) -> Mapping[int, bytes]:
+        """The marks of the tokens from page number `first_page` on, by index; those before them are no less cheap."""
+        return self.marks
 
     def page_table(self) -> Int32[np.ndarray, " pages"]:
         """Physical page ids as they are now, committed ones first; empty if suspended.

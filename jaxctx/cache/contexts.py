@@ -13,8 +13,6 @@ nothing. One thread owns a cache and its contexts.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from xxhash import xxh3_128_digest
-
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.memory import Memory
@@ -35,7 +33,7 @@ PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's 
 class ContextCache:
     """All contexts of one engine, their pages `first_page .. first_page + pages - 1`, and the prefixes they share.
 
-    `clock` and `new_id` are the world: what time it is, and an id nobody has. `digest` is the prefix index's hash.
+    `clock` and `new_id` are the world: what time it is, and an id nobody has.
     Every method with a context raises NotFound if it is closed.
     """
 
@@ -47,12 +45,11 @@ class ContextCache:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         first_page: int = 1,
-        digest: Callable[[bytes], bytes] = xxh3_128_digest,
         host_slots: int = 0,
         disk_slots: int = 0,
     ) -> None:
         self.page_size = page_size
-        self.memory = Memory(pages, first_page, page_size, digest, host_slots, disk_slots)
+        self.memory = Memory(pages, first_page, page_size, host_slots, disk_slots)
         self.restore = self.memory.restore
         self.registry = Registry(clock, new_id)
         self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count
@@ -114,7 +111,6 @@ class ContextCache:
             version=0,
             created_at=now,
             working=self.memory.take(len(sources)),
-            marks=dict(context.marks),
             stash={},
             table=None,
         )
@@ -140,6 +136,7 @@ class ContextCache:
         index, root = self.memory.index, publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
+        publication.marks = {index: mark for index, mark in context.marks.items() if index < publication.length}
         index.publish(root)
         self.publications[root] = publication
         return publication
@@ -167,7 +164,8 @@ class ContextCache:
         context.must_live()
         first = context.length
         context.recent += encode_tokens(tokens)
-        context.marks |= {first + offset: mark for offset, mark in enumerate(marks) if mark}
+        if any(marks):
+            context.marks = {**context.marks, **{at: mark for at, mark in enumerate(marks, first) if mark}}
 
     def match(self, context: Context, tokens: int | None = None) -> int:
         """Move buffered tokens that pages on the device hold already into the context's chain; returns how many.
@@ -241,7 +239,6 @@ class ContextCache:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
         full = self._full(context)
-        context.held_back = hold and full > 0
         merged = self.memory.commit(context, full) if full and not hold else 0
         if context.stash:
             self.memory.drop_stash(context, before=-(-context.seq_len // self.page_size))
@@ -250,9 +247,7 @@ class ContextCache:
     def commit_full(self, context: Context) -> None:
         """Commit the full pages that a settle held back."""
         context.must_live()
-        if context.held_back:
-            context.held_back = False
-            self.memory.commit(context, self._full(context))
+        self.memory.commit(context, self._full(context))
 
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""

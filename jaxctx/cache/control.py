@@ -42,7 +42,6 @@ def rewind(cache: ContextCache, context: Context, to: int) -> None:
     source = context.tail.ancestor(pages + 1).page
     cache.memory.free_working(context, keep=min(partial, 1))
     cache.memory.shorten(context, to)
-    context.held_back = False
     if not partial:
         return
     if not context.working:

@@ -42,14 +42,3 @@ def encode_page(marks: Mapping[int, bytes], first: int, size: int) -> bytes:
         if mark := marks.get(first + offset):
             page += array("i", [offset, len(mark)]).tobytes() + mark
     return bytes(page)
-
-
-def decode_page(page: bytes, first: int) -> dict[int, bytes]:
-    """The marks by index, of a page whose first token has the index `first`."""
-    marks: dict[int, bytes] = {}
-    start = 0
-    while start < len(page):
-        offset, length = array("i", page[start : start + 8])
-        marks[first + offset] = page[start + 8 : start + 8 + length]
-        start += 8 + length
-    return marks

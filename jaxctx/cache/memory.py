@@ -8,7 +8,7 @@ error, so only `take` raises, and it comes first wherever it is needed; `restore
 from collections.abc import Callable
 
 from jaxctx.cache.context import Context, Parked
-from jaxctx.cache.marks import decode_page, encode_page
+from jaxctx.cache.marks import encode_page
 from jaxctx.cache.pages import OutOfPages, PagePool
 from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
 from jaxctx.cache.tiers import Item, Tiers
@@ -20,13 +20,11 @@ Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; Da
 class Memory:
     """The pages `first_page .. first_page + pages - 1` of one engine."""
 
-    def __init__(
-        self, pages: int, first_page: int, page_size: int, digest: Callable[[bytes], bytes], host: int, disk: int
-    ) -> None:
+    def __init__(self, pages: int, first_page: int, page_size: int, host: int, disk: int) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages, first_page)
-        self.index = PrefixIndex(page_size, digest)
-        self.tiers = Tiers(host, disk, self.index.forget)
+        self.index = PrefixIndex(page_size)
+        self.tiers = Tiers(host, disk)
 
     @property
     def available(self) -> int:
@@ -86,7 +84,6 @@ class Memory:
         del context.working[:count]
         context.recent = context.recent[count * page_bytes :]
         context.working_tokens -= count * self.page_size
-        self._trim_marks(context)
         self.pool.release(duplicates)
         return len(duplicates)
 
@@ -95,7 +92,6 @@ class Memory:
         self._move_hold(context, path[-1])
         context.recent = context.recent[len(path) * self.index.page_bytes :]
         self.drop_stash(context, before=context.tail.depth)  # whoever fills it waits until there is room again
-        self._trim_marks(context)
 
     def shorten(self, context: Context, length: int) -> None:
         """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
@@ -103,7 +99,6 @@ class Memory:
         if pages < tail.depth:
             cut = tail.ancestor(pages + 1)
             context.recent = cut.tokens
-            context.marks = decode_page(cut.marks, pages * self.page_size)
             context.working_tokens = 0
             self._move_hold(context, cut.parent if pages else context.root)
         tokens = length - context.tail.depth * self.page_size
@@ -138,7 +133,6 @@ class Memory:
         """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
         context.working_tokens = 0
-        context.held_back = False
         context.suspended = True
         context.table = None
         return self.index.release(context.tail)
@@ -146,7 +140,6 @@ class Memory:
     def wake(self, context: Context) -> None:
         """Undo a suspension: no pages, and all tokens buffered."""
         context.recent = context.token_bytes()
-        context.marks = context.all_marks() if context.marked else {}
         context.tail = context.root
         context.suspended = False
         context.table = None
@@ -159,16 +152,15 @@ class Memory:
         """
         if context.working_tokens:
             return []
+        start, known = context.tail, context.recent
         if context.suspended:
-            start, known, marks = context.root, context.token_bytes(), context.all_marks() if context.marked else {}
-        else:
-            start, known, marks = context.tail, context.recent, context.marks
+            start, known = context.root, context.token_bytes()
         if context.by_hand is not None:
             tokens = min(tokens, context.by_hand * self.page_size)
         known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
         if start.parent is None:
-            return self.index.search(context.root, known, marks)
-        return self.index.walk(start, known, context.root, marks)
+            return self.index.search(context.root, known, context.marks)
+        return self.index.walk(start, known, context.root, context.marks)
 
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
         """Continue a context with up to `limit` pages that are in other tiers, or came to the device meanwhile.
@@ -184,13 +176,15 @@ class Memory:
         while gained < limit:
             # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.
             most = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
-            path = self.path(context, within := min(tokens, most))[: limit - gained]
-            if path and not (waits and path[0].page == NOWHERE):
-                followed = self._follow(context, path, gained, ready)
-                gained += followed
-                waits = followed < len(path) and path[followed].indexed  # what is lost is no way any more
-            elif not path and not waits and self._unpark(context, tokens, gained, ready):
-                gained += 1
+            within = min(tokens, most)
+            ahead = self.ahead(context, within)[: limit - gained]
+            if ahead and not (waits and ahead[0].page == NOWHERE):
+                begun = gained
+                for item in ahead:
+                    if waits := not self._bring(context, item, tokens, gained, ready):
+                        break
+                    gained += 1
+                waits = waits and not ahead[gained - begun].lost  # what is lost is no way any more
             elif self._fetch(context, within, limit - gained):
                 waits = True  # but what is fetched may have cost another page its place, and with it this way
             else:
@@ -207,61 +201,52 @@ class Memory:
                 self.tiers.fetch(item)
         return len(self.tiers.moves) > begun
 
-    def _follow(self, context: Context, path: list[PageNode], gained: int, ready: Ready) -> int:
-        """Adopt the nodes of a path, loading those that are not on the device; returns how many."""
-        for followed, node in enumerate(path):
-            if node.page == NOWHERE:
-                if not self._arrived(node, ready) or not self._room(gained + followed):
-                    return followed
-                self.tiers.hold(node)
+    def _bring(self, context: Context, item: Item, tokens: int, gained: int, ready: Ready) -> bool:
+        """Continue a context with the next item `ahead`, loaded if it is not on the device; was that possible?"""
+        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
+        has_page = item.page != NOWHERE or (isinstance(item, Parked) and used < len(context.working))
+        if (item.page == NOWHERE and not self._arrived(item, ready)) or not (has_page or self._room(gained)):
+            return False
+        if item.page == NOWHERE:
+            self.tiers.hold(item)
+        if isinstance(item, PageNode):
+            if not has_page:
                 page = self.take(1, context.tail.page if context.tail.depth else None)[0]
-                self.tiers.load(node, page)
-                self.index.place(node, page)
-            self.adopt(context, [node])
-        return len(path)
+                self.tiers.load(item, page)
+                self.index.place(item, page)
+            self.adopt(context, [item])
+            return True
+        if not has_page:
+            self.add_working(context, 1)
+        self.tiers.load(item, context.working[used])
+        self.tiers.drop(context.stash.pop(number))
+        count = min(item.tokens, tokens - context.seq_len)
+        context.working_tokens += count
+        commits = not context.manual_commit if context.by_hand is None else number < context.by_hand
+        if commits and count == self.page_size and not used:  # else with those before it
+            self.commit(context, 1)
+        return True
 
-    def parked(self, context: Context, start: int, stop: int) -> list[Parked]:
-        """The data that `restore` would load behind what the index holds: of the tokens from `start` to `stop`."""
-        first, partial = divmod(start, self.page_size)
-        found: list[Parked] = []
-        for number in () if partial else range(first, self.pages_for(stop)):
+    def ahead(self, context: Context, tokens: int, more: bytes = b"") -> list[Item]:
+        """What of a context's next pages some tier has, as far as it goes without a gap; arguments of `path`.
+
+        Behind what the index holds that is parked data.
+        """
+        items: list[Item] = [*self.path(context, tokens, more)]
+        first, partial = divmod(context.seq_len, self.page_size)
+        for number in () if partial else range(first + len(items), self.pages_for(tokens)):
             parked = context.stash.get(number)
             if parked is None or parked.lost:
                 break
-            found.append(parked)
+            items.append(parked)
             if parked.tokens < self.page_size:  # what follows has to be computed first
                 break
-        return found
-
-    def ahead(self, context: Context, tokens: int, more: bytes = b"") -> list[Item]:
-        """What of a context's next pages some tier has, as far as it goes without a gap; arguments of `path`."""
-        path = self.path(context, tokens, more)
-        return [*path, *self.parked(context, context.seq_len + len(path) * self.page_size, tokens)]
+        return items
 
     def drop_stash(self, context: Context, before: int | None = None) -> None:
         """Forget parked data; with `before` only of pages before this one, whose tokens have KV again."""
         for number in [number for number in context.stash if before is None or number < before]:
             self.tiers.drop(context.stash.pop(number))
-
-    def _unpark(self, context: Context, tokens: int, gained: int, ready: Ready) -> bool:
-        """Load the parked data of a context's next page into a working page of its own."""
-        found = self.parked(context, context.seq_len, min(tokens, context.seq_len + self.page_size))
-        if not found or not self._arrived(found[0], ready):
-            return False
-        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
-        count = min(found[0].tokens, tokens - context.seq_len)
-        if used == len(context.working):
-            if not self._room(gained):
-                return False
-            self.tiers.hold(found[0])
-            self.add_working(context, 1)
-        self.tiers.load(found[0], context.working[used])
-        self.tiers.drop(context.stash.pop(number))
-        context.working_tokens += count
-        commits = not context.manual_commit if context.by_hand is None else number < context.by_hand
-        if commits and count == self.page_size and not context.held_back:  # else with those before it
-            self.commit(context, 1)
-        return True
 
     def _room(self, gained: int) -> bool:
         """Whether a page can be had. Raises OutOfPages if nothing was gained before: an error changes nothing."""
@@ -287,8 +272,3 @@ class Memory:
             self.index.release(context.tail)
         context.tail = tail
         context.table = None
-
-    def _trim_marks(self, context: Context) -> None:
-        if context.marks:
-            first = context.tail.depth * self.page_size
-            context.marks = {index: mark for index, mark in context.marks.items() if index >= first}

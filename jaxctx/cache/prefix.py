@@ -1,9 +1,9 @@
 """Prefix: committed pages by what they hold, and the lineage that contexts share.
 
 A `PageNode` is one full, immutable page of a token sequence; its parent is the page before. Contexts hold only their
-last node, so a fork shares everything before it at once. The `PrefixIndex` finds nodes by a chained hash and keeps the
-ones that nobody holds until their pages are needed. It never allocates pages and does not know what a context is.
-Called by `memory` and `contexts` only.
+last node, so a fork shares everything before it at once. The `PrefixIndex` finds nodes from their roots on, child by
+child, and keeps the ones that nobody holds until their pages are needed. It never allocates pages and does not know
+what a context is. Called by `memory` and `contexts` only.
 
     node.holders = contexts whose last node it is + its children that are held
 
@@ -16,15 +16,15 @@ after all of them, and is evicted after all of them: whatever the index holds ca
 way from a root the nodes on the device come first.
 
 Every node has an owner, the root of the identity whose contexts may find it. A child of another owner than its parent's
-is where a private sequence leaves a published one: its hash covers the owner again, so that readers of one publication
-share nothing behind it.
+is where a private sequence leaves a published one: children are told apart by their owners too, so that readers of one
+publication share nothing behind it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -32,7 +32,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_128_digest
 
 from jaxctx.cache.marks import encode_page
 
@@ -40,11 +39,6 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]  # whoever has them 
 
 TOKEN_BYTES = 4  # tokens are kept as the bytes of int32
 NOWHERE = -1
-
-# What follows the parent's digest. Tags differ, and each says how long its field is, so that no two pages have one key.
-_USUAL = b"\x00"  # tokens at the positions of their indices under a causal mask, no media
-_MARKED = b"\x01"
-_OWNER = b"\x02"
 
 NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
@@ -65,30 +59,34 @@ class Identity:
         return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stored:
+    """Where the data of one page is: on the device, and in slots of other tiers."""
+
+    page: int = NOWHERE
+    host: int = NOWHERE
+    disk: int = NOWHERE
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is nowhere."""
+        return self.page == self.host == self.disk == NOWHERE
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class PageNode:
+class PageNode(Stored):
     """One committed page in its sequence; a root (no parent, no tokens, no page) stands before the first of each."""
 
     parent: PageNode | None
     tokens: bytes
-    digest: bytes
     owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
     identity: Identity | None = None  # of a root
     published: bool = False  # whether contexts of all namespaces find what stands behind this root
     marks: bytes = b""  # of its tokens, see `marks`
-    marked: bool = False  # whether it or a page before it has marks
-    page: int = NOWHERE  # on the device
-    host: int = NOWHERE  # slots of copies in other tiers
-    disk: int = NOWHERE
     holders: int = 0
     depth: int = 0  # pages up to and including this one
-    children: int = 0  # indexed ones
-    indexed: bool = False
-
-    @property
-    def lost(self) -> bool:
-        """Whether no tier has its data."""
-        return self.page == self.host == self.disk == NOWHERE
+    children: dict[tuple[PageNode, bytes, bytes], PageNode] = field(default_factory=dict)  # by owner, tokens and marks
+    indexed: bool = False  # whether it is one of its parent's children
 
     def lineage(self, after: int = 0) -> Iterator[PageNode]:
         """This node and those before it, the last first, down to page number `after`; the root is none of them."""
@@ -106,6 +104,12 @@ class PageNode:
             node = node.parent
         return node
 
+    def forget(self) -> None:
+        """Off the index: no tier has its data any more."""
+        assert self.parent is not None
+        del self.parent.children[self.owner, self.tokens, self.marks]
+        self.indexed = False
+
 
 def encode_tokens(tokens: TokenIds) -> bytes:
     """Token ids, `[tokens]`, as the bytes of int32."""
@@ -115,12 +119,10 @@ def encode_tokens(tokens: TokenIds) -> bytes:
 
 
 class PrefixIndex:
-    """Committed pages of all identities. `digest` maps bytes to 16 bytes; it nominates, token bytes decide."""
+    """Committed pages of all identities."""
 
-    def __init__(self, page_size: int, digest: Callable[[bytes], bytes] = xxh3_128_digest) -> None:
+    def __init__(self, page_size: int) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
-        self._digest = digest
-        self._by_digest: dict[bytes, list[PageNode]] = {}  # more than one: a hash collision
         self._cached: OrderedDict[PageNode, None] = OrderedDict()  # least recently released first
         self._roots: WeakValueDictionary[Identity, PageNode] = WeakValueDictionary()
         self._published: dict[Identity, list[PageNode]] = {}  # roots, by the identity without its namespace
@@ -134,7 +136,7 @@ class PrefixIndex:
         """The root of all sequences of this identity. It lives as long as something refers to it."""
         node = self._roots.get(identity)
         if node is None:
-            node = PageNode(None, b"", self._digest(identity.encode()), identity=identity)
+            node = PageNode(None, b"", identity=identity)
             node.owner = self._roots[identity] = node
         return node
 
@@ -178,9 +180,8 @@ class PrefixIndex:
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
         """The indexed node of these tokens and marks behind `parent`, of this owner or a published parent's."""
         for whose in (parent.owner, owner) if parent.owner is not owner and parent.owner.published else (owner,):
-            for node in self._by_digest.get(self._key(parent, whose, tokens, marks), ()):
-                if node.tokens == tokens and node.parent is parent and node.marks == marks and node.owner is whose:
-                    return node
+            if (node := parent.children.get((whose, tokens, marks))) is not None:
+                return node
         return None
 
     def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes, page: int) -> PageNode:
@@ -198,24 +199,15 @@ class PrefixIndex:
         node = PageNode(
             parent,
             tokens,
-            self._key(parent, owner, tokens, marks),
             marks=marks,
-            marked=bool(marks) or parent.marked,
             page=page,
             holders=1,
             depth=parent.depth + 1,
             indexed=True,
         )
         node.owner = owner
-        self._by_digest.setdefault(node.digest, []).append(node)
-        parent.children += 1
+        parent.children[owner, tokens, marks] = node
         return node  # the hold on the parent is now that of a held child
-
-    def _key(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> bytes:
-        data = parent.digest
-        if owner is not parent.owner:
-            data += _OWNER + owner.digest
-        return self._digest(data + (_MARKED + len(marks).to_bytes(4) + marks if marks else _USUAL) + tokens)
 
     def place(self, node: PageNode, page: int) -> None:
         """An indexed node without a page is on the device now, cached: its data is written, or will be before any read.
@@ -248,16 +240,6 @@ class PrefixIndex:
         node, _ = self._cached.popitem(last=False)
         page, node.page = node.page, NOWHERE
         return node, page
-
-    def forget(self, node: PageNode) -> None:
-        """Off the index: no tier has its data any more."""
-        nodes = self._by_digest[node.digest]
-        nodes.remove(node)
-        if not nodes:
-            del self._by_digest[node.digest]
-        node.indexed = False
-        assert node.parent is not None
-        node.parent.children -= 1
 
 
 def _anybody(root: PageNode) -> Identity:

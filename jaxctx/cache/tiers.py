@@ -14,7 +14,7 @@ pages disturb that order, the children of a page that is lost are forgotten with
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -60,16 +60,12 @@ class Slots:
 
 
 class Tiers:
-    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device.
+    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device."""
 
-    `forget` is told of indexed nodes whose data is gone.
-    """
-
-    def __init__(self, host: int, disk: int, forget: Callable[[PageNode], None]) -> None:
+    def __init__(self, host: int, disk: int) -> None:
         self.host = Slots(host)
         self.disk = Slots(disk)
         self.moves: list[Move] = []
-        self._forget = forget
         self._staged = host  # the next slot beyond the tier's own
 
     def copy(self, sources: Iterable[int], targets: Iterable[int]) -> None:
@@ -168,17 +164,11 @@ class Tiers:
 
     def _gone(self, item: Item) -> None:
         """Forget a node that is nowhere, with all that stand behind it."""
-        if isinstance(item, Parked) or not item.lost or not item.indexed:
-            return
-        self._forget(item)
-        if not item.children:
-            return
-        gone, nodes = {item}, [other for other in [*self.host.order, *self.disk.order] if isinstance(other, PageNode)]
-        for other in sorted(nodes, key=lambda node: node.depth):
-            if other.parent in gone and other.indexed:
-                self.drop(other)
-                self._forget(other)
-                gone.add(other)
+        gone = [item] if isinstance(item, PageNode) and item.lost and item.indexed else []
+        for node in gone:
+            gone += node.children.values()
+            self.drop(node)
+            node.forget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +191,5 @@ def found(path: Sequence[Item]) -> Found:
     device = on_device(path)
     host = sum(item.host != NOWHERE for item in path[device:])
     unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    parked = 0 if not path or isinstance(path[-1], PageNode) else path[-1].tokens
+    parked = path[-1].tokens if path and isinstance(path[-1], Parked) else 0
     return Found(device, unheld, host, len(path) - device - host, parked)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from typing import TypeAlias
 
 import numpy as np
 
 from jaxctx.cache.contexts import Context, Identity
-from jaxctx.cache.marks import decode_page
 
 Key: TypeAlias = int
 
@@ -74,3 +74,14 @@ class Keys:
             path.append(found)
             key, start = found, start + size
         return path
+
+
+def decode_page(page: bytes, first: int) -> dict[int, bytes]:
+    """The marks by index, of a page whose first token has the index `first`."""
+    marks: dict[int, bytes] = {}
+    start = 0
+    while start < len(page):
+        offset, length = array("i", page[start : start + 8])
+        marks[first + offset] = page[start + 8 : start + 8 + length]
+        start += 8 + length
+    return marks

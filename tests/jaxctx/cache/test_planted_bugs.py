@@ -9,11 +9,10 @@ from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache
 from jaxctx.cache.memory import Memory
 from jaxctx.cache.pages import PagePool
-from jaxctx.cache.prefix import PrefixIndex
+from jaxctx.cache.prefix import PageNode, PrefixIndex
 from jaxctx.cache.registry import Registry
 
 from .planting import Bug, caught
-from .plays import constant_digest
 
 BUGS = [
     # pages
@@ -35,7 +34,13 @@ BUGS = [
     Bug("holders do not cascade on acquire", PrefixIndex, "acquire", "while node", "if node"),
     Bug("a held page is cached", PrefixIndex, "release", "node.holders == 0 and", "node.holders <= 1 and"),
     Bug("the most recent goes first", PrefixIndex, "evict", "last=False", "last=True"),
-    Bug("an evicted page is still found", PrefixIndex, "forget", "nodes.remove(node)", "pass"),
+    Bug(
+        "an evicted page is still found",
+        PageNode,
+        "forget",
+        "del self.parent.children[self.owner, self.tokens, self.marks]",
+        "pass",
+    ),
     Bug(
         "the parent is cached first",
         PrefixIndex,
@@ -50,17 +55,21 @@ BUGS = [
         "self._roots.get(identity)",
         "next(iter(self._roots.values()), None)",
     ),
-    Bug("the hash decides on tokens", PrefixIndex, "child", "node.tokens == tokens and ", "", constant_digest),
-    Bug("the hash decides on parents", PrefixIndex, "child", "node.parent is parent and ", "", constant_digest),
     Bug(
-        "a collision hides a page",
+        "pages of all tokens are one",
         PrefixIndex,
-        "commit",
-        "self._by_digest.setdefault(node.digest, []).append(node)",
-        "self._by_digest[node.digest] = [node]",
-        constant_digest,
+        "child",
+        "parent.children.get((whose, tokens, marks))",
+        "next((node for node in parent.children.values() if (node.owner, node.marks) == (whose, marks)), None)",
     ),
-    Bug("a collision unlinks another", PrefixIndex, "forget", "if not nodes:", "if True:", constant_digest),
+    Bug(
+        "a page has any parent",
+        PrefixIndex,
+        "child",
+        "parent.children.get((whose, tokens, marks))",
+        "(parent.children or parent.owner.children).get((whose, tokens, marks))",
+    ),
+    Bug("what is forgotten counts as indexed", PageNode, "forget", "self.indexed = False", "pass"),
     Bug("the hold stays on the parent", PrefixIndex, "commit", "self.release(parent)", "pass"),
     Bug(
         "a new page's hold stays on the parent",
@@ -130,8 +139,8 @@ BUGS = [
         "buffered tokens are lost",
         ContextCache,
         "fork",
-        "marks=dict",
-        "recent=context.recent[: 4 * context.working_tokens], marks=dict",
+        "stash={}",
+        "recent=context.recent[: 4 * context.working_tokens], stash={}",
     ),
     Bug("the table is shared", ContextCache, "fork", "table=None", "table=context.table"),
     Bug("the child does not hold", ContextCache, "fork", "self.memory.index.acquire(child.tail)", "pass"),

@@ -10,7 +10,6 @@ from jaxctx.cache.prefix import PrefixIndex
 from jaxctx.cache.tiers import Tiers
 
 from .planting import Bug, caught
-from .plays import constant_digest
 
 PUBLISHING = ("publish", "fill", "create")
 LOSING = ("lose", "restore", "arrive", "suspend")
@@ -64,8 +63,8 @@ BUGS = [
         often=LOSING,
     ),
     Bug("a copy gives way while it is loaded", Tiers, "hold", "self.host.order.pop(item, None)", "pass", often=LOSING),
-    Bug("a child outlives its parent", Tiers, "_gone", "if not item.children:", "if True:", often=LOSING),
-    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(other)", "pass", often=LOSING),
+    Bug("a child outlives its parent", Tiers, "_gone", "gone += node.children.values()", "pass", often=LOSING),
+    Bug("children of a lost page keep their slots", Tiers, "_gone", "self.drop(node)", "pass", often=LOSING),
     Bug("a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._gone(victim)", "pass"),
     Bug(
         "data counts before it arrived",
@@ -79,9 +78,9 @@ BUGS = [
     Bug(
         "a restored page is not the node's",
         Memory,
-        "_follow",
-        "self.index.place(node, page)",
-        "self.index.place(node, node.host)",
+        "_bring",
+        "self.index.place(item, page)",
+        "self.index.place(item, item.host)",
     ),
     Bug("a restore goes too far", Memory, "restore", "[: limit - gained]", "[: limit + 1]"),
     Bug("a restore refuses after it changed", Memory, "_room", "if not gained:", "if True:"),
@@ -116,14 +115,14 @@ BUGS = [
     Bug(
         "parked tokens count twice",
         Memory,
-        "_unpark",
+        "_bring",
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("parked data beyond the limit is found", Memory, "parked", "self.pages_for(stop)", "10**6"),
+    Bug("parked data beyond the limit is found", Memory, "ahead", "self.pages_for(tokens)", "10**6"),
     # by hand, and held back
     Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
-    Bug("a page by hand commits itself", Memory, "_unpark", "number < context.by_hand", "True"),
+    Bug("a page by hand commits itself", Memory, "_bring", "number < context.by_hand", "True"),
     Bug("a match commits more than was by hand", Memory, "path", "if context.by_hand is not None:", "if False:"),
     Bug(
         "what is held back is not committed",
@@ -136,8 +135,29 @@ BUGS = [
     Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
     # marks
     Bug("a mark stays behind after a truncate", Memory, "shorten", "context.marks = {index: mark", "_ = {index: mark"),
-    Bug("a rewind forgets marks", Memory, "shorten", "decode_page(cut.marks, pages * self.page_size)", "{}"),
-    Bug("a suspension forgets marks", Memory, "wake", "context.all_marks() if context.marked else {}", "{}"),
+    Bug(
+        "a rewind forgets marks",
+        Memory,
+        "shorten",
+        "context.working_tokens = 0",
+        "context.working_tokens, context.marks = 0, {}",
+    ),
+    Bug("a fork forgets marks", ContextCache, "fork", "stash={}", "stash={}, marks={}"),
+    Bug(
+        "marks go to the parent as well",
+        ContextCache,
+        "append",
+        "context.marks = {**context.marks, **{at: mark for at, mark in enumerate(marks, first) if mark}}",
+        "context.marks.update({at: mark for at, mark in enumerate(marks, first) if mark})",
+    ),
+    Bug(
+        "marks of what is buffered are published",
+        ContextCache,
+        "publish",
+        "if index < publication.length",
+        "",
+        often=PUBLISHING,
+    ),
     Bug(
         "marks are not committed",
         Memory,
@@ -147,8 +167,13 @@ BUGS = [
     ),
     Bug("marks of the first page for all", Memory, "commit", "context.tail.depth * self.page_size, self", "0, self"),
     Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
-    Bug("the hash decides on marks", PrefixIndex, "child", " and node.marks == marks", "", constant_digest),
-    Bug("marks are shared with the child", ContextCache, "fork", "marks=dict(context.marks)", "marks=context.marks"),
+    Bug(
+        "pages of all marks are one",
+        PrefixIndex,
+        "child",
+        "parent.children.get((whose, tokens, marks))",
+        "next((node for node in parent.children.values() if (node.owner, node.tokens) == (whose, tokens)), None)",
+    ),
     # publications
     Bug(
         "a private continuation is everybody's",
@@ -159,12 +184,11 @@ BUGS = [
         often=PUBLISHING,
     ),
     Bug(
-        "the hash decides on owners",
+        "pages of all owners are one",
         PrefixIndex,
         "child",
-        " and node.owner is whose",
-        "",
-        constant_digest,
+        "parent.children.get((whose, tokens, marks))",
+        "next((node for node in parent.children.values() if (node.tokens, node.marks) == (tokens, marks)), None)",
         often=PUBLISHING,
     ),
     Bug(
