@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from jaxctx.apps.engines import EngineNode, Engines
 from jaxctx.apps.graph import Task
 from jaxctx.errors import DeadlineExceeded, Internal, JaxctxError, ResourceExhausted, Unavailable
 
+MOST_WAITING = 10_000
 MAX_ATTEMPTS = 3  # of a task, on engines that were lost under it
 
 
@@ -51,10 +52,13 @@ class Dispatcher:
         self._run, self._ended, self._clock = run, ended, clock
         self._queue: dict[Task, asyncio.TimerHandle] = {}  # in the order of becoming ready; with the end of the wait
         self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
+        self._running: set[asyncio.Task[None]] = set()  # those that were cancelled and have not ended, too
         self._looking = False
 
     def submit(self, task: Task) -> None:
-        """A task that is ready. Raises nothing: it may wait until its deadline for an engine."""
+        """A task that is ready; it may wait until its deadline for an engine. ResourceExhausted for one too many."""
+        if len(self._queue) >= MOST_WAITING:
+            raise ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
         tenant, waiting = task.call.tenant, {each.call.tenant for each in self._queue}
         if tenant not in waiting:  # those who were away have not saved up turns
             self._spent[tenant] = max(self._spent[tenant], min((self._spent[each] for each in waiting), default=0))
@@ -79,23 +83,14 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         self._looking = False
-        full: set[str] = set()  # models; where the first in line must wait nobody overtakes it
-        for unit in self._units():
-            while unit and unit[0].call.model_id not in full:
-                placed = self._place(unit)
-                if not placed:
-                    full.add(unit[0].call.model_id)
-                unit = unit[placed:]
-
-    def _units(self) -> Iterator[list[Task]]:
-        """The queue in its order, with those that are to go together."""
-        taken: set[Task] = set()
         waiting = self._in_turn()
-        for task in waiting:
-            if task not in taken:
-                unit = [each for each in waiting if each not in taken and self._together(task, each)]
-                taken.update(unit)
-                yield unit
+        while waiting:
+            task = waiting[0]
+            unit = [each for each in waiting if self._together(task, each)]
+            placed = set(unit[: self._place(unit)])
+            # Where the first in line must wait nobody overtakes it.
+            model_id = None if placed else task.call.model_id
+            waiting = [each for each in waiting if each not in placed and each.call.model_id != model_id]
 
     def _in_turn(self) -> list[Task]:
         lanes: dict[str, list[Task]] = defaultdict(list)
@@ -156,7 +151,9 @@ class Dispatcher:
         if not task.call.tokens:
             node.remember(task)
         task.engine_id, task.why = node.id, why
-        node.running[task] = asyncio.create_task(self._attend(task, node))
+        running = node.running[task] = asyncio.create_task(self._attend(task, node))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
     async def _attend(self, task: Task, node: EngineNode) -> None:
         error: JaxctxError | None = None

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xxhash import xxh3_128_digest
-
-from jaxctx.answers import EngineStats
+from jaxctx.answers import Criterion, EngineStats
+from jaxctx.apps.graph import BLOCK
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import JaxctxError, NotFound
 
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 MISSED = 3  # beats after which an engine is lost
-LATENCY_BOUND = 4  # tasks at once where one of them wants its tokens soon
-BLOCK = 32  # characters
+# Tasks of these want few others beside them, as each makes every token of all of them later.
+FEW_AT_ONCE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
+LATENCY_BOUND = 4  # tasks at once where there is one of these
 MOST_BLOCKS = 1 << 16  # remembered of an engine
 CHARACTERS_A_TOKEN = 3  # about; engines count exactly
 
@@ -58,7 +58,7 @@ class EngineNode:
 
     def bound_of(self, task: Task) -> int:
         """How many tasks this one bears beside it, itself included."""
-        return self.latency_bound if task.criterion.few_at_once else self.engine.info.max_batch
+        return self.latency_bound if task.criterion in FEW_AT_ONCE else self.engine.info.max_batch
 
     @property
     def bound(self) -> int:
@@ -98,27 +98,16 @@ class EngineNode:
 
     def cached(self, task: Task) -> int:
         """Characters at the start of a task's prompt that went through this engine; the latest are remembered."""
-        found = 0
-        for digest in _blocks(task.call.tenant, task.prompt):
-            if digest not in self._seen:
-                break
-            found += BLOCK
-        return found
+        unseen = (n for n, digest in enumerate(task.blocks) if digest not in self._seen)
+        return next(unseen, len(task.blocks)) * BLOCK
 
     def remember(self, task: Task) -> None:
         """Its prompt goes through this engine."""
-        for digest in _blocks(task.call.tenant, task.prompt):
+        for digest in task.blocks:
             self._seen[digest] = None
             self._seen.move_to_end(digest)
         while len(self._seen) > MOST_BLOCKS:
             self._seen.popitem(last=False)
-
-
-def _blocks(tenant: str, text: str) -> Iterator[bytes]:
-    """A digest for each whole block, of everything up to its end. Tenants share nothing."""
-    digest = xxh3_128_digest(tenant.encode())
-    for start in range(0, len(text) - BLOCK + 1, BLOCK):
-        yield (digest := xxh3_128_digest(digest + text[start : start + BLOCK].encode()))
 
 
 class Engines:
@@ -147,6 +136,8 @@ class Engines:
         """This life is over. Nothing happens to a later one."""
         if self.nodes.get(node.id) is node:
             del self.nodes[node.id]
+            for making in node.prefixes.values():
+                making.cancel()
             self._lost(node)
 
     def serving(self, model_id: str) -> list[EngineNode]:

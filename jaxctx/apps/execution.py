@@ -14,17 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import cast
 
-from jaxctx.answers import GeneratePiece
+from jaxctx.answers import Criterion, GeneratePiece, named
 from jaxctx.apps.engines import EngineNode
 from jaxctx.apps.graph import Call, Phase, Task
-from jaxctx.engine.interface import Caller, CreateRequest, Ttl, UpdateRequest
+from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
+CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
+FIRST, SOON = (
+    (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY),
+    10,
+)  # their contexts' priority: engines begin with them
 LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 
@@ -50,13 +54,10 @@ class Execution:
         if not wanted:
             return
         try:
-            settings = replace(
-                settings,
-                context_id=await self._context(task, node, caller),
-                max_tokens=wanted,
-                min_tokens=max(0, settings.min_tokens - task.generated),
-            )
-            pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, settings))
+            rest = {"max_tokens": wanted, "min_tokens": max(0, settings.min_tokens - task.generated)}
+            others = named(GenerateRequest, settings) | rest
+            request = GenerateRequest(context_id=await self._context(task, node, caller), **others)
+            pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, request))
             async with aclosing(pieces):
                 async for piece in pieces:
                     call.tokens += piece.token_ids
@@ -64,12 +65,14 @@ class Execution:
                     output.variable.grow(piece.text)
             call.held = len(call.tokens)
         except BaseException:  # who knows what the context holds now
-            self.release(call)
+            if call.home is not None and call.home[0] is node:  # else the call is at work elsewhere already
+                self.release(call)
             raise
 
     async def _context(self, task: Task, node: EngineNode, caller: Caller) -> str:
         """A context on this engine that holds the call's tokens."""
-        call, engine, priority = task.call, node.engine, task.criterion.priority
+        call, engine = task.call, node.engine
+        priority = SOON if task.criterion in FIRST else 0
         if call.home is not None and call.home[0] is not node:
             self.release(call)
         if call.home is not None:
@@ -124,9 +127,12 @@ class Execution:
         return context_id, tokens
 
     def ended(self, task: Task) -> None:
-        """Give up the call's context unless another task of it was asked for."""
+        """Give up the call's context unless another task of it was asked for, and in the end its tokens."""
+        task.forget_prompt()
         if not any(each.phase in (Phase.WAITING, Phase.STARTED) for each in task.call.tasks):
             self.release(task.call)
+        if all(each.ended for each in task.call.tasks):
+            task.call.tokens = []
 
     def release(self, call: Call) -> None:
         """Give up the call's context; it can be made again."""
@@ -143,8 +149,9 @@ class Execution:
 
 
 async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:
-    with suppress(JaxctxError):  # with its engine everything of it is gone
-        await node.engine.close(caller, context_id)
+    with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await node.engine.close(caller, context_id)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -12,35 +12,24 @@ started. The graph starts nodes by the function that it is given, and never wait
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from xxhash import xxh3_128_digest
+
+from jaxctx.answers import Criterion, GraphNode, SubmitCallResult, VariableState
 from jaxctx.apps.native import Function
 from jaxctx.apps.template import Chain
-from jaxctx.apps.variables import State, Variable
-from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError
+from jaxctx.apps.variables import Variable
+from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
 
 if TYPE_CHECKING:
     from jaxctx.apps.engines import EngineNode
 
-
-class Criterion(enum.IntEnum):
-    """What an asker wants; a stronger one is greater."""
-
-    THROUGHPUT = 1
-    TIME_PER_OUTPUT_TOKEN = 2
-    TIME_TO_FIRST_TOKEN = 3
-    LATENCY = 4
-
-    @property
-    def few_at_once(self) -> bool:
-        """Whether a task of it wants few others beside it, as each makes every token of all of them later."""
-        return self in (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
-
-    @property
-    def priority(self) -> int:
-        """Of its contexts: whether an engine begins with it before others."""
-        return 10 if self in (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY) else 0
+BLOCK = 64  # characters; about a page of tokens
+MAX_PROMPT = 8 << 20  # characters
 
 
 class Phase(enum.Enum):
@@ -64,6 +53,16 @@ class Node:
         self.serial = 0
 
     @property
+    def info(self) -> GraphNode:
+        """As it is told, without what it makes them by."""
+        return GraphNode(
+            phase=self.phase.value,
+            criterion=None if self.phase is Phase.IDLE else self.criterion,
+            inputs=[variable.id for variable in self.inputs],
+            outputs=[variable.id for variable in self.outputs],
+        )
+
+    @property
     def ended(self) -> bool:
         """Whether nothing will come of it any more."""
         return self.phase in (Phase.DONE, Phase.FAILED)
@@ -71,7 +70,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether all that it needs is there."""
-        return all(variable.state is State.SET for variable in self.inputs)
+        return all(variable.state is VariableState.SET for variable in self.inputs)
 
     def needs(self) -> list[Node]:
         """The nodes before it that have not ended."""
@@ -96,6 +95,10 @@ class Step(Node):
         self.named = inputs
         self.settings = settings
 
+    @property
+    def info(self) -> GraphNode:
+        return replace(super().info, function=self.name)
+
 
 class Call:
     """A semantic call: its tasks in order, and the sequence that they continue one after the other.
@@ -106,7 +109,6 @@ class Call:
 
     def __init__(
         self,
-        call_id: str,
         graph: Graph,
         tenant: str,
         model_id: str,
@@ -115,7 +117,7 @@ class Call:
         timeout_s: float,
     ) -> None:
         """`prefix` is the text that all calls of its template begin with; `timeout_s` counts from being asked for."""
-        self.id = call_id
+        self.id = secrets.token_hex(16)
         self.graph = graph
         self.tenant = tenant
         self.model_id = model_id
@@ -128,6 +130,11 @@ class Call:
         for chain in chains:
             self.tasks.append(Task(self, chain, self.tasks[-1] if self.tasks else None))
 
+    @property
+    def info(self) -> SubmitCallResult:
+        """As it is told to whoever made it."""
+        return SubmitCallResult(call_id=self.id, outputs=[task.outputs[0].info for task in self.tasks])
+
 
 class Task(Node):
     """The unit of scheduling: what to append to the call's sequence, and the output that continues it."""
@@ -139,6 +146,8 @@ class Task(Node):
         self.chain = chain
         self.previous = previous
         self.group: Group | None = None
+        self.prompt = ""
+        self.blocks: list[bytes] = []  # digests of all of a first prompt up to the end of each whole block
         self.deadline = float("inf")
         self.attempts = 0  # on engines that were lost
         self.appended = False  # the prompt is among the call's tokens
@@ -146,10 +155,22 @@ class Task(Node):
         self.engine_id = ""
         self.why = ""  # this engine
 
+    def make_prompt(self) -> None:
+        """Of its inputs, which are set. ResourceExhausted if that would be too long for any engine."""
+        parts = [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
+        if sum(map(len, parts)) > MAX_PROMPT:
+            raise ResourceExhausted(f"the prompt has more than {MAX_PROMPT} characters", reason="NEVER_FITS")
+        self.prompt, digest = "".join(parts), xxh3_128_digest(self.call.tenant.encode())
+        starts = range(0, len(self.prompt) - BLOCK + 1, BLOCK) if self.previous is None else ()
+        self.blocks = [digest := xxh3_128_digest(digest + self.prompt[at : at + BLOCK].encode()) for at in starts]
+
+    def forget_prompt(self) -> None:
+        """It was the last to need it."""
+        self.prompt, self.blocks = "", []
+
     @property
-    def prompt(self) -> str:
-        """As text. Its inputs must be set."""
-        return "".join(each.text if isinstance(each, Variable) else each for each in self.chain.prompt)
+    def info(self) -> GraphNode:
+        return replace(super().info, call_id=self.call.id, engine_id=self.engine_id, why=self.why)
 
     @property
     def ready(self) -> bool:
@@ -184,7 +205,9 @@ class Graph:
         InvalidArgument for a cycle; then nothing is connected.
         """
         outputs = [variable for node in nodes for variable in node.outputs]
-        if len(set(outputs)) < len(outputs) or any(each.producer or each.state is not State.UNSET for each in outputs):
+        if len(set(outputs)) < len(outputs) or any(
+            each.producer or each.state is not VariableState.UNSET for each in outputs
+        ):
             raise FailedPrecondition("an output must be a variable that is unset, and that nothing else makes")
         for node in nodes:
             for variable in node.inputs:

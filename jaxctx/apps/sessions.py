@@ -7,17 +7,16 @@ for a while of their own.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from jaxctx.answers import Criterion, SessionInfo
 from jaxctx.apps import native
 from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
-from jaxctx.apps.graph import Call, Criterion, Graph, Node, Phase, Step, Task
+from jaxctx.apps.graph import Call, Graph, Node, Phase, Step, Task
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
 from jaxctx.apps.variables import Variable
-from jaxctx.engine.interface import GenerateRequest
 from jaxctx.errors import (
     AlreadyExists,
     Cancelled,
@@ -27,43 +26,12 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from jaxctx.v1.requests import Parameter, SubmitCallRequest, SubmitStepRequest
 
 MAX_SESSIONS = 1000  # of a tenant
 MAX_VARIABLES = 10_000  # of a session
 MAX_TEXT_BYTES = 64 << 20  # of what a session was given
 SWEEP_S = 1.0
-CALL_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """What stands at a place of a template: a text, a variable's text, or an output if `settings` are there."""
-
-    name: str
-    text: str | None = None
-    variable_id: str | None = None  # of an output: the variable to make; None: a new one of the parameter's name
-    settings: GenerateRequest | None = None  # without the id of a context
-    criterion: Criterion | None = None  # of an output: ask for it at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRequest:
-    """A semantic call. `timeout_s` is how long it may wait and run once it is asked for."""
-
-    model_id: str = ""
-    template: str
-    parameters: Sequence[Parameter]
-    timeout_s: float = CALL_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
-    """A native step: the name of its function, variables by the names that it knows them by, names of new ones."""
-
-    function: str
-    inputs: Mapping[str, str]
-    settings: Mapping[str, str] = field(default_factory=dict)
-    outputs: Sequence[str]
 
 
 class Session:
@@ -81,15 +49,29 @@ class Session:
         self._bytes = 0
         self._used_at = programs.clock()
 
+    @property
+    def info(self) -> SessionInfo:
+        """As it is told."""
+        return SessionInfo(
+            session_id=self.id,
+            ttl_s=self.ttl_s,
+            variables=len(self.variables),
+            calls=len(self.calls),
+            started=sum(node.phase is Phase.STARTED for node in self.nodes()),
+        )
+
     def use(self) -> None:
         """Its time to live begins again."""
         self._used_at = self._programs.clock()
 
-    @property
-    def idle_s(self) -> float:
-        """Since it was last used; 0 while something runs."""
-        runs = any(node.phase is Phase.STARTED for node in self.nodes())
-        return 0.0 if runs else self._programs.clock() - self._used_at
+    def over(self) -> bool:
+        """Whether its time to live has ended. It begins again while something runs."""
+        if self._programs.clock() - self._used_at < self.ttl_s:
+            return False
+        if any(node.phase is Phase.STARTED for node in self.nodes()):
+            self.use()
+            return False
+        return True
 
     def nodes(self) -> list[Node]:
         """All calls' tasks, then the steps, in the order of their coming."""
@@ -103,8 +85,8 @@ class Session:
 
     def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
         """A new variable; with a text one that is set."""
-        self._check_room(1, text or "")
-        variable = Variable(secrets.token_hex(16), name, description)
+        self._bytes += self._room(1, text or "")
+        variable = Variable(name, description)
         self.variables[variable.id] = variable
         if text is not None:
             variable.set(text)
@@ -113,8 +95,9 @@ class Session:
     def set(self, variable_id: str, text: str) -> Variable:
         """Give a variable its text. AlreadyExists if it has one, FailedPrecondition for the output of a call."""
         variable = self.variable(variable_id)
-        self._check_room(0, text)
-        variable.give(text)
+        variable.check_free()
+        self._bytes += self._room(0, text)
+        variable.set(text)
         self.graph.settled(variable)
         return variable
 
@@ -124,45 +107,45 @@ class Session:
         self.graph.ask(variable, criterion)
         return variable
 
-    def submit(self, request: CallRequest) -> tuple[Call, list[Variable]]:
-        """Add a call, and run nothing of it but what `criterion` asks for; returns it and its outputs, in their order.
+    def submit(self, request: SubmitCallRequest) -> Call:
+        """Add a call, and run nothing of it but what a criterion asks for.
 
         Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable,
         AlreadyExists or FailedPrecondition for an output that cannot be one; then there is no call.
         """
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
-        self._check_room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
+        size = self._room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
         segments: dict[str, Segment] = {}
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
                 raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
-            if parameter.settings is not None and (parameter.settings.max_tokens or 1) >= longest:
+            if parameter.output is not None and (parameter.output.max_tokens or 1) >= longest:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
             segments[parameter.name] = self._segment(parameter)
-        made = chains(request.template, segments)
-        prefix, call_id = constant_prefix(request.template), secrets.token_hex(16)
-        call = Call(call_id, self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
+        made, prefix = chains(request.template, segments), constant_prefix(request.template)
+        call = Call(self.graph, self.tenant, model_id, prefix, made, request.timeout_s)
         self.graph.add(call.tasks)
         self.calls[call.id] = call
-        outputs = [segment.variable for segment in segments.values() if isinstance(segment, Output)]
-        self.variables |= {variable.id: variable for variable in outputs}
-        for parameter in request.parameters:
-            segment = segments[parameter.name]
-            if isinstance(segment, Output) and parameter.criterion is not None:
-                self.graph.ask(segment.variable, parameter.criterion)
-        return call, outputs
+        self._bytes += size
+        outputs = [task.chain.output for task in call.tasks]
+        self.variables |= {output.variable.id: output.variable for output in outputs}
+        for output in outputs:
+            if output.settings.criterion is not None:
+                self.graph.ask(output.variable, output.settings.criterion)
+        return call
 
-    def add_step(self, request: StepRequest) -> list[Variable]:
+    def add_step(self, request: SubmitStepRequest) -> list[Variable]:
         """Add a native step; returns its outputs. It runs when one of them is asked for."""
         function = self._programs.functions.get(request.function)
         if function is None:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
-        self._check_room(len(request.outputs), *request.settings.values())
-        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs.items()}
-        outputs = [Variable(secrets.token_hex(16), name) for name in request.outputs]
+        size = self._room(len(request.outputs), *request.settings.values())
+        inputs = {name: self.variable(variable_id) for name, variable_id in request.inputs}
+        outputs = [Variable(name) for name in request.outputs]
         step = Step(request.function, function, inputs, request.settings, outputs)
         self.graph.add([step])
         self.steps[step] = None
+        self._bytes += size
         self.variables |= {variable.id: variable for variable in outputs}
         return outputs
 
@@ -181,22 +164,27 @@ class Session:
             variable.fail(gone)
 
     def _segment(self, parameter: Parameter) -> Segment:
-        if parameter.settings is None:
-            return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)  # type: ignore[return-value]
-        if parameter.variable_id is None:
-            return Output(Variable(secrets.token_hex(16), parameter.name), parameter.settings)
-        return Output(self.variable(parameter.variable_id), parameter.settings)
+        output = parameter.output
+        if output is not None:
+            named = output.variable_id is not None
+            return Output(self.variable(output.variable_id) if named else Variable(parameter.name), output)
+        return parameter.text if parameter.variable_id is None else self.variable(parameter.variable_id)
 
-    def _check_room(self, variables: int, *texts: str) -> None:
+    def _room(self, variables: int, *texts: str) -> int:
+        """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""
         size = sum(len(text.encode()) for text in texts)
         if len(self.variables) + variables > MAX_VARIABLES or self._bytes + size > MAX_TEXT_BYTES:
             message = f"a session has up to {MAX_VARIABLES} variables and {MAX_TEXT_BYTES} bytes of text"
             raise ResourceExhausted(message, reason="QUOTA")
-        self._bytes += size
+        return size
 
     def _start(self, node: Node) -> None:
         if isinstance(node, Task):
-            self._programs.dispatcher.submit(node)
+            try:
+                node.make_prompt()
+                self._programs.dispatcher.submit(node)
+            except JaxctxError as error:
+                self.graph.fail(node, error)
         elif isinstance(node, Step):
             self.steps[node] = asyncio.create_task(self._run(node))
 
@@ -248,7 +236,8 @@ class Programs:
 
     def session(self, tenant: str, session_id: str) -> Session:
         """A tenant's session, which is used by that. NotFound for any other's, too."""
-        if (session := self._sessions.get((tenant, session_id))) is None:
+        session = self._sessions.get((tenant, session_id))
+        if session is None or self._end_if_over(session):
             raise NotFound("there is no such session", reason="SESSION_NOT_FOUND")
         session.use()
         return session
@@ -268,14 +257,18 @@ class Programs:
         try:
             while True:
                 for session in list(self._sessions.values()):
-                    if session.idle_s > session.ttl_s:
-                        self._end(session, Cancelled("the session's time to live ended"))
+                    self._end_if_over(session)
                 await asyncio.sleep(SWEEP_S)
         finally:
             for each in watching:
                 each.cancel()
             for session in list(self._sessions.values()):
                 self._end(session, Unavailable("the server stops"))
+
+    def _end_if_over(self, session: Session) -> bool:
+        if over := session.over():
+            self._end(session, Cancelled("the session's time to live ended"))
+        return over
 
     def _end(self, session: Session, gone: JaxctxError) -> None:
         del self._sessions[session.tenant, session.id]

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxctx.apps.variables import Variable
-from jaxctx.engine.interface import GenerateRequest
 from jaxctx.errors import InvalidArgument
+from jaxctx.v1.requests import CallOutput
 
 PLACE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a text is generated, and how. The context's id in `settings` is filled in when there is one."""
+    """Where a text is generated, and how."""
 
     variable: Variable
-    settings: GenerateRequest
+    settings: CallOutput
 
 
 Segment = str | Variable | Output  # text, an input, an output

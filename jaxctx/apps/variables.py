@@ -10,32 +10,25 @@ be read; they are the text only when it is set.
 from __future__ import annotations
 
 import asyncio
-import enum
+import secrets
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from jaxctx.answers import Criterion, VariableInfo, VariableState
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError
 
 if TYPE_CHECKING:
-    from jaxctx.apps.graph import Criterion, Node
-
-
-class State(enum.Enum):
-    """Of a variable."""
-
-    UNSET = "unset"
-    SET = "set"
-    FAILED = "failed"
+    from jaxctx.apps.graph import Node
 
 
 class Variable:
     """A text future, of one session. `text` grows while it is made; `producer` None: somebody is to set it."""
 
-    def __init__(self, variable_id: str, name: str, description: str = "") -> None:
-        self.id = variable_id
+    def __init__(self, name: str, description: str = "") -> None:
+        self.id = secrets.token_hex(16)
         self.name = name
         self.description = description
-        self.state = State.UNSET
+        self.state = VariableState.UNSET
         self.text = ""
         self.error: JaxctxError | None = None
         self.producer: Node | None = None
@@ -44,16 +37,14 @@ class Variable:
         self._changed = asyncio.Event()  # of the state that is; replaced with every change
 
     def set(self, text: str) -> None:
-        """Raises AlreadyExists if it is set, or has failed."""
-        if self.state is not State.UNSET:
-            raise AlreadyExists(f"the variable is {self.state.value}")
-        self.text, self.state = text, State.SET
+        """It must be unset."""
+        self.text, self.state = text, VariableState.SET
         self._tell()
 
     def fail(self, error: JaxctxError) -> None:
         """Whoever waits for it gets the error. Nothing happens to one that is set or has failed."""
-        if self.state is State.UNSET:
-            self.error, self.state = error, State.FAILED
+        if self.state is VariableState.UNSET:
+            self.error, self.state = error, VariableState.FAILED
             self._tell()
 
     def grow(self, part: str) -> None:
@@ -61,11 +52,26 @@ class Variable:
         self.text += part
         self._tell()
 
-    def give(self, text: str) -> None:
-        """Set by a client. FailedPrecondition for one that something else makes."""
+    @property
+    def info(self) -> VariableInfo:
+        """As it is told."""
+        error = self.error
+        return VariableInfo(
+            variable_id=self.id,
+            name=self.name,
+            description=self.description,
+            state=self.state,
+            text=self.text,
+            error_reason=error.reason if error else "",
+            error_message=error.message if error else "",
+        )
+
+    def check_free(self) -> None:
+        """Raise AlreadyExists if it is set or has failed, FailedPrecondition if a call or step makes it."""
         if self.producer is not None:
-            raise FailedPrecondition("the variable is the output of a call; only that sets it")
-        self.set(text)
+            raise FailedPrecondition("the variable is the output of a call or step; only that sets it")
+        if self.state is not VariableState.UNSET:
+            raise AlreadyExists(f"the variable is {self.state.value}")
 
     async def wait(self) -> str:
         """The text, once it is set. Raises the error that it failed with."""
@@ -83,7 +89,7 @@ class Variable:
                 yield part
             elif self.error is not None:
                 raise self.error
-            elif self.state is State.SET:
+            elif self.state is VariableState.SET:
                 return
             else:
                 await changed.wait()

@@ -160,7 +160,7 @@ class ContextCache:
         self.registry.leave(context)
 
     def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
-        """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages. Raises InvalidArgument.
+        """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages.
 
         `marks`, if there are any, has one for every token; see `marks`.
         """

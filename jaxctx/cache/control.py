@@ -6,7 +6,7 @@ the engine's operations.
 
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.pages import OutOfPages
-from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from jaxctx.errors import FailedPrecondition, OutOfRange
 
 
 def truncate(cache: ContextCache, context: Context, tokens: int) -> None:
@@ -53,13 +53,8 @@ def rewind(cache: ContextCache, context: Context, to: int) -> None:
 
 
 def reserve(cache: ContextCache, context: Context, pages: int) -> None:
-    """Add empty working pages; a suspended context comes back first, as by `match`.
-
-    Raises InvalidArgument for more than the pool has at all, OutOfPages for more than can be had now.
-    """
+    """Add empty working pages; a suspended context comes back first, as by `match`. Raises OutOfPages."""
     context.must_live()
-    if not 0 <= pages <= cache.memory.pool.total:
-        raise InvalidArgument.field("pages", f"0 to {cache.memory.pool.total}, the size of the pool")
     if context.suspended:
         cache.memory.must_have(pages + cache.peek(context).unheld)
         cache.match(context)

@@ -8,7 +8,7 @@ A pinned holder (a context, a publication) is charged the pages that it holds or
 that share a page are charged it twice, so that no charge depends on what others do. Checks may refuse, charges not.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 
 from jaxctx.cache.contexts import Context, ContextCache
@@ -57,8 +57,7 @@ class Quotas:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._charges: dict[tuple[str, Hashable], int] = {}  # pages of each pinned holder, with its tenant
-        self._pinned: Counter[str] = Counter()  # their sums
+        self._charges: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)  # pages of a tenant's pinned holders
 
     def check(self, **counts: int) -> None:
         """Raises ResourceExhausted (QUOTA) if a tenant may not have so many, each by the name of its limit."""
@@ -69,11 +68,11 @@ class Quotas:
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
-        return self._pinned[tenant.removeprefix(HIDDEN)]
+        return self._charges[tenant.removeprefix(HIDDEN)].total()
 
     def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
         """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
-        more = pages - self._charges.get((tenant.removeprefix(HIDDEN), holder), 0)
+        more = pages - self._charges[tenant.removeprefix(HIDDEN)][holder]
         budget = self._config.pin_budget
         remaining = max(budget - self.pinned(tenant), 0)
         if more > remaining:
@@ -82,9 +81,7 @@ class Quotas:
 
     def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
         """The holder has so many pinned pages from now on."""
-        tenant = tenant.removeprefix(HIDDEN)
-        self._pinned[tenant] += pages - self._charges.pop((tenant, holder), 0)
-        if pages:
-            self._charges[tenant, holder] = pages
-        if not self._pinned[tenant]:
-            del self._pinned[tenant]
+        charges = self._charges[tenant.removeprefix(HIDDEN)]
+        charges[holder] = pages
+        if not pages:
+            del charges[holder]

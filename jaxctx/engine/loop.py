@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -42,35 +42,30 @@ class StepLoop:
         core.transfers.on_arrival = self.wake
         self.outbox = Outbox()
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._flown: queue.SimpleQueue[tuple[Batch, StepArrays] | None] = queue.SimpleQueue()
         self._flying = 0
         self._stopping = False
         self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
         self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
-        self._threads = [
-            threading.Thread(target=self._run, name="jaxctx-step", daemon=True),
-            threading.Thread(target=self._fetch, name="jaxctx-fetch", daemon=True),
-        ]
+        self._stepping = threading.Thread(target=self._run, name="jaxctx-step", daemon=True)
+        self._fetching = ThreadPoolExecutor(1, "jaxctx-fetch")
 
     def start(self) -> None:
         """Start the threads. The device is compiled already."""
-        for thread in self._threads:
-            thread.start()
+        self._stepping.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, drain first."""
-        if not self._threads[0].is_alive():
+        if not self._stepping.is_alive():
             return
         self._inbox.put(self._stop)
-        for thread in self._threads:
-            thread.join()
+        self._stepping.join()
+        self._fetching.shutdown()
         self.core.transfers.close()
 
     def _stop(self) -> None:
         with self._posting:
             self._stopping = True
         self.core.fail_all(Unavailable("the server is stopping", retry_after_s=1.0))
-        self._flown.put(None)
 
     def _run(self) -> None:
         with self.core.device.count_compilations():
@@ -97,8 +92,10 @@ class StepLoop:
     def _dispatch(self) -> bool:
         flight = self._try("a step could not be sent", self.core.dispatch)
         if flight is not None:
+            batch, output = flight
             self._flying += 1
-            self._flown.put(flight)
+            landing = self._fetching.submit(jax.tree.map, np.asarray, output)
+            landing.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, batch, landed)))
         return flight is not None
 
     def _try(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -109,12 +106,11 @@ class StepLoop:
             self._break(what, error)
             return None
 
-    def _landed(self, batch: Batch, output: StepArrays | Exception) -> None:
+    def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         self._flying -= 1
-        if isinstance(output, Exception):
-            self._break("a step failed on the device", output)
-        else:
+        output = self._try("a step failed on the device", landed.result)
+        if output is not None:
             self._try("a step's results could not be booked", self.core.settle, batch, output)
 
     def _break(self, what: str, error: Exception) -> None:
@@ -123,15 +119,6 @@ class StepLoop:
         if not self.failure.done():
             self.failure.set_result(what)
         self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
-
-    def _fetch(self) -> None:
-        while (flight := self._flown.get()) is not None:
-            batch, output = flight
-            try:
-                landed = jax.tree.map(np.asarray, output)
-            except Exception as error:
-                landed = error
-            self._inbox.put(partial(self._landed, batch, landed))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""

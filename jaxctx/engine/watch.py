@@ -8,6 +8,7 @@ anew (RESET). Called on the step thread; the reader's `wake` is called there too
                    what happens to these is pending
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from jaxctx.answers import Change, ContextEvent, ContextInfo, moment
@@ -54,17 +55,14 @@ class Watchers:
     def __init__(self, cache: ContextCache, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._clock = clock
-        self._readers: dict[str, set[Watch]] = {}
+        self._readers: defaultdict[str, set[Watch]] = defaultdict(set)  # by tenant
 
     def join(self, watch: Watch) -> None:
-        self._readers.setdefault(watch.tenant, set()).add(watch)
+        self._readers[watch.tenant].add(watch)
 
     def leave(self, watch: Watch) -> None:
         """It is forgotten, if it ever came."""
-        readers = self._readers.get(watch.tenant, set())
-        readers.discard(watch)
-        if not readers:
-            self._readers.pop(watch.tenant, None)
+        self._readers[watch.tenant].discard(watch)
 
     def note(self, context: Context, change: Change) -> None:
         for watch in self._readers.get(context.tenant, ()):

@@ -12,7 +12,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from google.protobuf.message import DecodeError
 
 from jaxctx.answers import named
 from jaxctx.codec import decode, encode
@@ -182,8 +181,5 @@ def _unseal(message: M, data: bytes) -> M | None:
     body = data[16 : _HEADER + length]
     if len(data) < _HEADER + length or checksum(body) != data[:16]:
         return None
-    try:
-        message.ParseFromString(body[8:])
-    except DecodeError:
-        return None
+    message.ParseFromString(body[8:])
     return message

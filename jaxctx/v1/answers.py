@@ -411,7 +411,7 @@ class SubmitCallResult:
     """The call."""
 
     call_id: str  # for CancelCall
-    outputs: Sequence[VariableInfo] = ()  # its outputs, in the order of the parameters
+    outputs: Sequence[VariableInfo] = ()  # its outputs, in the order in which they stand in the template
 
 
 class Criterion(enum.IntEnum):

@@ -557,7 +557,7 @@ class ListVariablesResponse(google.protobuf.message.Message):
     """For the next page; empty after the last."""
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Variable]:
-        """In the order of their coming; without their texts."""
+        """In the order of their ids; without their texts."""
 
     def __init__(
         self,
@@ -722,7 +722,7 @@ class SubmitCallResponse(google.protobuf.message.Message):
     """For CancelCall."""
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Variable]:
-        """Its outputs, in the order of the parameters."""
+        """Its outputs, in the order in which they stand in the template."""
 
     def __init__(
         self,

@@ -180,7 +180,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVariables(self, request, context):
-        """The session's variables in the order of their coming.
+        """The session's variables in the order of their ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,7 +80,7 @@ class SessionServiceStub:
         jaxctx.v1.session_service_pb2.ListVariablesRequest,
         jaxctx.v1.session_service_pb2.ListVariablesResponse,
     ]
-    """The session's variables in the order of their coming."""
+    """The session's variables in the order of their ids."""
 
     SubmitCall: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.SubmitCallRequest,
@@ -174,7 +174,7 @@ class SessionServiceAsyncStub:
         jaxctx.v1.session_service_pb2.ListVariablesRequest,
         jaxctx.v1.session_service_pb2.ListVariablesResponse,
     ]
-    """The session's variables in the order of their coming."""
+    """The session's variables in the order of their ids."""
 
     SubmitCall: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.SubmitCallRequest,
@@ -286,7 +286,7 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.session_service_pb2.ListVariablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.session_service_pb2.ListVariablesResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.ListVariablesResponse]]:
-        """The session's variables in the order of their coming."""
+        """The session's variables in the order of their ids."""
 
     @abc.abstractmethod
     def SubmitCall(

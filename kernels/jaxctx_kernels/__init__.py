@@ -14,7 +14,7 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 
 from jaxctx_kernels.attention import attend, kernel_for
 from jaxctx_kernels.plan import AttentionPlan, PlanOverflow, PlanShape, Segment, plan_attention, plan_shape, unpack
-from jaxctx_kernels.pool import Pool, Scaled, copy_pages, pool_array, pool_struct, read_pages, write_pages, write_rows
+from jaxctx_kernels.pool import Pool, Scaled, copy_pages, pool_struct, read_pages, write_pages, write_rows
 
 __all__ = [
     "AttentionPlan",
@@ -28,7 +28,6 @@ __all__ = [
     "kernel_for",
     "plan_attention",
     "plan_shape",
-    "pool_array",
     "pool_struct",
     "read_pages",
     "unpack",

@@ -58,13 +58,6 @@ def pool_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype:
     return Scaled(numbers, scales)
 
 
-def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike) -> Pool:
-    """A pool on the default platform; its contents are undefined, page 0 is scratch."""
-    struct = pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend())
-    pool: Pool = jax.tree.map(jnp.zeros_like, struct)
-    return pool
-
-
 def numbers(stored: jax.Array) -> jax.Array:
     """What is stored, as the numbers it stands for: bits become bfloat16, or float32 where that is multiplied faster.
 

@@ -27,7 +27,7 @@ from jaxctx_kernels import (
     kernel_for,
     plan_attention,
     plan_shape,
-    pool_array,
+    pool_struct,
     unpack,
     write_rows,
 )
@@ -153,7 +153,8 @@ def random_pools(layer: Layer, pages: int) -> Pools:
     write = jax.jit(write_rows, donate_argnums=0)
     arrays = []
     for number in range(2 * layer.layers):
-        pool = pool_array(layer.kv_heads, pages, layer.page_size, layer.dim, "bfloat16")
+        sizes = layer.kv_heads, pages, layer.page_size, layer.dim
+        pool = jax.tree.map(jnp.zeros_like, pool_struct(*sizes, "bfloat16", jax.default_backend()))
         shape = (min(WRITTEN_AT_ONCE, pages * layer.page_size), layer.kv_heads, layer.dim)
         values = jax.random.normal(jax.random.key(number), shape, jnp.bfloat16)
         for start in range(0, pages * layer.page_size, len(values)):

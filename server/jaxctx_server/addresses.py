@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import os
 import socket
-import stat
 from pathlib import Path
 
 from jaxctx_server.start import ADDRESS, USAGE, StartError
@@ -32,13 +31,12 @@ def tcp_address(host: str, port: int, flag: str) -> str:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     for resolved in _resolve(host):
         family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((resolved, port))
-            except OSError as error:
-                reason = REASONS.get(error.errno or 0, error.strerror)
-                raise StartError(f"{flag}: cannot listen on {address}: {reason}", ADDRESS) from error
+        try:
+            socket.create_server((resolved, port), family=family).close()
+        except OSError as error:
+            number = error.errno or 0
+            reason = REASONS.get(number, os.strerror(number))
+            raise StartError(f"{flag}: cannot listen on {address}: {reason}", ADDRESS) from error
     return address
 
 
@@ -49,7 +47,7 @@ def unix_address(path: Path) -> str:
     if not path.parent.is_dir():
         raise StartError(f"--unix-socket: {path.parent}: not a directory", ADDRESS)
     if path.exists():
-        if not stat.S_ISSOCK(path.stat().st_mode):
+        if not path.is_socket():
             raise StartError(f"--unix-socket: {path}: there is something else of this name", ADDRESS)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:

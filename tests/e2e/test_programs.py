@@ -188,7 +188,6 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
         ),
         ("GetVariable", {"variable_id": "x", "criterion": 9}, "criterion"),
         ("SubmitStep", {"function": "rm", "outputs": ["x"]}, "function"),
-        ("ListVariables", {"page_token": "x"}, "page_token"),
     ],
 )
 async def test_bad_fields_are_named(caller: Caller, method: str, fields: dict[str, Any], field: str) -> None:
@@ -207,7 +206,7 @@ async def test_lists_come_in_pages(caller: Caller, stub: SessionServiceStub) -> 
     made = [(await caller("CreateVariable", name=str(i), text="t")).variable.variable_id for i in range(5)]
     first = await caller("ListVariables", limit=2)
     rest = await caller("ListVariables", page_token=first.next_page_token)
-    assert [each.variable_id for each in (*first.variables, *rest.variables)] == made
+    assert [each.variable_id for each in (*first.variables, *rest.variables)] == sorted(made)
     functions = (await caller("ListFunctions")).functions
     assert "extract" in [each.name for each in functions]
     assert all(each.description for each in functions)

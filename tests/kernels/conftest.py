@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import Pool, Scaled, Segment
+from jaxctx_kernels import Pool, Scaled, Segment, pool_struct
 from jaxctx_kernels.pool import numbers
 
 Generator = np.random.Generator
@@ -122,6 +124,13 @@ def dense_attention(
                 weight = np.exp(score - score.max())
                 out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
     return out
+
+
+def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: str) -> Pool:
+    """A pool of zeros as the default platform stores it."""
+    struct = pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend())
+    pool: Pool = jax.tree.map(jnp.zeros_like, struct)
+    return pool
 
 
 def dequantised(pool: Pool) -> np.ndarray:

@@ -16,13 +16,14 @@ from jaxctx_kernels import (
     attend,
     plan_attention,
     plan_shape,
-    pool_array,
     unpack,
     write_rows,
 )
 from jaxctx_kernels import pool as pool_module
 from jaxctx_kernels.reference import exp2
 from tests.sums import visible_sum
+
+from .conftest import pool_array
 
 Generator = np.random.Generator
 ROWS, POOL = 64, 120

@@ -23,7 +23,6 @@ from jaxctx_kernels import (
     kernel_for,
     plan_attention,
     plan_shape,
-    pool_array,
     pool_struct,
     unpack,
     write_rows,
@@ -37,7 +36,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxctx_kernels import gpu
 
-from .conftest import dequantised
+from .conftest import dequantised, pool_array
 
 Generator = np.random.Generator
 

@@ -17,7 +17,6 @@ from jaxctx_kernels import (
     copy_pages,
     plan_attention,
     plan_shape,
-    pool_array,
     pool_struct,
     read_pages,
     unpack,
@@ -25,6 +24,8 @@ from jaxctx_kernels import (
     write_rows,
 )
 from jaxctx_kernels.pool import numbers
+
+from .conftest import pool_array
 
 Generator = np.random.Generator
 HEADS, PAGES, SIZE, DIM = 2, 40, 16, 64

@@ -50,6 +50,7 @@ from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
     model_service_pb2_grpc,
+    session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
 from jaxctx_server.access import Key
@@ -456,6 +457,7 @@ class Door:
         return {
             "ContextService": self.contexts,
             "SnapshotService": self.snapshots,
+            "SessionService": session_service_pb2_grpc.SessionServiceStub(self.channel),
             "ModelService": self.models,
             "AdminService": self.admin,
         }[service]

@@ -22,14 +22,14 @@ from grpc_status import rpc_status
 
 from jaxctx import errors, wire
 from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.v1 import admin_service_pb2, model_service_pb2, snapshot_service_pb2
+from jaxctx.v1 import admin_service_pb2, model_service_pb2, session_service_pb2, snapshot_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role
 from jaxctx_server.grpc import pipeline
 from jaxctx_server.grpc.server import SERVICES, options
 from jaxctx_server.grpc.service import LONGEST_S
 
-STREAMED = ("Generate", "WatchContexts")
+STREAMED = ("Generate", "WatchContexts", "ReadVariable")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -134,6 +134,7 @@ def test_every_method_of_every_service_has_a_role() -> None:
     files = [
         context_service_pb2,
         snapshot_service_pb2,
+        session_service_pb2,
         model_service_pb2,
         admin_service_pb2,
         health_pb2,
@@ -174,7 +175,7 @@ async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
 
 
 def _request(method: str) -> Any:
-    modules = (pb, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
+    modules = (pb, snapshot_service_pb2, session_service_pb2, model_service_pb2, admin_service_pb2)
     return next(getattr(module, f"{method}Request") for module in modules if hasattr(module, f"{method}Request"))()
 
 

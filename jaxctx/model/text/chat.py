@@ -20,7 +20,6 @@ import jinja2.sandbox
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.text.tokenizer import check_unicode
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 Message = Mapping[str, Any]  # JSON values: at least `role` and `content`
@@ -71,9 +70,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
             raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
-        prompt = "".join(pieces)
-        check_unicode(prompt, "messages")
-        return prompt
+        return "".join(pieces)
 
     def render_next(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str | None:
         """What the messages add to a conversation that has begun: none of what a template writes once, at its start

@@ -95,8 +95,6 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         """`stops`: not empty strings. With `include_stop` the matched string stays in the text."""
-        if not all(stops):
-            raise ValueError("a stop string is empty")
         self._stops = sorted(stops, key=len)
         self._include_stop = include_stop
         self._held = ""

@@ -27,15 +27,13 @@ from jaxctx_server.validate.requests import BETWEEN, Violations
 MAX_VIOLATIONS = 16  # reported of one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ID_RULE = "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
-MAX_NAME_BYTES = 100
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-NS = 10**9
+NS = 10**9  # a second
 LARGEST = {  # how large a number of the type may be, or how far below zero
     FieldDescriptor.TYPE_INT32: 2**31 - 1,
     FieldDescriptor.TYPE_INT64: 2**63 - 1,
     FieldDescriptor.TYPE_DOUBLE: sys.float_info.max,
 }
-
 Check = Callable[[Any], Violations]
 
 
@@ -55,16 +53,17 @@ def validate(limits: Limits, request: Message) -> None:
 def _message(kind: Descriptor, limits: Limits) -> Check:
     """Of a message of this class: first each field, then fields beside each other."""
     rules = [(field, field.GetOptions().Extensions[rules_pb2.rule]) for field in kind.fields]
-    ruled = [(field, rule) for field, rule in rules if field.type != field.TYPE_BOOL]
-    fields = [(each.name, each.has_presence, rule.required, _field(each, rule, limits)) for each, rule in ruled]
-    beside = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
+    fields = [(each.name, each.has_presence, rule.required, _field(each, rule, limits)) for each, rule in rules]
+    lists = {field.name for field in kind.fields if field.is_repeated}
+    beside: list[Callable[..., Violations]] = []
     if any(rule.needs or rule.excludes or rule.one_for_each for _, rule in rules):
         beside.append(functools.partial(_beside, {field.name: rule for field, rule in rules}))
+    between: list[Callable[..., Violations]] = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
     required = [each for each in kind.oneofs if each.GetOptions().Extensions[rules_pb2.choice].required]
     choices = [(each.name, [field.name for field in each.fields]) for each in required]
 
     def check(message: Message) -> Violations:
-        refused = set()  # fields as a whole
+        refused = set()
         for name, has_presence, is_required, value in fields:
             if not has_presence or message.HasField(name):
                 for path, description in value(getattr(message, name)):
@@ -75,10 +74,10 @@ def _message(kind: Descriptor, limits: Limits) -> Check:
         for choice, names in choices:
             if message.WhichOneof(choice) is None:
                 yield f".{choice}", f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be set"
-        for other in beside:
+        few = lists.isdisjoint(refused)  # else a list may be far too long to look at
+        for other in beside + between if few else beside:
             for path, description in other(message, limits):
-                if not refused or re.split(r"[.[]", path)[0] not in refused:
-                    yield f".{path}", description
+                yield f".{path}", description
 
     return check
 
@@ -108,7 +107,7 @@ def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
         key, value = field.message_type.fields
         checks.append(functools.partial(_pairs, _value(key, rule.keys, limits), _value(value, rule, limits)))
     else:
-        span = _span(field, rule, limits) if field.cpp_type == field.CPPTYPE_INT32 else None
+        span = _span(field, rule, limits) if field.type == field.TYPE_INT32 else None
         checks.append(functools.partial(_entries, _value(field, rule, limits), span))
     if rule.unique:
         checks.append(_unique)
@@ -137,10 +136,12 @@ def _entries(check: Check, span: tuple[float, float] | None, values: Sequence[An
 def _pairs(check_key: Check, check_value: Check, values: Mapping[Any, Any]) -> Violations:
     """Of each entry of a map."""
     for key, value in values.items():
-        for _, description in check_key(key):  # a text that is wrong as a key is no part of a path
-            yield ".key" if isinstance(key, str) else f"[{key}]", description
-        for _, description in check_value(value):
-            yield f"[{key}]", description
+        place, is_text = f"[{key}]", isinstance(key, str)
+        for _, description in check_key(key):
+            yield ".key" if is_text else place, description
+            place = "[]" if is_text else place  # a text that is wrong is no part of a path
+        for path, description in check_value(value):
+            yield place + path, description
 
 
 def _unique(values: Sequence[Any]) -> Violations:
@@ -162,14 +163,10 @@ def _ranges(high: float, bounds: Sequence[int]) -> Violations:
     """Of start, stop, start, stop, ..."""
     plain = bounds[:]
     starts, stops = plain[::2], plain[1::2]
+    in_order = all(map(operator.lt, starts, stops)) and all(map(operator.le, stops, starts[1:]))
     if len(starts) != len(stops):
         yield "", "must be start and stop of each range"
-    elif plain and not (
-        plain[0] >= 0
-        and plain[-1] <= high
-        and all(map(operator.lt, starts, stops))
-        and all(map(operator.le, stops, starts[1:]))
-    ):
+    elif not in_order or min(plain, default=0) < 0 or max(plain, default=0) > high:
         yield "", f"must be ranges of indices, start below stop, ascending and apart, within 0 to {high}"
 
 
@@ -178,6 +175,8 @@ def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
     if field.type == field.TYPE_STRING:
         sized = functools.partial(_text, rule.min_bytes, rule.max_bytes)
         return _id if rule.id else _name if rule.name else sized
+    if field.type == field.TYPE_BOOL:
+        return lambda value: iter(())
     if (kind := field.message_type) is not None:
         is_duration = kind.full_name == Duration.DESCRIPTOR.full_name
         return functools.partial(_duration, rule) if is_duration else _message(kind, limits)
@@ -235,7 +234,7 @@ def _id(text: str) -> Violations:
 
 def _name(text: str) -> Violations:
     """Never part of a path, and never shown in a way that control characters could bend."""
-    yield from _text(1, MAX_NAME_BYTES, text)
+    yield from _text(1, 100, text)
     if CONTROL.search(text):
         yield "", "must have no control characters"
 

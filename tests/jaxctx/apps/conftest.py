@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from jaxctx.answers import Criterion
 from jaxctx.apps.dispatcher import Policy
-from jaxctx.apps.graph import Criterion
-from jaxctx.apps.sessions import CallRequest, Parameter, Programs, Session
-from jaxctx.engine.interface import GenerateRequest
+from jaxctx.apps.sessions import Programs, Session
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
 
 
@@ -41,7 +41,7 @@ class Company:
 
 
 def output(name: str, *, max_tokens: int | None = None, **fields: Any) -> Parameter:
-    return Parameter(name=name, settings=GenerateRequest(context_id="", max_tokens=max_tokens), **fields)
+    return Parameter(name=name, output=CallOutput(max_tokens=max_tokens, **fields))
 
 
 def call(session: Session, template: str, model_id: str = "", **parameters: Any) -> dict[str, str]:
@@ -54,9 +54,8 @@ def call(session: Session, template: str, model_id: str = "", **parameters: Any)
             made.append(Parameter(name=name, variable_id=value[0]))
         else:
             made.append(Parameter(name=name, text=value))
-    request = CallRequest(model_id=model_id, template=template, parameters=made)
-    _, outputs = session.submit(request)
-    return {variable.name: variable.id for variable in outputs}
+    submitted = session.submit(SubmitCallRequest(model_id=model_id, template=template, parameters=made))
+    return {task.outputs[0].name: task.outputs[0].id for task in submitted.tasks}
 
 
 async def ask(session: Session, variable_id: str, criterion: Criterion = Criterion.LATENCY) -> str:

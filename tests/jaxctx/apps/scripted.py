@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.most_running = 0
         self.failure: Exception | None = None  # of every call from now on
         self.parts_before_failure: int | None = None  # of every output
+        self.ticks_to_close = 0  # of a stream that its reader leaves
         self.silent = False  # no call is answered
         self._ids = itertools.count()
 
@@ -118,6 +119,8 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
         finally:
             del self.running[request.context_id]
+            for _ in range(self.ticks_to_close):
+                await asyncio.sleep(0)
 
     async def stats(self) -> Any:
         if self.silent:

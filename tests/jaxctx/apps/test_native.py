@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxctx.answers import Criterion
 from jaxctx.apps import native
-from jaxctx.apps.graph import Criterion
-from jaxctx.apps.sessions import StepRequest
 from jaxctx.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
+from jaxctx.v1.requests import SubmitStepRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output
 from tests.jaxctx.apps.scripted import ScriptedEngine
 
@@ -89,7 +89,7 @@ async def test_time_and_errors_of_a_servers_own_step(monkeypatch: pytest.MonkeyP
     x = session.add_variable("x", text="quiet")
 
     async def of(function: str) -> str:
-        (made,) = session.add_step(StepRequest(function=function, inputs={"x": x.id}, outputs=["o"]))
+        (made,) = session.add_step(SubmitStepRequest(function=function, inputs=[("x", x.id)], outputs=["o"]))
         return await ask(session, made.id)
 
     assert await of("shout") == "QUIET"
@@ -104,10 +104,10 @@ async def test_steps_between_calls() -> None:
     company = Company(engine := ScriptedEngine(answer=lambda text: " yes; no "))
     session = company.session()
     o = call(session, "say {{o}}", o=output("o"))["o"]
-    (stripped,) = session.add_step(StepRequest(function="strip", inputs={"text": o}, outputs=["stripped"]))
+    (stripped,) = session.add_step(SubmitStepRequest(function="strip", inputs=[("text", o)], outputs=["stripped"]))
     first, second = session.add_step(
-        StepRequest(
-            function="split", inputs={"text": stripped.id}, settings={"separator": "; "}, outputs=["first", "second"]
+        SubmitStepRequest(
+            function="split", inputs=[("text", stripped.id)], settings={"separator": "; "}, outputs=["first", "second"]
         )
     )
     last = call(session, "not {{x}} but {{y}}: {{o}}", x=(second.id,), y=(first.id,), o=output("o"))["o"]
@@ -121,7 +121,7 @@ async def test_a_step_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None
     company = Company(ScriptedEngine())
     session = company.session()
     x = session.add_variable("x", text="x")
-    (made,) = session.add_step(StepRequest(function="strip", inputs={"x": x.id}, outputs=["o"]))
+    (made,) = session.add_step(SubmitStepRequest(function="strip", inputs=[("x", x.id)], outputs=["o"]))
     session.ask(made.id, Criterion.LATENCY)
     await company.programs.delete("t", session.id)
     assert made.error is not None

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from jaxctx.cache.contexts import Context, Identity, OutOfPages
-from jaxctx.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from jaxctx.errors import FailedPrecondition, OutOfRange
 
 from .keys import Key, Keys
 
@@ -216,8 +216,6 @@ class Oracle:
             self._keep(e, to)
 
     def reserve(self, e: Expected, pages: int) -> None:
-        if pages > self.pages:
-            raise InvalidArgument("")
         if e.suspended:
             chain = self.warm(self.path(e, [], self.among()))
             if pages + len({*chain} - self.held) > self.free() + self.cached():

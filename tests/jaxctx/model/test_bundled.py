@@ -49,7 +49,7 @@ def test_it_is_small() -> None:
 
 
 def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) -> None:
-    assert text.tokenizer.vocab_size == loaded.model.config.vocab_size == 4096
+    assert text.tokenizer._backend.get_vocab_size() == loaded.model.config.vocab_size == 4096
     assert text.tokenizer.encode("")[0] == text.bos_id == loaded.model.config.bos_token_id
     assert text.eos_ids == loaded.model.config.eos_token_ids
     assert [text.tokenizer.decode([i], skip_special_tokens=False) for i in text.eos_ids] == [

@@ -139,11 +139,6 @@ def test_the_prompt_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         ChatTemplate("{% for i in range(50000) %}some text{% endfor %}").render(HELLO)
 
 
-def test_lone_surrogates_in_messages_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="surrogate"):
-        ChatTemplate(CHATML).render([{"role": "user", "content": "\ud800"}])
-
-
 @pytest.mark.parametrize("source", ["{% for %}", "{{ unclosed", "{% unknown %}"])
 def test_templates_that_do_not_compile(source: str) -> None:
     with pytest.raises(CheckpointError, match="chat template"):

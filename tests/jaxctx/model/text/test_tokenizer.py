@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.text import Tokenizer
-from jaxctx.model.text.tokenizer import LONG
 from tests.echo import echo_text
 
 ECHO = echo_text().tokenizer
@@ -27,13 +25,6 @@ def test_any_text_survives_the_round_trip(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "\x00", "a\u0000b", "\U0010ffff", "\ufeff", "👩‍👩‍👧‍👦", "漢字" * 5000, "\r\n\t "])
 def test_odd_texts(text: str) -> None:
     assert ECHO.decode(ECHO.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00"])
-def test_lone_surrogates_are_refused_by_name(text: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        ECHO.encode(text)
-    assert [violation.field for violation in caught.value.violations] == ["text"]
 
 
 def test_special_tokens_in_text_are_parsed() -> None:
@@ -80,14 +71,8 @@ def with_backend(change: Any) -> Tokenizer:
     return Tokenizer(backend)
 
 
-@pytest.mark.parametrize("ids", [[-1], [0, 2**40]])
-def test_ids_out_of_range_are_refused(ids: list[int]) -> None:
-    with pytest.raises(InvalidArgument, match="0 to 511"):
-        ECHO.decode(ids)
-
-
 def test_every_id_of_the_echo_vocabulary_is_something() -> None:
-    assert ECHO.vocab_size == 512
+    assert ECHO._backend.get_vocab_size() == 512
     assert all(ECHO.decode([token], skip_special_tokens=False) for token in range(512))
     assert [ECHO.decode([token]) for token in range(32, 127)] == [chr(code) for code in range(32, 127)]
 
@@ -109,9 +94,8 @@ def test_truncation_and_padding_of_the_file_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_long_texts_get_the_ids_of_short_ones(special: bool) -> None:
-    """They take another way through the library, which lets other threads run meanwhile."""
+def test_ids_are_those_of_the_plain_way_through_the_library(special: bool) -> None:
+    """The one taken lets other threads run meanwhile."""
     text = "def f(x):\n    return '🎉 日本語' + x  # and so on\n" * 600
-    assert len(text) > LONG
     backend = ECHO._backend.encode(text, add_special_tokens=special)
     assert ECHO.encode(text, add_special_tokens=special) == backend.ids
