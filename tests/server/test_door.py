@@ -163,7 +163,7 @@ async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
                 call = getattr(stub, method)(_request(method))
                 error = await failure(call.read() if method in STREAMED else call)
                 assert isinstance(error, errors.Unauthenticated), method
-        assert door.engine.calls == []
+        assert {called for called, *_ in door.engine.calls} <= {"stats"}  # which whoever places programs asks for
         health = health_pb2_grpc.HealthStub(door.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == SERVING
         reflection = reflection_pb2_grpc.ServerReflectionStub(door.channel)
