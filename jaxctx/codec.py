@@ -119,16 +119,16 @@ def _translations(field: Any, kind: Any) -> tuple[Translation | None, Translatio
         return None, lambda message: message.ToDatetime(UTC)
     if kind is float:
         return lambda seconds: timedelta(seconds=seconds), lambda message: message.ToNanoseconds() / 1e9
-    first, *others = (each.name for each in field.message_type.fields)
-    if kind is tuple:
-        return lambda pair: {first: pair[0], others[0]: pair[1]}, operator.attrgetter(first, *others)
-    if kind is Sequence:
-        return lambda pairs: {first: list(chain(*pairs))}, lambda message: _pairs(getattr(message, first))
-    if kind is Mapping:  # which can be told from none
-        return lambda mapping: {first: mapping}, lambda message: dict(getattr(message, first))
     if kind is Message:
         return None, None
-    return functools.partial(_values, field.message_type), functools.partial(decode, kind=kind)
+    if kind not in (tuple, Sequence, Mapping):
+        return functools.partial(_values, field.message_type), functools.partial(decode, kind=kind)
+    first, *second = (each.name for each in field.message_type.fields)
+    if kind is Sequence:
+        return lambda pairs: {first: list(chain(*pairs))}, lambda message: _pairs(getattr(message, first))
+    if kind is Mapping:
+        return lambda mapping: {first: mapping}, lambda message: dict(getattr(message, first))
+    return lambda pair: {first: pair[0], second[0]: pair[1]}, operator.attrgetter(first, *second)
 
 
 def _pairs(flat: Sequence[T]) -> tuple[tuple[T, T], ...]:

@@ -306,7 +306,9 @@ class Requests(Classes):
         if number and made.type in ("int | None", "float | None"):
             plain = made.type.removesuffix(" | None")
             return made._replace(type=plain, default=repr({"int": int, "float": float}[plain](number[1])))
-        return made._replace(default=made.default or EMPTY.get(made.type, f"{made.type}()"))
+        inner = self._types.get(field.type_name)
+        empty = "" if inner is None or inner.is_enum or inner.is_pair else f"{made.type}()"
+        return made._replace(default=made.default or EMPTY.get(made.type, empty))
 
 
 def docstring(comment: str) -> str:

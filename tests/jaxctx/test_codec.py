@@ -1,4 +1,4 @@
-"""Answers there and back through messages: every class, full and empty, and what only a later server knows."""
+"""Answers and requests there and back through messages: every class, full and empty; what only a later server knows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import answers
 from jaxctx.codec import decode, encode
+from jaxctx.v1 import answers as answers_v1
 from jaxctx.v1 import (
     context_pb2,
     context_service_pb2,
@@ -23,13 +24,20 @@ from jaxctx.v1 import (
     generation_pb2,
     lifetime_pb2,
     model_service_pb2,
+    requests,
+    session_service_pb2,
+    snapshot_service_pb2,
 )
-from jaxctx.v1.answers import CLASSES
 
 PAIRS: list[tuple[Any, Any]] = [
     (kind, GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(name)))
-    for name, kind in CLASSES.items()
+    for name, kind in {**answers_v1.CLASSES, **requests.CLASSES}.items()
     if dataclasses.is_dataclass(kind)
+]
+CHANGES: list[tuple[type, Any]] = [  # in which no labels are no change
+    (requests.UpdateRequest, context_service_pb2.UpdateContextRequest),
+    (requests.Changes, snapshot_service_pb2.UpdateSnapshotRequest),
+    (requests.Changes, snapshot_service_pb2.UpdatePublicationRequest),
 ]
 
 
@@ -46,13 +54,15 @@ def full(hint: Any) -> Any:
         return {full(arguments[0]): full(arguments[1])}
     if issubclass(hint, Enum):
         return list(hint)[-1]
+    if hint is requests.Parameter:  # one of its values
+        return requests.Parameter(name="é", output=full(requests.CallOutput))
     if dataclasses.is_dataclass(hint):
         return hint(**{name: full(each) for name, each in get_type_hints(hint).items()})
     moment = datetime(2026, 7, 1, 12, 30, 15, 123_456, UTC)
     return {int: 2**31 - 1, float: 0.5, bool: True, str: "é", bytes: b"\x00\xff", datetime: moment}[hint]
 
 
-@pytest.mark.parametrize(("kind", "message"), PAIRS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("kind", "message"), PAIRS + CHANGES, ids=lambda each: each.__name__)
 def test_there_and_back(kind: type, message: Any) -> None:
     answer = full(kind)
     assert decode(message.FromString(encode(answer, message).SerializeToString()), kind) == answer
@@ -64,9 +74,34 @@ def test_an_empty_message_has_an_answer_of_its_own(kind: type, message: Any) -> 
     for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:
             assert getattr(empty, field.name) == field.default, field.name
-    labels = getattr(empty, "labels", {})
-    assert labels == {}
-    assert labels is not getattr(decode(message(), kind), "labels", None)
+    if (labels := getattr(empty, "labels", None)) is not None:
+        assert labels == {}
+        assert labels is not decode(message(), kind).labels
+
+
+@pytest.mark.parametrize(("kind", "message"), CHANGES, ids=lambda each: each.__name__)
+def test_what_is_not_sent_is_no_change(kind: type, message: Any) -> None:
+    assert decode(message(), kind) == kind()
+    assert decode(message(labels={}), kind) == kind(labels={})
+
+
+def test_programs_are_asked_for() -> None:
+    """Values of a oneof, pairs, members that can be compared, and what is meant where nothing is sent."""
+    output = session_service_pb2.CallOutput(criterion=session_service_pb2.CRITERION_LATENCY, max_tokens=4)
+    places = [{"name": "a", "text": ""}, {"name": "b", "variable_id": "v"}, {"name": "c", "output": output}]
+    asked = session_service_pb2.SubmitCallRequest(session_id="s", template="t", parameters=places)
+    call = decode(asked, requests.SubmitCallRequest)
+    assert (call.template, call.timeout_s) == ("t", 600.0)
+    assert [(each.text, each.variable_id) for each in call.parameters] == [("", None), (None, "v"), (None, None)]
+    assert call.parameters[2].output == requests.CallOutput(criterion=answers.Criterion.LATENCY, max_tokens=4)
+    assert answers.Criterion.LATENCY > answers.Criterion.THROUGHPUT
+    asked.timeout.FromSeconds(2)
+    assert decode(asked, requests.SubmitCallRequest).timeout_s == 2.0
+    step = session_service_pb2.SubmitStepRequest(
+        function="f", inputs=[{"name": "a", "variable_id": "v"}], outputs=["o"]
+    )
+    expected = requests.SubmitStepRequest(function="f", inputs=(("a", "v"),), outputs=("o",))
+    assert decode(step, requests.SubmitStepRequest) == expected
 
 
 def test_zero_is_told_from_nothing_where_both_can_be() -> None:

@@ -26,8 +26,20 @@ PROTO = """
 syntax = "proto3";
 package jaxctx.v1;
 import "google/protobuf/any.proto";
+import "google/protobuf/descriptor.proto";
 import "google/protobuf/duration.proto";
 import "google/protobuf/timestamp.proto";
+
+extend google.protobuf.FieldOptions {
+  FieldRules rule = 87310;
+}
+message FieldRules {
+  bool id = 1;
+  bool name = 2;
+  uint32 min_bytes = 3;
+  uint32 min_items = 4;
+  bool ranges = 5;
+}
 
 service Radio {
   rpc Tune(TuneRequest) returns (TuneResponse);
@@ -48,6 +60,54 @@ message TuneRequest {
   optional Band band = 2;
   google.protobuf.Duration pin_for = 3;
   string name = 4;
+}
+// Asks to plan an evening.
+message PlanRequest {
+  string place = 1 [(rule).id = true];
+  // Unset: anywhere.
+  optional string other = 2 [(rule).id = true];
+  repeated string names = 3 [(rule).min_items = 1];
+  repeated string notes = 4 [(rule).min_bytes = 1];
+  // How often. Unset: 3.
+  optional int32 times = 5;
+  // How loud. Unset: 0.5 (low).
+  optional double volume = 6;
+  // Where it starts. Unset: 12 o'clock.
+  optional string start = 7;
+  Hush first = 8;
+  // Unset: none.
+  Hush second = 9;
+  Pair pair = 20;
+  // For how long. Unset: 60 seconds.
+  google.protobuf.Duration rest = 10;
+  repeated Hours hours = 11;
+  // Unset: as they are.
+  Notes labels = 12;
+  bool quiet = 13;
+  repeated Pair pairs = 14;
+  // Unset: none.
+  Order order = 15;
+  // Unset: any.
+  Band band = 19;
+  oneof what {
+    string text = 16 [(rule).min_bytes = 1];
+    string file = 17;
+  }
+  string left = 18;
+}
+enum Order {
+  ORDER_UNSPECIFIED = 0;
+  ORDER_LATE = 1;
+  ORDER_EARLY = 5;
+}
+message Hush {
+  bool now = 1;
+}
+message Hours {
+  repeated int32 bounds = 1 [(rule).ranges = true];
+}
+message Notes {
+  map<string, string> notes = 1;
 }
 message Volume {
   // Not used.
@@ -142,6 +202,8 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
     monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
+    monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
+    monkeypatch.setattr(generator, "ORDERED", ("Order",))
     generator.main(str(tmp_path / "set"), str(tmp_path))
     return tmp_path
 
@@ -179,6 +241,28 @@ def test_fields_and_what_may_be_left_out(made: Path) -> None:
     heard = get_type_hints(answers.HearResult)
     assert heard["heard"] == str | answers.Station | answers.Band | None
     assert (heard["joke"], heard["news"]) == (str | None, str | None)  # else nobody could tell which it is
+
+
+def test_requests(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = load("radio_answers", made / "answers.py")
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", answers)
+    requests = load("radio_requests", made / "requests.py")
+    assert requests.__all__ == ["Evening", "Hush", "Order"]
+    needed: dict[str, Any] = {"place": "here", "names": ["a"], "pair": ("a", 1)}
+    evening = requests.Evening(**needed)
+    for name in needed:
+        with pytest.raises(TypeError, match=name):
+            requests.Evening(**{each: value for each, value in needed.items() if each != name})
+    assert (evening.other, evening.notes, evening.times, evening.volume, evening.start) == (None, (), 3, 0.5, None)
+    assert (evening.first, evening.second, evening.rest_s) == (requests.Hush(False), None, 60.0)
+    assert (evening.hours, evening.labels, evening.quiet, evening.pairs, evening.band) == ((), None, False, (), None)
+    assert (evening.text, evening.file, evening.order, hasattr(evening, "left")) == (None, None, None, False)
+    assert requests.Order.EARLY > requests.Order.LATE
+    hints = get_type_hints(requests.Evening)
+    assert hints["hours"] == Sequence[Sequence[tuple[int, int]]]
+    assert hints["labels"] == Mapping[str, str] | None
+    assert hints["band"] == answers.Band | None
+    assert (hints["times"], hints["volume"], hints["rest_s"]) == (int, float, float)
 
 
 def test_comments(made: Path) -> None:
