@@ -68,6 +68,7 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     "SaveOptions": ("SaveRequest", ("context_id", "name")),
     "KeepOptions": ("PublishRequest", ("context_id",)),
 }
+LISTED = {"Output": "PassOutput"}  # options that come in lists: by dataclass the message, in which messages are options
 SECONDS = {"duration": "ttl_s", "pin_for": "pin_s"}  # what durations are called there
 ORDERED = ("Criterion",)  # enums whose members can be compared, by the contract's numbers
 PACKAGE = ".jaxctx.v1."
@@ -293,8 +294,7 @@ class Requests(Classes):
             if kind.only and self._is_map(kind.only):
                 self._name(kind.name)  # whichever of the messages of equal fields is asked
 
-    def add(self, name: str) -> None:
-        message, others = REQUESTS[name]
+    def add(self, name: str, message: str, others: Iterable[str] = ()) -> None:
         self.names[PACKAGE + message] = self._dataclass(name, self._types[PACKAGE + message], others)
 
     def _field(self, kind: Type, index: int) -> Field:
@@ -361,10 +361,14 @@ def main(descriptors: str, folder: str) -> None:
     for method in (method for file in files.file for service in file.service for method in service.method):
         answers.add_told(method.output_type)
     requests = Requests(types, rules, answers)
-    for name in REQUESTS:
-        requests.add(name)
+    for name, (message, others) in REQUESTS.items():
+        requests.add(name, message, others)
     for name in OPTIONS:
         options.add_options(name)
+    listed = Requests(types, rules, answers)
+    listed.names |= {PACKAGE + message: name for name, (message, _) in OPTIONS.items()}
+    for name, message in LISTED.items():
+        listed.add(name, message)
     own = {each: name for each, name in requests.names.items() if each not in answers.names}
     known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
@@ -373,7 +377,7 @@ def main(descriptors: str, folder: str) -> None:
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
-        "options.py": module(chosen, options.written),
+        "options.py": module(chosen, options.written | listed.written),
     }.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

@@ -221,7 +221,7 @@ class ClientOperations(Generic[Context]):
         timeout_s: float | None = None,
     ) -> RenderedChat:
         """What a fill with these messages appends to an empty context."""
-        chat = requests.chat_messages(messages, add_generation_prompt)
+        chat = requests.chat(messages, add_generation_prompt)
         return await self._ask("ApplyChatTemplate", timeout_s, RenderedChat, model_id=model_id, messages=chat)
 
     @operation

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.answers import (
@@ -157,7 +158,7 @@ class ContextOperations(Generic[Context, Stream]):
             positions=positions,
             masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
             keep_working=keep_working,
-            outputs=[requests.output(f"outputs[{place}]", output) for place, output in enumerate(outputs)],
+            outputs=[asdict(output) for output in outputs],
         )
 
     @operation

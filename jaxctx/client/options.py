@@ -3,14 +3,13 @@
 Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anything not given, leaves it to the server.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TypedDict
 
 from jaxctx.v1.options import *  # noqa: F403
-from jaxctx.v1.options import NewOptions, SamplingOptions
+from jaxctx.v1.options import NewOptions
 
-Message = Mapping[str, str]  # {"role": …, "content": …}
+Message = dict[str, str]  # {"role": …, "content": …}
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -25,15 +24,3 @@ class Content(TypedDict, total=False):
 
 class CreateOptions(NewOptions, Content, total=False):
     """A new context, and what is in it at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What to tell of one token of a pass: of the distribution of the token that follows it."""
-
-    index: int = 0  # which of the pass's tokens
-    sample: SamplingOptions | None = None  # draw from it; {} as it is
-    logprob_ids: Sequence[int] = ()  # log probabilities of these
-    top: int = 0  # the most likely ones
-    logits: bool = False  # all of it
-    entropy: bool = False

@@ -1,6 +1,7 @@
 """Arguments of the clients' methods as fields of requests. Ranges are checked by the server, and only there.
 
-What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here.
+What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here, which
+names the field as the server would.
 """
 
 import math
@@ -9,27 +10,40 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message as ProtobufMessage
+from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.answers import named
-from jaxctx.client.options import Content, GenerateOptions, Message, Output, Ranges, SamplingOptions
+from jaxctx.client.options import Content, GenerateOptions, Message, Ranges, SamplingOptions
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1 import content_pb2, context_service_pb2, forward_pb2, generation_pb2, lifetime_pb2
+from jaxctx.v1.context_service_pb2 import GenerateRequest
 
 M = TypeVar("M", bound=ProtobufMessage)
 REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors
 
 
-def make(kind: type[M], /, *, within: str = "", **fields: Any) -> M:
-    """A message of these fields. Raises InvalidArgument naming the field that it cannot hold, `within` before it."""
+def make(kind: type[M], /, **fields: Any) -> M:
+    """A message of these fields; messages in it are dicts of theirs. Raises InvalidArgument for what it cannot hold."""
     try:
         return kind(**fields)
     except REFUSALS as error:
-        for name, value in fields.items():
-            try:
-                kind(**{name: value})
-            except REFUSALS:
-                raise InvalidArgument.field(within + name, "is not of its type, or out of its range") from error
-        raise
+        raise InvalidArgument.field(_refused(kind, fields), "is not of its type, or out of its range") from error
+
+
+def _refused(kind: type[ProtobufMessage], fields: Mapping[str, Any]) -> str:
+    """The path of the first of these fields that a message of this class cannot hold; empty if it can hold each."""
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except REFUSALS:
+            inner = getattr(kind.DESCRIPTOR.fields_by_name.get(str(name)), "message_type", None)
+            entries = {f"{name}[{place}]": each for place, each in enumerate(value)} if isinstance(value, list) else {}
+            for path, each in (entries or {str(name): value}).items():
+                if inner is not None and not inner.GetOptions().map_entry:
+                    if not isinstance(each, dict):
+                        return path
+                    if below := _refused(GetMessageClass(inner), each):
+                        return f"{path}.{below}"
+            return str(name)
+    return ""
 
 
 def known(options: Mapping[str, object], kind: type) -> None:
@@ -41,25 +55,22 @@ def known(options: Mapping[str, object], kind: type) -> None:
 def settings(options: Mapping[str, Any], kind: type, *, update: bool = False) -> dict[str, Any]:
     """Options as the fields of these names, times as theirs. TypeError for an option that `kind` does not have.
 
-    In an update labels go into a message of their own, which tells none at all from no change.
+    In an update labels go into a message of their own, which tells none at all from no change. A `ttl` that is infinite
+    has no duration.
     """
     known(options, kind)
     fields = {name: value for name, value in options.items() if name not in ("pin_s", "ttl_s", "sliding")}
-    if options.get("pin_s") is not None:
-        fields["pin_for"] = duration("pin_for", options["pin_s"])
+    pin_s, ttl_s, sliding = (options.get(name) for name in ("pin_s", "ttl_s", "sliding"))
+    if pin_s is not None:
+        fields["pin_for"] = duration("pin_for", pin_s)
+    if ttl_s is not None:
+        limit = None if ttl_s == math.inf else duration("ttl.duration", ttl_s)
+        fields["ttl"] = {"duration": limit, "sliding": sliding}
+    elif sliding:
+        raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
     if update and options.get("labels") is not None:
         fields["labels"] = {"labels": options["labels"]}
-    return {**fields, "ttl": ttl(options.get("ttl_s"), options.get("sliding", False))}
-
-
-def ttl(ttl_s: float | None, sliding: bool) -> lifetime_pb2.Ttl | None:
-    """The field `ttl`; None where none is given, and a Ttl without duration where it is infinite."""
-    if ttl_s is None:
-        if sliding:
-            raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
-        return None
-    limit = None if ttl_s == math.inf else duration("ttl.duration", ttl_s)
-    return make(lifetime_pb2.Ttl, within="ttl.", duration=limit, sliding=sliding)
+    return fields
 
 
 def duration(path: str, seconds: float) -> timedelta:
@@ -81,52 +92,30 @@ def content(text: str | None, options: Content) -> dict[str, Any]:
         raise InvalidArgument.field("text", "a str; token ids go to tokens=, messages to messages=")
     return {
         "text": text,
-        "tokens": None if tokens is None else make(content_pb2.TokenIds, within="tokens.", ids=tokens),
-        "messages": None if messages is None else chat_messages(messages, options.get("add_generation_prompt")),
+        "tokens": None if tokens is None else {"ids": tokens},
+        "messages": None if messages is None else chat(messages, options.get("add_generation_prompt")),
         "add_special_tokens": options.get("add_special_tokens"),
     }
 
 
-def chat_messages(messages: Sequence[Message], add_generation_prompt: bool | None) -> content_pb2.ChatMessages:
-    """Raises InvalidArgument for a message with other keys than role and content, which would be lost silently."""
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise InvalidArgument.field("messages", "must be a list of messages")
-    made = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InvalidArgument.field(f"messages[{i}]", "must be a mapping with role and content")
-        if unknown := message.keys() - {"role", "content"}:
-            raise InvalidArgument.field(f"messages[{i}]", f"unknown keys {sorted(map(str, unknown))}")
-        made.append(make(content_pb2.ChatMessage, within=f"messages[{i}].", **message))
-    return make(content_pb2.ChatMessages, messages=made, add_generation_prompt=add_generation_prompt)
+def chat(messages: Sequence[Message], add_generation_prompt: bool | None) -> dict[str, Any]:
+    """Messages for the chat template."""
+    return {"messages": messages, "add_generation_prompt": add_generation_prompt}
 
 
-def generate(context_id: str, n: int, options: GenerateOptions) -> context_service_pb2.GenerateRequest:
+def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateRequest:
     """Of ContextService.Generate. A single stop string may stand for itself."""
     known(options, GenerateOptions)
     drawn = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in drawn}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    kind = context_service_pb2.GenerateRequest
-    return make(kind, context_id=context_id, n=n, sampling=sampling(drawn, "sampling."), **fields)
+    return make(GenerateRequest, context_id=context_id, n=n, sampling=drawn, **fields)
 
 
-def sampling(options: Mapping[str, Any], within: str) -> generation_pb2.Sampling:
-    """Of GenerateRequest and PassOutput."""
-    known(options, SamplingOptions)
-    return make(generation_pb2.Sampling, within=within, **options)
-
-
-def mask(path: str, ranges: Ranges) -> forward_pb2.AttentionMask:
+def mask(path: str, ranges: Ranges) -> dict[str, Any]:
     """Of ForwardRequest."""
     try:
-        return forward_pb2.AttentionMask(bounds=[bound for start, stop in ranges for bound in (start, stop)])
+        return {"bounds": [bound for start, stop in ranges for bound in (start, stop)]}
     except REFUSALS as error:
         raise InvalidArgument.field(path, "must be pairs of start and stop") from error
-
-
-def output(path: str, asked: Output) -> forward_pb2.PassOutput:
-    """Of ForwardRequest."""
-    sample = None if asked.sample is None else sampling(asked.sample, f"{path}.sample.")
-    return make(forward_pb2.PassOutput, within=f"{path}.", **named(Output, asked) | {"sample": sample})

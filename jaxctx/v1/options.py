@@ -4,6 +4,7 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "KeepOptions",
     "NewOptions",
     "OpenOptions",
+    "Output",
     "SamplingOptions",
     "SaveOptions",
     "UpdateOptions",
@@ -124,3 +126,17 @@ class KeepOptions(TypedDict, total=False):
     ttl_s: float | None  # how long to publish it; without a duration: until Unpublish
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What to tell of one token of a pass: of the distribution of the token that follows it."""
+
+    index: int = 0  # which of the pass's tokens, from 0
+    # Draw from the distribution this way, without penalties and logit_bias, which a pass does not apply. None: do
+    # not draw.
+    sample: SamplingOptions | None = None
+    logprob_ids: Sequence[int] = ()  # tell the log probabilities of these token ids; up to 1024
+    top: int = 0  # tell so many of the most likely tokens; 0..64
+    logits: bool = False  # tell the whole distribution. All outputs of a request together: up to 48 MiB
+    entropy: bool = False  # tell how uncertain the distribution is
