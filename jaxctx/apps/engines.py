@@ -44,7 +44,7 @@ class EngineNode:
         self.latency_bound = min(latency_bound, engine.info.max_batch)
         self.running: dict[Task, asyncio.Task[None]] = {}
         # Contexts of constant prefixes, by tenant and text: who makes or has made it. Their own time to live ends them.
-        self.prefixes: dict[tuple[str, str], asyncio.Task[tuple[str, Sequence[int]] | None]] = {}
+        self.prefixes: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
         self.draining = False  # what runs may end there, and nothing new begins

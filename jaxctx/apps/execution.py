@@ -1,9 +1,10 @@
 """One task on one engine: its prompt into a context, and the output out of it.
 
 All that a task appends is tokenised as one text, whatever its parts, so that it gives the tokens of the whole text; an
-output is kept as the tokens that were generated, and what follows it is tokenised by itself. The constant prefix of a
-template is kept in a context of its own on each engine, for all sessions of a tenant, and forked; where the tokens of a
-whole prompt differ from those of the prefix alone, the fork goes back to where they part. Positions are exact.
+output is kept as the tokens that were generated, and what follows it is tokenised by itself. An engine finds by itself
+whatever leading pages it has; so that those of the constant prefix of a template stay, a context of it is kept on each
+engine for all sessions of a tenant, filled once, before the first call. (Calls as forks of that context were tried: a
+fork goes on from a partial page, behind which nothing is found that other calls have in common beyond the prefix.)
 
 The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
 anew from them elsewhere, and the output goes on behind its last token, so that none is lost or comes twice.
@@ -12,7 +13,7 @@ anew from them elsewhere, and the output goes on behind its last token, so that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import cast
 
@@ -22,6 +23,7 @@ from jaxctx.apps.nodes import Call, Task
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
+PREFIX_DEADLINE_S = 600.0  # of filling one
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
@@ -38,7 +40,7 @@ class Execution:
     def __init__(self, clock: Callable[[], float], prefix_timeout_s: float = PREFIX_TIMEOUT_S) -> None:
         """`clock` is that of deadlines."""
         self._clock = clock
-        self._prefix_timeout_s = prefix_timeout_s
+        self._ttl = Ttl(prefix_timeout_s, sliding=True)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self, task: Task, node: EngineNode) -> None:
@@ -72,26 +74,20 @@ class Execution:
     async def _context(self, task: Task, node: EngineNode, caller: Caller) -> str:
         """A context on this engine that holds the call's tokens."""
         call, engine = task.call, node.engine
-        priority = SOON if task.criterion in FIRST else 0
         if call.home is not None and call.home[0] is not node:
             self.release(call)
-        if call.home is not None:
-            context_id = call.home[1]
-        elif (fork := await self._fork(call, node, caller)) is None:
-            new = CreateRequest(priority=priority, labels=LABELS)
-            context_id, call.held = (await engine.create(caller, new)).context_id, 0
-            call.home = node, context_id
-        else:
-            context_id = fork
-            if priority:
-                await engine.update(caller, context_id, UpdateRequest(priority=priority))
+        if call.home is None:
+            await self._keep_prefix(call, node, caller)
+            new = CreateRequest(priority=SOON if task.criterion in FIRST else 0, labels=LABELS)
+            call.home, call.held = (node, (await engine.create(caller, new)).context_id), 0
+        context_id = call.home[1]
         if call.held < len(call.tokens):
             await engine.fill(caller, context_id, call.tokens[call.held :], defer=True)
             call.held = len(call.tokens)
         return context_id
 
-    async def _fork(self, call: Call, node: EngineNode, caller: Caller) -> str | None:
-        """A fork of the constant prefix's context, which is the call's from now on; None if there is none."""
+    async def _keep_prefix(self, call: Call, node: EngineNode, caller: Caller) -> None:
+        """See that there is a context of the constant prefix, and begin its time to live again."""
         key = call.tenant, call.prefix
         for _ in range(2):  # again if it has expired
             making = node.prefixes.get(key)
@@ -99,32 +95,24 @@ class Execution:
                 while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
                     del node.prefixes[next(iter(node.prefixes))]
                 making = node.prefixes[key] = asyncio.create_task(self._prefix(call, node))
-            made = await asyncio.shield(making)
-            if made is None:
-                return None
-            prefix_id, tokens = made
-            try:
-                context_id = (await node.engine.fork(caller, prefix_id, [None]))[0].context_id
-            except NotFound:
-                if node.prefixes.get(key) is making:
-                    del node.prefixes[key]
-                continue
-            call.home, call.held = (node, context_id), _common(tokens, call.tokens)
-            if call.held < len(tokens):
-                await node.engine.rewind(caller, context_id, call.held)
-            return context_id
-        return None
+            elif making.done() and (context_id := making.result()):
+                try:
+                    await node.engine.update(caller, context_id, UpdateRequest(ttl=self._ttl))
+                except NotFound:
+                    node.prefixes.pop(key, None)
+                    continue
+            await asyncio.shield(making)
+            return
 
-    async def _prefix(self, call: Call, node: EngineNode) -> tuple[str, Sequence[int]] | None:
-        """A context with the tokens of a constant prefix; None if it is too short to share a page."""
+    async def _prefix(self, call: Call, node: EngineNode) -> str:
+        """A context with the tokens of a constant prefix; "" if it is too short to share a page."""
         tokens = await node.encode(call.prefix, True) if call.prefix else ()
         if len(tokens) < node.engine.info.page_size:
-            return None
-        caller = Caller(call.tenant, self._clock() + self._prefix_timeout_s)
-        ttl = Ttl(self._prefix_timeout_s, sliding=True)
-        context_id = (await node.engine.create(caller, CreateRequest(ttl=ttl, labels=LABELS))).context_id
+            return ""
+        caller = Caller(call.tenant, self._clock() + PREFIX_DEADLINE_S)
+        context_id = (await node.engine.create(caller, CreateRequest(ttl=self._ttl, labels=LABELS))).context_id
         await node.engine.fill(caller, context_id, tokens)
-        return context_id, tokens
+        return context_id
 
     def ended(self, task: Task) -> None:
         """Give up the call's context unless another task of it was asked for, and in the end its tokens."""
@@ -152,8 +140,3 @@ async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:
     with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await node.engine.close(caller, context_id)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

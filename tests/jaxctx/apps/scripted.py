@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +28,9 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 class ScriptedEngine:
-    """`answer` makes an output of the text of its context; it comes in three parts, once `gate` is open."""
+    """As the real one it computes what no context of the tenant has in common. An output, which `answer` makes of the
+    text of its context, comes in three parts, once `gate` is open.
+    """
 
     def __init__(
         self, name: str = "e", *, max_batch: int = 32, answer: Callable[[str], str] | None = None, **info: Any
@@ -79,7 +82,14 @@ class ScriptedEngine:
 
     async def fill(self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False) -> None:
         await self._called("fill", decode(tokens))
-        self._tokens(caller, context_id).extend(tokens)
+        context = self._tokens(caller, context_id)
+        whole = [*context, *tokens]
+        others = [
+            each for (tenant, _), each in self.contexts.items() if tenant == caller.tenant and each is not context
+        ]
+        found = max((len(os.path.commonprefix([whole, each])) for each in others), default=0)
+        self.log.append(("compute", decode(whole[max(found, len(context)) :])))
+        context.extend(tokens)
 
     async def rewind(self, caller: Caller, context_id: str, to: int) -> None:
         tokens = self._tokens(caller, context_id)

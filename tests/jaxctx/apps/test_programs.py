@@ -173,7 +173,7 @@ async def test_calls_land_where_their_prefix_is() -> None:
     for engine, prefix in zip(engines, PREFIXES, strict=True):
         assert len(engine.running) == 4
         assert all(text.startswith(prefix) for text in engine.running.values())
-        assert not any(prefix in text for text in engine.did("fill"))  # nothing of it was filled again
+        assert not any(prefix in text for text in engine.did("compute"))
 
 
 async def test_cold_calls_of_one_prefix_land_together() -> None:
@@ -185,7 +185,7 @@ async def test_cold_calls_of_one_prefix_land_together() -> None:
     assert company.loads() == [4, 4, 4, 4]
     for engine in engines:
         assert len({text[:10] for text in engine.running.values()}) == 1
-        assert len([text for text in engine.did("fill") if LONG in text]) == 1
+        assert len([text for text in engine.did("compute") if LONG in text]) == 1
 
 
 async def test_without_grouping_cold_calls_of_one_prefix_scatter() -> None:
@@ -224,7 +224,7 @@ async def test_sharing() -> None:
     texts = await asyncio.gather(*asked)
     assert texts == [f"<{(LONG + question + '? ')[-12:]}>" for question in ("who", "what", "why")]
     await settle()
-    assert len([text for text in engine.did("fill") if LONG in text]) == 1
+    assert len([text for text in engine.did("compute") if LONG in text]) == 1
     assert list(map(len, engine.contexts.values())) == [len(LONG) + 1]  # the prefix alone is left
     await company.programs.delete("t", one.id)
     assert len(engine.contexts) == 1
@@ -233,7 +233,7 @@ async def test_sharing() -> None:
     assert (
         await ask(two, call(two, LONG + "{{q}}? {{o}}", q="how", o=output("o"))["o"]) == f"<{(LONG + 'how? ')[-12:]}>"
     )
-    assert len([text for text in engine.did("fill") if LONG in text]) == 2
+    assert len([text for text in engine.did("compute") if LONG in text]) == 2
     await settle()
     assert len(engine.contexts) == 1
 
@@ -243,7 +243,7 @@ async def test_nothing_is_shared_between_tenants() -> None:
     for tenant in ("a", "b"):
         session = company.session(tenant)
         await ask(session, call(session, LONG + "{{q}}? {{o}}", q="who", o=output("o"))["o"])
-    assert len([text for text in engine.did("fill") if LONG in text]) == 2
+    assert len([text for text in engine.did("compute") if LONG in text]) == 2
     assert {tenant for tenant, _ in engine.contexts} == {"a", "b"}
 
 

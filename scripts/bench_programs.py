@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Programs against the same calls driven by a client: a chain, a map-reduce, two roles that talk in turn.
+
+    scripts/bench_programs.py [HOST:PORT] [--rounds N] [--delays S [S ...]]
+
+Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
+(create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
+and reads the last variable. `--delays` are seconds that every exchange with the server takes besides: once a call for
+the client; for a program once for all submissions, which go together, and once for the reading. Both are greedy, and of
+equal lengths. In every round the client and the program take turns, with texts of their own, so that neither finds what
+the other left in the cache. Prints medians in seconds, and how many times longer the client takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+
+import jaxctx
+from jaxctx.v1 import session_service_pb2 as pb
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+
+CHAIN, MAPS, TURNS = 20, 16, 8
+TOKENS = 16  # of every output
+SYSTEM = " ".join(
+    f"Rule {n}: be brief, be careful, and say so when you do not know." for n in range(130)
+)  # some 2k tokens
+
+
+class Calls(Protocol):
+    """One way to make calls: `call` returns what stands for the output in later prompts, `text` the text itself."""
+
+    async def call(self, *prompt: Any) -> Any: ...
+    async def text(self, output: Any) -> str: ...
+
+
+class Driven:
+    """The client makes every call and waits for it."""
+
+    def __init__(self, client: jaxctx.aio.Client, delay_s: float) -> None:
+        self._client, self._delay_s = client, delay_s
+
+    async def call(self, *prompt: Any) -> str:
+        await asyncio.sleep(self._delay_s)
+        async with await self._client.create("".join(prompt)) as context:
+            return (await context.complete(max_tokens=TOKENS, temperature=0, ignore_eos=True)).text
+
+    async def text(self, output: str) -> str:
+        return output
+
+
+class Output(str):
+    """The id of a variable, where a prompt has it."""
+
+
+class Program:
+    """Calls are submitted, and run when a text is asked for."""
+
+    def __init__(self, stub: SessionServiceStub, session_id: str, delay_s: float) -> None:
+        self._stub, self._session_id, self._delay_s = stub, session_id, delay_s
+
+    async def call(self, *prompt: Any) -> Output:
+        template, parameters = "", []
+        for n, part in enumerate(prompt):
+            if isinstance(part, Output):
+                parameters.append(pb.Parameter(name=f"p{n}", variable_id=part))
+                template += f"{{{{p{n}}}}}"
+            else:
+                template += part
+        settings = pb.CallOutput(max_tokens=TOKENS, sampling={"temperature": 0}, ignore_eos=True)
+        parameters.append(pb.Parameter(name="out", output=settings))
+        request = pb.SubmitCallRequest(
+            session_id=self._session_id, template=template + "{{out}}", parameters=parameters
+        )
+        return Output((await self._stub.SubmitCall(request)).outputs[0].variable_id)
+
+    async def text(self, output: Output) -> str:
+        await asyncio.sleep(2 * self._delay_s)  # the submissions, which went together, and this
+        request = pb.GetVariableRequest(
+            session_id=self._session_id, variable_id=output, criterion=pb.CRITERION_LATENCY, wait=True
+        )
+        return str((await self._stub.GetVariable(request)).variable.text)
+
+
+async def chain(calls: Calls, salt: str) -> None:
+    last = await calls.call(f"{salt}: begin. ")
+    for n in range(1, CHAIN):
+        last = await calls.call(f"{salt}: step {n} after ", last, ": ")
+    await calls.text(last)
+
+
+async def map_reduce(calls: Calls, salt: str) -> None:
+    maps = await asyncio.gather(*(calls.call(f"{salt}. {SYSTEM} Part {n}: ") for n in range(MAPS)))
+    await calls.text(await calls.call(f"{salt}. All of it: ", *maps, ": "))
+
+
+async def roles(calls: Calls, salt: str) -> None:
+    said: list[Any] = []
+    for turn in range(TURNS):
+        for role in ("author", "critic"):
+            said += [f" {role} {turn}: ", await calls.call(f"{salt}. {SYSTEM} ", *said, f" {role} {turn}: ")]
+    await calls.text(said[-1])
+
+
+WORKLOADS: dict[str, Callable[[Calls, str], Awaitable[None]]] = {
+    f"chain of {CHAIN}": chain,
+    f"map-reduce {MAPS} + 1": map_reduce,
+    f"two roles, {TURNS} turns": roles,
+}
+
+
+async def measure(target: str, rounds: int, delays: list[float]) -> None:
+    print(f"{'':24}{'delay':>8}{'client':>10}{'program':>10}{'ratio':>8}{'smallest':>10}{'largest':>9}")
+    async with jaxctx.aio.Client(target) as client, grpc.aio.insecure_channel(target) as channel:
+        stub = SessionServiceStub(channel)
+        for name, workload in WORKLOADS.items():
+            for delay_s in delays:
+                times: dict[str, list[float]] = {"client": [], "program": []}
+                for round_ in range(rounds):
+                    for kind in sorted(times, reverse=bool(round_ % 2)):
+                        session_id = (await stub.CreateSession(pb.CreateSessionRequest())).session.session_id
+                        calls = Driven(client, delay_s) if kind == "client" else Program(stub, session_id, delay_s)
+                        started = time.perf_counter()
+                        await workload(calls, f"{kind} {time.time_ns()}")
+                        times[kind].append(time.perf_counter() - started)
+                        await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
+                ratios = [a / b for a, b in zip(times["client"], times["program"], strict=True)]
+                medians = [statistics.median(times[kind]) for kind in times]
+                print(
+                    f"{name:24}{delay_s:8.2f}{medians[0]:10.2f}{medians[1]:10.2f}"
+                    f"{statistics.median(ratios):8.2f}{min(ratios):10.2f}{max(ratios):9.2f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", default="127.0.0.1:50051")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.25])
+    chosen = parser.parse_args()
+    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays))
