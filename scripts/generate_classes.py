@@ -84,6 +84,7 @@ class Operation(NamedTuple):
     name: str
     by_place: str = ""  # the field whose argument is given by place
     options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
+    is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
 OPERATIONS = {  # by class: what it says of itself, what its methods need, how they ask, and they by those they call
@@ -112,6 +113,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         "self._link.ask",
         {
             "GetSnapshot": Operation("snapshot", "name"),
+            "ListSnapshots": Operation("snapshots", is_listing=True),
             "ListSnapshotVersions": Operation("history", "name"),
             "UpdateSnapshot": Operation("update_snapshot", "name", "KeepOptions"),
             "DeleteSnapshot": Operation("delete_snapshot", "name"),
@@ -140,7 +142,7 @@ SCALARS = {"STRING": "str", "BYTES": "bytes", "BOOL": "bool", "DOUBLE": "float",
 EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0"}
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
-    "from collections.abc import ": r"Mapping(?=\[)|Sequence(?=\[)",
+    "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
@@ -186,6 +188,9 @@ class Field(NamedTuple):
     type: str
     comment: str
     default: str = ""  # "": none
+
+
+PAGE = Field("page", "int", "How many come at once; 1..1000.", "100")  # of those that list: the `limit`
 
 
 def types_of(files: FileDescriptorSet) -> dict[str, Type]:
@@ -389,24 +394,29 @@ class Operations(Requests):
 
     def _method(self, rpc: str, operation: Operation, ask: str) -> str:
         proto, comment = self._methods_of_contract[rpc]
-        kind, (name, by_place, options) = self._types[proto.input_type], operation
+        kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
         chosen = self._chosen(options)
         left = [each for each in kind.proto.field if each.name not in (*GIVEN, *chosen)]
         arguments = [each for field in left for each in self._arguments(kind, field, by_place)]
         arguments.sort(key=lambda each: each.name != by_place)
+        arguments += [PAGE] if operation.is_listing else []
         written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
         written.insert(1 if by_place else 0, "*")
         keywords = [f"**options: Unpack[{options}]"] if options else []
         fields = [f"{field.name}={self._value_of(field)}" for field in left]
         is_update = any(each.name == "labels" and not self._is_map(each) for each in kind.proto.field)
         settings = f"requests.settings(options, {options}{', update=True' if is_update else ''})"
-        told, answer = self._told(proto.output_type, ask, rpc, [*fields, *(["**fields"] if options else [])])
+        fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
+        told, answer = self._told(proto.output_type, ask, rpc, fields)
+        if operation.is_listing:  # the items as they are, not a list of them
+            told = told.replace("list", "AsyncIterator")
+            answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
         words = [comment, *(f"`{each.name}`: {small(each.comment)}" for each in arguments if tells(each))]
         return "\n".join(
             [
-                "    @operation",
+                "    @listing" if operation.is_listing else "    @operation",
                 wrapped(
-                    f"    async def {name}(",
+                    f"    {'' if operation.is_listing else 'async '}def {name}(",
                     ["self", *written, "timeout_s: float | None = None", *keywords],
                     f") -> {told}:",
                 ),
@@ -577,10 +587,10 @@ def main(descriptors: str, folder: str) -> None:
     known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
     used = {
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
-        "from jaxctx.client.drive import ": r"(?<=@)operation",
+        "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
         "from jaxctx.codec import ": r"decode(?=\()",
-        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[))(?:{'|'.join(answers.written)})\b",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
         "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
     }
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, PlanResult, Snapshot
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, PlanResult
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
@@ -121,13 +121,6 @@ class ClientOperations(ServerCalls, Generic[Context]):
     async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
         """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
         return await self._opened("Take", timeout_s, name=name, **requests.settings(options, OpenOptions))
-
-    @listing
-    def snapshots(
-        self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
-    ) -> AsyncIterator[Snapshot]:
-        """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        return self._items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
 
     @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:

@@ -5,11 +5,11 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar, Unpack
 
 from jaxctx.client import requests
-from jaxctx.client.drive import operation
+from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
 from jaxctx.codec import decode
 from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, Publication, RenderedChat, Snapshot
@@ -114,6 +114,18 @@ class ServerCalls:
         `version`: which version of it, from 1. None: the latest.
         """
         return await self._link.ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
+
+    @listing
+    def snapshots(
+        self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[Snapshot]:
+        """The latest version of each name, in the order of the names.
+
+        `prefix`: only names that begin with this; up to 100 bytes.
+
+        `page`: how many come at once; 1..1000.
+        """
+        return self._link.items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
 
     @operation
     async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:

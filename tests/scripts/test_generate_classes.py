@@ -51,6 +51,7 @@ service Radio {
   rpc Hear(TuneRequest) returns (stream HearResponse);
   rpc ListStations(TuneRequest) returns (ListStationsResponse);
   rpc Close(CloseRequest) returns (CloseResponse);
+  rpc ListSongs(ListSongsRequest) returns (ListStationsResponse);
   rpc Tell(TellRequest) returns (TellResponse);
 }
 enum Band {
@@ -190,6 +191,11 @@ message CloseRequest {
   string name = 1;
 }
 message CloseResponse {}
+message ListSongsRequest {
+  string band = 1;
+  int32 limit = 2;
+  string page_token = 3;
+}
 message TellRequest {
   string context_id = 1;
   // Whom to tell it.
@@ -233,6 +239,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "Tune": generator.Operation("tune", "name", "TuneOptions"),
         "Retune": generator.Operation("retune", "name"),
         "ListStations": generator.Operation("stations", options="TuneOptions"),
+        "ListSongs": generator.Operation("songs", is_listing=True),
         "Tell": generator.Operation("tell", "first"),
         "Close": generator.Operation("close", "name"),
     }
@@ -354,13 +361,17 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     radio = load("radio_operations", made / "operations.py").RadioCalls
-    assert {name: str(inspect.signature(getattr(radio, name))) for name in ("tune", "retune", "stations", "tell")} == {
+    assert {
+        name: str(inspect.signature(getattr(radio, name))) for name in ("tune", "retune", "stations", "songs", "tell")
+    } == {
         "tune": "(self, name: 'str', *, timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
         " -> 'TuneResult'",
         "retune": "(self, name: 'str', *, others: 'Sequence[str]' = (), loudness: 'float' = 0.0,"
         " timeout_s: 'float | None' = None) -> 'TuneResult'",
         "stations": "(self, *, name: 'str' = '', timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
         " -> 'list[Station]'",
+        "songs": "(self, *, band: 'str' = '', page: 'int' = 100, timeout_s: 'float | None' = None)"
+        " -> 'Iterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
     }
