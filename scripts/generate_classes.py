@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""The contract as plain Python: dataclasses of what is asked and answered, and what callers may choose by keyword.
+"""The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, and the
+operations of a client that are one call each.
 
     scripts/generate_classes.py DESCRIPTOR_SET FOLDER
 
-Writes answers.py, requests.py and options.py into FOLDER, from what `protoc --descriptor_set_out --include_source_info
---include_imports` says of protos/, comments included; `scripts/stubs` runs it. A message answers if a method responds
-with it or with what holds it. Of a response with one field, or with a part of a list, only what it holds has a class. A
-message of two plain values is a tuple, one of a map or of ranges is what it holds, and responses of the same fields are
-one class.
+Writes answers.py, requests.py, options.py and operations.py into FOLDER, from what `protoc --descriptor_set_out
+--include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs it. A message answers
+if a method responds with it or with what holds it. Of a response with one field, or with a part of a list, only what it
+holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what it holds, and responses
+of the same fields are one class.
 
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
-may be left out.
+may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
+that it is empty.
 """
 
 import re
@@ -22,7 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from google.protobuf.descriptor_pb2 import EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet
+import grpc
+from google.protobuf.descriptor_pb2 import (
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorSet,
+    MethodDescriptorProto,
+)
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
@@ -68,6 +76,63 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     "SaveOptions": ("SaveRequest", ("context_id", "name")),
     "KeepOptions": ("PublishRequest", ("context_id",)),
 }
+
+
+class Operation(NamedTuple):
+    """A method of a client that calls one of the contract's."""
+
+    name: str
+    by_place: str = ""  # the field whose argument is given by place
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
+    is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
+
+
+OPERATIONS = {  # by class: what it says of itself, what its methods need, how they ask, and they by those they call
+    "ContextCalls": (
+        """Operations on a context that are one call each.""",
+        '''
+    async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
+        """Call a method that writes to this context; what comes, as an answer of this class."""
+        raise NotImplementedError''',
+        "self._change",
+        {
+            "Flush": Operation("flush"),
+            "Truncate": Operation("truncate", "tokens"),
+            "Rewind": Operation("rewind", "to"),
+            "ReservePages": Operation("reserve", "pages"),
+            "CommitPages": Operation("commit", "pages"),
+            "ReleasePages": Operation("release", "pages"),
+            "UpdateContext": Operation("update", options="UpdateOptions"),
+            "Save": Operation("save", "name", "SaveOptions"),
+            "Publish": Operation("publish", options="KeepOptions"),
+        },
+    ),
+    "ServerCalls": (
+        """Operations on a server that are one call each.""",
+        "    _link: Link",
+        "self._link.ask",
+        {
+            "GetSnapshot": Operation("snapshot", "name"),
+            "ListSnapshots": Operation("snapshots", is_listing=True),
+            "ListSnapshotVersions": Operation("history", "name"),
+            "UpdateSnapshot": Operation("update_snapshot", "name", "KeepOptions"),
+            "DeleteSnapshot": Operation("delete_snapshot", "name"),
+            "ListPublications": Operation("publications"),
+            "UpdatePublication": Operation("update_publication", "publication_id", "KeepOptions"),
+            "Unpublish": Operation("unpublish", "publication_id"),
+            "ListModels": Operation("models"),
+            "GetModel": Operation("model", "model_id"),
+            "Tokenize": Operation("tokenize", "text"),
+            "Detokenize": Operation("detokenize", "tokens"),
+            "ApplyChatTemplate": Operation("apply_chat_template", "messages"),
+            "GetStats": Operation("engines"),
+            "Drain": Operation("drain"),
+            "ClearCache": Operation("clear_cache"),
+        },
+    ),
+}
+GIVEN = ("context_id", "limit", "page_token")  # fields of requests that are no arguments of these
+ERRORS = {each.name: each.name.title().replace("_", "") for each in grpc.StatusCode}  # as the client calls them
 LISTED = {"Output": "PassOutput"}  # options that come in lists: by dataclass the message, in which messages are options
 SECONDS = {"duration": "ttl_s", "pin_for": "pin_s"}  # what durations are called there
 ORDERED = ("Criterion",)  # enums whose members can be compared, by the contract's numbers
@@ -77,10 +142,10 @@ SCALARS = {"STRING": "str", "BYTES": "bytes", "BOOL": "bool", "DOUBLE": "float",
 EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0"}
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
-    "from collections.abc import ": r"Mapping(?=\[)|Sequence(?=\[)",
+    "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
-    "from typing import ": r"TypedDict",
+    "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
@@ -123,6 +188,9 @@ class Field(NamedTuple):
     type: str
     comment: str
     default: str = ""  # "": none
+
+
+PAGE = Field("page", "int", "How many come at once; 1..1000.", "100")  # of those that list: the `limit`
 
 
 def types_of(files: FileDescriptorSet) -> dict[str, Type]:
@@ -311,37 +379,180 @@ class Requests(Classes):
         return made._replace(default=made.default or EMPTY.get(made.type, empty))
 
 
-def docstring(comment: str) -> str:
-    """A class's; if it has several lines, the first sentence is apart."""
+class Operations(Requests):
+    """What clients do. Classes of answers and of options are used, not written."""
+
+    def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
+        super().__init__(types, rules, answers)
+        self._methods_of_contract = {each.proto.name: each for each in methods_of(files)}
+
+    def add_class(self, name: str) -> None:
+        doc, needed, ask, operations = OPERATIONS[name]
+        methods = [self._method(rpc, operation, ask) for rpc, operation in operations.items()]
+        head = f"class {name}:"
+        self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *methods])
+
+    def _method(self, rpc: str, operation: Operation, ask: str) -> str:
+        proto, comment = self._methods_of_contract[rpc]
+        kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
+        chosen = self._chosen(options)
+        left = [each for each in kind.proto.field if each.name not in (*GIVEN, *chosen)]
+        arguments = [each for field in left for each in self._arguments(kind, field, by_place)]
+        arguments.sort(key=lambda each: each.name != by_place)
+        arguments += [PAGE] if operation.is_listing else []
+        written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
+        written.insert(1 if by_place else 0, "*")
+        keywords = [f"**options: Unpack[{options}]"] if options else []
+        fields = [f"{field.name}={self._value_of(field)}" for field in left]
+        is_update = any(each.name == "labels" and not self._is_map(each) for each in kind.proto.field)
+        settings = f"requests.settings(options, {options}{', update=True' if is_update else ''})"
+        fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
+        told, answer = self._told(proto.output_type, ask, rpc, fields)
+        if operation.is_listing:  # the items as they are, not a list of them
+            told = told.replace("list", "AsyncIterator")
+            answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
+        words = [comment, *(f"`{each.name}`: {small(each.comment)}" for each in arguments if tells(each))]
+        return "\n".join(
+            [
+                "    @listing" if operation.is_listing else "    @operation",
+                wrapped(
+                    f"    {'' if operation.is_listing else 'async '}def {name}(",
+                    ["self", *written, "timeout_s: float | None = None", *keywords],
+                    f") -> {told}:",
+                ),
+                docstring(re.sub(r"\b[A-Z_]+\b", lambda word: ERRORS.get(word[0], word[0]), "\n\n".join(words)), 8),
+                *([f"        fields = {settings}"] if options else []),
+                answer,
+            ]
+        )
+
+    def _chosen(self, options: str) -> list[str]:
+        """The names of the contract's fields that these options are."""
+        if not options:
+            return []
+        message, others = OPTIONS[options]
+        return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
+
+    def _arguments(self, kind: Type, field: FieldDescriptorProto, by_place: str) -> Iterator[Field]:
+        """One for a field, or for each field of the message that it is."""
+        inner = self._types.get(field.type_name)
+        for index, each in enumerate(inner.proto.field if inner else [field]):
+            place = index if inner else [*kind.proto.field].index(field)
+            made = self._field(inner or kind, place)
+            if made.default == "None":
+                made = made._replace(comment=re.sub(r"\bUnset\b", "None", made.comment))
+            yield made if each.name != by_place or "Empty:" in made.comment else made._replace(default="")
+
+    def _value(self, field: FieldDescriptorProto) -> str:
+        kind = self._types.get(field.type_name)
+        if kind is not None and kind.is_pair and kind.name not in self.names:
+            return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
+        return super()._value(field)
+
+    def _value_of(self, field: FieldDescriptorProto) -> str:
+        """What a request is given for it."""
+        inner = self._types.get(field.type_name)
+        if inner is None:
+            return field.name
+        return "{" + ", ".join(f'"{each.name}": {each.name}' for each in inner.proto.field) + "}"
+
+    def _told(self, response: str, ask: str, rpc: str, fields: list[str]) -> tuple[str, str]:
+        """The type of what a method returns, and the statement that does it."""
+        proto, call = self._types[response].proto, [f'"{rpc}"', "timeout_s"]
+        if not proto.field:
+            return "None", wrapped("        await self._link.call(", [*call, *fields], ")")
+        only, is_list = proto.field[0], proto.field[0].label == FieldDescriptorProto.LABEL_REPEATED
+        kind = self._name(response) if len(proto.field) > 1 and not is_list else self._value(only)
+        if not is_list:
+            return kind, wrapped(f"        return await {ask}(", [*call, kind, *fields], ")")
+        if len(proto.field) > 1:
+            items = wrapped("        items = self._link.items(", [*call, kind, *fields], ")")
+            return f"list[{kind}]", f"{items}\n        return [each async for each in items]"
+        values = wrapped("        told = await self._link.call(", [*call, *fields], ")")
+        each = f"[decode(each, {kind}) for each in told]" if only.type_name else "list(told)"
+        return f"list[{kind}]", f"{values}\n        return {each}"
+
+
+def default(field: Field) -> str:
+    return f" = {field.default}" if field.default else ""
+
+
+def tells(field: Field) -> bool:
+    """Whether there is a word on it that its name does not say."""
+    return len(field.comment.split()) > 2
+
+
+def small(comment: str) -> str:
+    """A comment that goes on after something."""
+    words = " ".join(comment.split())
+    return (words[:1].lower() if re.match("[A-Z][a-z]*[ ,:;]", words) else words[:1]) + words[1:]
+
+
+def wrapped(head: str, items: list[str], tail: str) -> str:
+    """As a formatter does it: on one line, else with the items on a line of their own, else each on one."""
+    margin = " " * (len(head) - len(head.lstrip()))
+    if len(line := head + ", ".join(items) + tail) <= WIDTH:
+        return line
+    if len(line := f"{margin}    {', '.join(items)}") <= WIDTH:
+        return f"{head}\n{line}\n{margin}{tail}"
+    return "\n".join([head, *(f"{margin}    {each}," for each in items), margin + tail])
+
+
+def docstring(comment: str, depth: int = 4) -> str:
+    """Of what stands so deep; if it has several lines, the first sentence is apart."""
     paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n", comment.strip())]
-    if len(paragraphs) == 1 and len(paragraphs[0]) <= WIDTH - len('    """"""'):
-        return f'    """{paragraphs[0]}"""'
+    margin = " " * depth
+    if len(paragraphs) == 1 and len(paragraphs[0]) <= WIDTH - len(margin + '""""""'):
+        return f'{margin}"""{paragraphs[0]}"""'
     paragraphs[:1] = re.split(r"(?<=\.) (?=[A-Z`])", '"""' + paragraphs[0], maxsplit=1)
-    return "\n\n".join(map(indented, paragraphs)) + '\n    """'
+    return "\n\n".join(indented(each, depth=depth) for each in paragraphs) + f'\n{margin}"""'
 
 
 def member(code: str, comment: str) -> str:
     """A line of a class with the comment on it: after it, or where there is no room before it."""
     words = " ".join(comment.split())
-    small = words[:1].lower() if re.match("[A-Z][a-z]*[ ,:;]", words) else words[:1]
-    line = f"    {code}  # {small}{words[1:].removesuffix('.')}" if words else f"    {code}"
+    line = f"    {code}  # {small(words).removesuffix('.')}" if words else f"    {code}"
     return line if len(line) <= WIDTH else f"{indented(words, '# ')}\n    {code}"
 
 
-def indented(words: str, mark: str = "") -> str:
-    return textwrap.fill(words, WIDTH - len('"""'), initial_indent="    " + mark, subsequent_indent="    " + mark)
+def indented(words: str, mark: str = "", depth: int = 4) -> str:
+    margin = " " * depth + mark
+    return textwrap.fill(words, WIDTH - len('"""'), initial_indent=margin, subsequent_indent=margin)
 
 
-def module(doc: str, classes: Mapping[str, str], names: Mapping[str, str] = {}, imports: Mapping[str, str] = {}) -> str:
+def module(
+    doc: str,
+    classes: Mapping[str, str],
+    names: Mapping[str, str] = {},
+    imports: Mapping[str, str] = {},
+    first: Iterable[str] = (),
+    variable: str = "",
+) -> str:
     """A file of classes, with a table of those that have these names in the contract."""
     table = [f'    "{full_name[1:]}": {name.partition("[")[0]},' for full_name, name in names.items()]
     if table:
         table = ["# By the message or enum; a tuple is of its values.", "CLASSES: Mapping[str, type] = {", *table, "}"]
-    body = "\n\n\n".join([*classes.values(), *(["\n".join(table)] if table else [])])
+    body = "\n\n\n".join([*([variable] if variable else []), *classes.values(), *(["\n".join(table)] if table else [])])
     lines = {line: ", ".join(sorted({*re.findall(used, body)})) for line, used in {**IMPORTS, **imports}.items()}
     head = [f'"""{doc}', "", "Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.", '"""', ""]
-    exports = ["", "__all__ = [", *(f'    "{name}",' for name in sorted(classes)), "]", "", ""]
-    return "\n".join([*head, *(line + names for line, names in lines.items() if names), *exports, body, ""])
+    exports = ["", "__all__ = [", *(f'    "{name}",' for name in sorted(classes)), "]", *([] if variable else [""]), ""]
+    return "\n".join([*head, *first, *(line + names for line, names in lines.items() if names), *exports, body, ""])
+
+
+class Method(NamedTuple):
+    """Of the contract."""
+
+    proto: MethodDescriptorProto
+    comment: str
+
+
+def methods_of(files: FileDescriptorSet) -> Iterator[Method]:
+    """Those of all services."""
+    for file in files.file:
+        said = {tuple(each.path): each.leading_comments for each in file.source_code_info.location}
+        for place, service in enumerate(file.service):
+            for index, method in enumerate(service.method):
+                yield Method(method, said.get((6, place, 2, index), ""))  # numbers of fields in descriptor.proto
 
 
 def rules_of(files: FileDescriptorSet) -> Rules:
@@ -358,8 +569,8 @@ def main(descriptors: str, folder: str) -> None:
     files = FileDescriptorSet.FromString(Path(descriptors).read_bytes())
     types, rules = types_of(files), rules_of(files)
     answers, options = Classes(types, rules), Classes(types, rules)
-    for method in (method for file in files.file for service in file.service for method in service.method):
-        answers.add_told(method.output_type)
+    for method in methods_of(files):
+        answers.add_told(method.proto.output_type)
     requests = Requests(types, rules, answers)
     for name, (message, others) in REQUESTS.items():
         requests.add(name, message, others)
@@ -369,15 +580,29 @@ def main(descriptors: str, folder: str) -> None:
     listed.names |= {PACKAGE + message: name for name, (message, _) in OPTIONS.items()}
     for name, message in LISTED.items():
         listed.add(name, message)
+    operations = Operations(types, rules, answers, files)
+    for name in OPERATIONS:
+        operations.add_class(name)
     own = {each: name for each, name in requests.names.items() if each not in answers.names}
     known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
+    used = {
+        "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
+        "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
+        "from jaxctx.client.link import ": r"(?<=: )Link",
+        "from jaxctx.codec import ": r"decode(?=\()",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
+        "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
+    }
+    future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
+    done = "What clients do by one call each, as programs for either client."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
         "options.py": module(chosen, options.written | listed.written),
+        "operations.py": module(done, operations.written, {}, used, future, variable),
     }.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

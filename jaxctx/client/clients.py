@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
 from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.answers import (
-    ContextEvent,
-    ContextInfo,
-    Engine,
-    EngineStats,
-    FillResult,
-    Model,
-    PlanResult,
-    Publication,
-    RenderedChat,
-    Snapshot,
-)
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, PlanResult
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
-from jaxctx.client.options import Content, CreateOptions, KeepOptions, Message, OpenOptions
+from jaxctx.client.options import Content, CreateOptions, OpenOptions
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.operations import ServerCalls
 
 Context = TypeVar("Context", bound=ContextOperations[Any, Any])
 
 
-class ClientOperations(Generic[Context]):
-    """Every operation on a server, as programs for either client."""
+class ClientOperations(ServerCalls, Generic[Context]):
+    """Every operation on a server, as programs for either client. Those that are one call each are generated."""
 
     _transport: Any  # `grpc` or `grpc.aio`
     _context_class: Callable[..., Context]
@@ -48,7 +38,7 @@ class ClientOperations(Generic[Context]):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
-        self._call, self._ask, self._items = self._link.call, self._link.ask, self._link.items
+        self._ask, self._items = self._link.ask, self._link.items
 
     def _made(self, info: ContextInfo) -> Context:
         return self._context_class(self._link, info.context_id, info)
@@ -133,118 +123,11 @@ class ClientOperations(Generic[Context]):
         return await self._opened("Take", timeout_s, name=name, **requests.settings(options, OpenOptions))
 
     @operation
-    async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
-        """One version of a snapshot; by default the latest."""
-        return await self._ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
-
-    @listing
-    def snapshots(
-        self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
-    ) -> AsyncIterator[Snapshot]:
-        """The latest version of each name that begins with `prefix`, in name order, fetched `page` at a time."""
-        return self._items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
-
-    @operation
-    async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
-        """All versions of a snapshot that are kept, latest first."""
-        return [each async for each in self._items("ListSnapshotVersions", timeout_s, Snapshot, name=name)]
-
-    @operation
-    async def update_snapshot(
-        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
-    ) -> Snapshot:
-        """Change a version, the latest by default; None leaves a setting as it is, a `ttl_s` of `math.inf` no end."""
-        fields = requests.settings(options, KeepOptions, update=True)
-        return await self._ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
-
-    @operation
-    async def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
-        """Delete a snapshot, or one version of it; returns how many versions. Contexts opened from it live on."""
-        return await self._ask("DeleteSnapshot", timeout_s, int, name=name, version=version)
-
-    @operation
-    async def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
-        """The caller's publications in the order of their ids."""
-        return [each async for each in self._items("ListPublications", timeout_s, Publication)]
-
-    @operation
-    async def update_publication(
-        self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
-    ) -> Publication:
-        """None leaves a setting as it is, a `ttl_s` of `math.inf` is until `unpublish`."""
-        fields = requests.settings(options, KeepOptions, update=True)
-        return await self._ask("UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields)
-
-    @operation
-    async def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
-        """End a publication; contexts that share its pages keep them."""
-        await self._call("Unpublish", timeout_s, publication_id=publication_id)
-
-    @operation
-    async def models(self, *, timeout_s: float | None = None) -> list[Model]:
-        """The models that the server serves."""
-        return [each async for each in self._items("ListModels", timeout_s, Model)]
-
-    @operation
-    async def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
-        """One model; by default the server's only, or default, one."""
-        return await self._ask("GetModel", timeout_s, Model, model_id=model_id)
-
-    @operation
-    async def tokenize(
-        self, text: str, *, add_special_tokens: bool | None = None, model_id: str = "", timeout_s: float | None = None
-    ) -> list[int]:
-        """Token ids of a text; with special tokens, as at the start of a context, unless told otherwise."""
-        fields = {"model_id": model_id, "text": text, "add_special_tokens": add_special_tokens}
-        return list(await self._call("Tokenize", timeout_s, **fields))
-
-    @operation
-    async def detokenize(
-        self,
-        tokens: Sequence[int],
-        *,
-        skip_special_tokens: bool = False,
-        model_id: str = "",
-        timeout_s: float | None = None,
-    ) -> str:
-        """Text of token ids."""
-        fields = {"model_id": model_id, "tokens": tokens, "skip_special_tokens": skip_special_tokens}
-        return await self._ask("Detokenize", timeout_s, str, **fields)
-
-    @operation
-    async def apply_chat_template(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool | None = None,
-        model_id: str = "",
-        timeout_s: float | None = None,
-    ) -> RenderedChat:
-        """What a fill with these messages appends to an empty context."""
-        chat = requests.chat(messages, add_generation_prompt)
-        return await self._ask("ApplyChatTemplate", timeout_s, RenderedChat, model_id=model_id, messages=chat)
-
-    @operation
-    async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
-        """Each engine of the server, with its load and memory."""
-        return [decode(each, Engine) for each in await self._call("GetStats", timeout_s)]
-
-    @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:
         """Load and memory of all engines together; draining if all are."""
         loads = [engine.stats for engine in await outcome(self.engines(timeout_s=timeout_s))]
         sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
         return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
-
-    @operation
-    async def drain(self, *, timeout_s: float | None = None) -> None:
-        """Make the server refuse new work, and wait until what runs is done."""
-        await self._call("Drain", timeout_s)
-
-    @operation
-    async def clear_cache(self, *, timeout_s: float | None = None) -> int:
-        """Drop every cached page that no context holds; returns how many."""
-        return await self._ask("ClearCache", timeout_s, int)
 
     @operation
     async def close(self) -> None:

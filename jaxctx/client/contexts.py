@@ -18,16 +18,15 @@ from jaxctx.answers import (
     ForwardResult,
     GetContextResult,
     PlanResult,
-    Publication,
-    Snapshot,
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import operation, outcome
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content, GenerateOptions, KeepOptions, Output, Ranges, SaveOptions, UpdateOptions
+from jaxctx.client.options import Content, GenerateOptions, Output, Ranges
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
 from jaxctx.errors import NotFound
+from jaxctx.v1.operations import ContextCalls
 
 A = TypeVar("A")
 Context = TypeVar("Context")
@@ -38,10 +37,10 @@ Stream = TypeVar("Stream", bound=Pieces[Any])
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextOperations(Generic[Context, Stream]):
+class ContextOperations(ContextCalls, Generic[Context, Stream]):
     """A context's id, its counters as of the last answer, and every operation on it, as programs for either client.
 
-    `Context` is that client's class.
+    Those that are one call each are generated. `Context` is that client's class.
     """
 
     _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
@@ -111,11 +110,6 @@ class ContextOperations(Generic[Context, Stream]):
         return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
 
     @operation
-    async def flush(self, *, timeout_s: float | None = None) -> FillResult:
-        """Compute whatever is buffered."""
-        return await self._change("Flush", timeout_s, FillResult)
-
-    @operation
     async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion[Context]:
@@ -170,31 +164,6 @@ class ContextOperations(Generic[Context, Stream]):
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in forks]
 
     @operation
-    async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
-        """Drop trailing tokens that are in no committed page; OutOfRange past those."""
-        return await self._change("Truncate", timeout_s, ContextInfo, tokens=tokens)
-
-    @operation
-    async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
-        """Keep the first `to` tokens, across committed pages, without computing."""
-        return await self._change("Rewind", timeout_s, ContextInfo, to=to)
-
-    @operation
-    async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
-        """Allocate that many more working pages, waiting for them if need be."""
-        return await self._change("ReservePages", timeout_s, ContextInfo, pages=pages)
-
-    @operation
-    async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
-        """Make the first full working pages immutable and shareable; FailedPrecondition if one of them is partial."""
-        return await self._change("CommitPages", timeout_s, ContextInfo, pages=pages)
-
-    @operation
-    async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
-        """Give back working pages from the tail, with the tokens in them."""
-        return await self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
-
-    @operation
     async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
         """Ask for the counters."""
         return (await self._get(timeout_s)).context
@@ -228,27 +197,6 @@ class ContextOperations(Generic[Context, Stream]):
         """Where this context (a) and another one (b), or one of that id, part."""
         b = other.id if isinstance(other, ContextOperations) else other
         return await self._link.ask("Compare", timeout_s, Comparison, a=self.id, b=b)
-
-    @operation
-    async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
-        """Change settings; what is not given stays as it is, `labels` replaces all labels."""
-        fields = requests.settings(options, UpdateOptions, update=True)
-        return await self._change("UpdateContext", timeout_s, ContextInfo, **fields)
-
-    @operation
-    async def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
-        """Keep the present state under a name; with `durable` it survives the server. This context goes on.
-
-        AlreadyExists for a name that is taken, unless `overwrite_version` is its latest version (else Aborted).
-        """
-        fields = requests.settings(options, SaveOptions)
-        return await self._change("Save", timeout_s, Snapshot, name=name, **fields)
-
-    @operation
-    async def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
-        """Let contexts of all tenants share the full pages, until `Client.unpublish`."""
-        fields = requests.settings(options, KeepOptions)
-        return await self._change("Publish", timeout_s, Publication, **fields)
 
     @operation
     async def close(self, *, timeout_s: float | None = None) -> None:

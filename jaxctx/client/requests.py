@@ -5,18 +5,18 @@ names the field as the server would.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message as ProtobufMessage
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import Content, GenerateOptions, Message, Ranges, SamplingOptions
+from jaxctx.client.options import Content, GenerateOptions, Ranges, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 
-M = TypeVar("M", bound=ProtobufMessage)
+M = TypeVar("M", bound=Message)
 REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors
 
 
@@ -28,7 +28,7 @@ def make(kind: type[M], /, **fields: Any) -> M:
         raise InvalidArgument.field(_refused(kind, fields), "is not of its type, or out of its range") from error
 
 
-def _refused(kind: type[ProtobufMessage], fields: Mapping[str, Any]) -> str:
+def _refused(kind: type[Message], fields: Mapping[str, Any]) -> str:
     """The path of the first of these fields that a message of this class cannot hold; empty if it can hold each."""
     for name, value in fields.items():
         try:
@@ -90,17 +90,13 @@ def content(text: str | None, options: Content) -> dict[str, Any]:
         raise InvalidArgument.field("content", f"give one of text, tokens and messages, not {given or 'none'}")
     if isinstance(text, (bytes, list, tuple)):
         raise InvalidArgument.field("text", "a str; token ids go to tokens=, messages to messages=")
+    chat = {"messages": messages, "add_generation_prompt": options.get("add_generation_prompt")}
     return {
         "text": text,
         "tokens": None if tokens is None else {"ids": tokens},
-        "messages": None if messages is None else chat(messages, options.get("add_generation_prompt")),
+        "messages": None if messages is None else chat,
         "add_special_tokens": options.get("add_special_tokens"),
     }
-
-
-def chat(messages: Sequence[Message], add_generation_prompt: bool | None) -> dict[str, Any]:
-    """Messages for the chat template."""
-    return {"messages": messages, "add_generation_prompt": add_generation_prompt}
 
 
 def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateRequest:

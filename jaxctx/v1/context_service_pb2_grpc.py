@@ -230,7 +230,7 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateContext(self, request, context):
-        """Change priority, pin, time to live or labels.
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

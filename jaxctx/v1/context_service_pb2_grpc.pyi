@@ -108,7 +108,7 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
         jaxctx.v1.context_service_pb2.UpdateContextResponse,
     ]
-    """Change priority, pin, time to live or labels."""
+    """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
 
     Plan: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.PlanRequest,
@@ -230,7 +230,7 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
         jaxctx.v1.context_service_pb2.UpdateContextResponse,
     ]
-    """Change priority, pin, time to live or labels."""
+    """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
 
     Plan: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.PlanRequest,
@@ -378,7 +378,7 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.UpdateContextRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.UpdateContextResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.UpdateContextResponse]]:
-        """Change priority, pin, time to live or labels."""
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
 
     @abc.abstractmethod
     def Plan(

@@ -123,7 +123,7 @@ class GetModelRequest(google.protobuf.message.Message):
 
     MODEL_ID_FIELD_NUMBER: builtins.int
     model_id: builtins.str
-    """Its name."""
+    """Its name. Empty: the server's only, or default, one."""
     def __init__(
         self,
         *,

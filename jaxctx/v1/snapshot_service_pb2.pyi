@@ -628,7 +628,7 @@ class UnpublishRequest(google.protobuf.message.Message):
 
     PUBLICATION_ID_FIELD_NUMBER: builtins.int
     publication_id: builtins.str
-    """The publication: 1..64 characters, as for contexts. An unknown one gives NOT_FOUND (PUBLICATION_NOT_FOUND)."""
+    """Its id: 1..64 characters, as for contexts. An unknown one gives NOT_FOUND (PUBLICATION_NOT_FOUND)."""
     def __init__(
         self,
         *,
@@ -694,7 +694,7 @@ class UpdatePublicationRequest(google.protobuf.message.Message):
     TTL_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     publication_id: builtins.str
-    """The publication, as in UnpublishRequest."""
+    """As in UnpublishRequest."""
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
         """How long to publish it from now on; without a duration: until Unpublish. Unset: as it is."""

@@ -153,14 +153,14 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSnapshot(self, request, context):
-        """Change time to live or labels of a version.
+        """Change time to live or labels of a version. What is unset stays as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSnapshot(self, request, context):
-        """Delete a name or one version of it. Contexts that were opened from it live on.
+        """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +181,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePublication(self, request, context):
-        """Change time to live or labels of a publication.
+        """Change time to live or labels of a publication. What is unset stays as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,13 +68,13 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
     ]
-    """Change time to live or labels of a version."""
+    """Change time to live or labels of a version. What is unset stays as it is."""
 
     DeleteSnapshot: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
     ]
-    """Delete a name or one version of it. Contexts that were opened from it live on."""
+    """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
 
     Publish: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.PublishRequest,
@@ -92,7 +92,7 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
         jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse,
     ]
-    """Change time to live or labels of a publication."""
+    """Change time to live or labels of a publication. What is unset stays as it is."""
 
     ListPublications: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
@@ -150,13 +150,13 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse,
     ]
-    """Change time to live or labels of a version."""
+    """Change time to live or labels of a version. What is unset stays as it is."""
 
     DeleteSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
     ]
-    """Delete a name or one version of it. Contexts that were opened from it live on."""
+    """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
 
     Publish: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.PublishRequest,
@@ -174,7 +174,7 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
         jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse,
     ]
-    """Change time to live or labels of a publication."""
+    """Change time to live or labels of a publication. What is unset stays as it is."""
 
     ListPublications: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.ListPublicationsRequest,
@@ -246,7 +246,7 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.UpdateSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.UpdateSnapshotResponse]]:
-        """Change time to live or labels of a version."""
+        """Change time to live or labels of a version. What is unset stays as it is."""
 
     @abc.abstractmethod
     def DeleteSnapshot(
@@ -254,7 +254,7 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse]]:
-        """Delete a name or one version of it. Contexts that were opened from it live on."""
+        """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
 
     @abc.abstractmethod
     def Publish(
@@ -278,7 +278,7 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.UpdatePublicationRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.UpdatePublicationResponse]]:
-        """Change time to live or labels of a publication."""
+        """Change time to live or labels of a publication. What is unset stays as it is."""
 
     @abc.abstractmethod
     def ListPublications(

@@ -1,8 +1,11 @@
-"""Classes of messages: what may be left out, what is a class at all, and that they go over and come back."""
+"""Classes of messages: what may be left out, what is a class at all, and that they go over and come back. And what
+clients do by one call each.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -42,11 +45,14 @@ message FieldRules {
 }
 
 service Radio {
+  // Hear a station, NOT_FOUND if it is silent. Until another is tuned.
   rpc Tune(TuneRequest) returns (TuneResponse);
-  rpc Retune(TuneRequest) returns (RetuneResponse);
+  rpc Retune(RetuneRequest) returns (RetuneResponse);
   rpc Hear(TuneRequest) returns (stream HearResponse);
   rpc ListStations(TuneRequest) returns (ListStationsResponse);
-  rpc Close(TuneRequest) returns (CloseResponse);
+  rpc Close(CloseRequest) returns (CloseResponse);
+  rpc ListSongs(ListSongsRequest) returns (ListStationsResponse);
+  rpc Tell(TellRequest) returns (TellResponse);
 }
 enum Band {
   BAND_UNSPECIFIED = 0;
@@ -60,6 +66,11 @@ message TuneRequest {
   optional Band band = 2;
   google.protobuf.Duration pin_for = 3;
   string name = 4;
+}
+message RetuneRequest {
+  string name = 1;
+  repeated string others = 2;
+  double loudness = 3;
 }
 // Asks to plan an evening.
 message PlanRequest {
@@ -175,7 +186,26 @@ message ListStationsResponse {
   repeated Station stations = 1;
   string next_page_token = 2;
 }
+message CloseRequest {
+  // Which. Empty: all.
+  string name = 1;
+}
 message CloseResponse {}
+message ListSongsRequest {
+  string band = 1;
+  int32 limit = 2;
+  string page_token = 3;
+}
+message TellRequest {
+  string context_id = 1;
+  // Whom to tell it.
+  Pair pair = 2;
+  // How loud it is told. Unset: as before.
+  optional bool loud = 3;
+}
+message TellResponse {
+  repeated string heard = 1;
+}
 """
 
 
@@ -205,6 +235,17 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(generator, "LISTED", {})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "ORDERED", ("Order",))
+    calls = {
+        "Tune": generator.Operation("tune", "name", "TuneOptions"),
+        "Retune": generator.Operation("retune", "name"),
+        "ListStations": generator.Operation("stations", options="TuneOptions"),
+        "ListSongs": generator.Operation("songs", is_listing=True),
+        "Tell": generator.Operation("tell", "first"),
+        "Close": generator.Operation("close", "name"),
+    }
+    monkeypatch.setattr(
+        generator, "OPERATIONS", {"RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls)}
+    )
     generator.main(str(tmp_path / "set"), str(tmp_path))
     return tmp_path
 
@@ -314,3 +355,46 @@ def test_they_go_over_and_come_back(made: Path, monkeypatch: pytest.MonkeyPatch)
         assert codec.decode(heard.FromString(message.SerializeToString()), answers.HearResult) == told
     result = answers.TuneResult(station=station, clear=True)
     assert codec.decode(codec.encode(result, tuned), answers.TuneResult) == result
+
+
+def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
+    radio = load("radio_operations", made / "operations.py").RadioCalls
+    assert {
+        name: str(inspect.signature(getattr(radio, name))) for name in ("tune", "retune", "stations", "songs", "tell")
+    } == {
+        "tune": "(self, name: 'str', *, timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
+        " -> 'TuneResult'",
+        "retune": "(self, name: 'str', *, others: 'Sequence[str]' = (), loudness: 'float' = 0.0,"
+        " timeout_s: 'float | None' = None) -> 'TuneResult'",
+        "stations": "(self, *, name: 'str' = '', timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
+        " -> 'list[Station]'",
+        "songs": "(self, *, band: 'str' = '', page: 'int' = 100, timeout_s: 'float | None' = None)"
+        " -> 'Iterator[Station]'",
+        "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
+        " timeout_s: 'float | None' = None) -> 'list[str]'",
+    }
+    assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
+    assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
+
+    class Link:
+        async def call(self, *told: object, **fields: object) -> tuple[str, ...]:
+            asked.append((*told, fields))
+            return ("heard",)
+
+    asked: list[Any] = []
+    own = radio()
+    own._link = Link()
+    assert own.tell("a", second=2, timeout_s=1.5) == ["heard"]
+    assert own.close() is None
+    pair = {"first": "a", "second": 2}
+    assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
+
+
+def test_lines_are_broken_as_a_formatter_does(generator: ModuleType) -> None:
+    assert generator.wrapped("    function(", ["a", "b"], ")") == "    function(a, b)"
+    some, many = ["a" * 50, "b" * 58], ["a" * 50, "b" * 58, "c" * 9]
+    assert generator.wrapped("    function(", some, ")") == f"    function(\n        {some[0]}, {some[1]}\n    )"
+    lines = "".join(f"        {each},\n" for each in many)
+    assert generator.wrapped("    function(", many, ")") == f"    function(\n{lines}    )"

@@ -1,0 +1,283 @@
+"""What clients do by one call each, as programs for either client.
+
+Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar, Unpack
+
+from jaxctx.client import requests
+from jaxctx.client.drive import listing, operation
+from jaxctx.client.link import Link
+from jaxctx.codec import decode
+from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, Publication, RenderedChat, Snapshot
+from jaxctx.v1.options import KeepOptions, SaveOptions, UpdateOptions
+
+__all__ = [
+    "ContextCalls",
+    "ServerCalls",
+]
+
+T = TypeVar("T")
+
+
+class ContextCalls:
+    """Operations on a context that are one call each."""
+
+    async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
+        """Call a method that writes to this context; what comes, as an answer of this class."""
+        raise NotImplementedError
+
+    @operation
+    async def flush(self, *, timeout_s: float | None = None) -> FillResult:
+        """Compute whatever is buffered."""
+        return await self._change("Flush", timeout_s, FillResult)
+
+    @operation
+    async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page.
+
+        `tokens`: how many, from 0. More than are buffered and in working pages gives OutOfRange. Pages stay
+        reserved.
+        """
+        return await self._change("Truncate", timeout_s, ContextInfo, tokens=tokens)
+
+    @operation
+    async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Go back to any length, across committed pages, without computing.
+
+        `to`: how many tokens to keep, from 0. More than `seq_len + buffered_tokens` gives OutOfRange.
+        """
+        return await self._change("Rewind", timeout_s, ContextInfo, to=to)
+
+    @operation
+    async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Allocate working pages ahead, so that what follows does not wait for them.
+
+        `pages`: how many more, from 0. More than the pool has at all fails at once; else the call waits for pages
+        until its deadline.
+        """
+        return await self._change("ReservePages", timeout_s, ContextInfo, pages=pages)
+
+    @operation
+    async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Make the first full working pages immutable and shareable.
+
+        `pages`: how many of the first working pages, from 0. A partial one gives FailedPrecondition (PAGE_NOT_FULL),
+        more than there are OutOfRange.
+        """
+        return await self._change("CommitPages", timeout_s, ContextInfo, pages=pages)
+
+    @operation
+    async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Give back working pages from the tail, with the tokens in them.
+
+        `pages`: how many of the last working pages, from 0. More than there are gives OutOfRange.
+        """
+        return await self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
+
+    @operation
+    async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
+        fields = requests.settings(options, UpdateOptions, update=True)
+        return await self._change("UpdateContext", timeout_s, ContextInfo, **fields)
+
+    @operation
+    async def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
+        """Keep a context's present state under a name.
+
+        The context goes on as it is.
+
+        `name`: under which name. One that is taken gives AlreadyExists, unless `overwrite_version` is set.
+        """
+        fields = requests.settings(options, SaveOptions)
+        return await self._change("Save", timeout_s, Snapshot, name=name, **fields)
+
+    @operation
+    async def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
+        """Let contexts of all tenants share the full pages of a context."""
+        fields = requests.settings(options, KeepOptions)
+        return await self._change("Publish", timeout_s, Publication, **fields)
+
+
+class ServerCalls:
+    """Operations on a server that are one call each."""
+
+    _link: Link
+
+    @operation
+    async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
+        """One version of a snapshot.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        return await self._link.ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
+
+    @listing
+    def snapshots(
+        self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[Snapshot]:
+        """The latest version of each name, in the order of the names.
+
+        `prefix`: only names that begin with this; up to 100 bytes.
+
+        `page`: how many come at once; 1..1000.
+        """
+        return self._link.items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
+
+    @operation
+    async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
+        """All versions of a name that are kept, latest first."""
+        items = self._link.items("ListSnapshotVersions", timeout_s, Snapshot, name=name)
+        return [each async for each in items]
+
+    @operation
+    async def update_snapshot(
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+    ) -> Snapshot:
+        """Change time to live or labels of a version.
+
+        What is unset stays as it is.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        fields = requests.settings(options, KeepOptions, update=True)
+        return await self._link.ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
+
+    @operation
+    async def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
+        """Delete a name or one version of it, and tell how many versions that were.
+
+        Contexts that were opened from it live on.
+
+        `version`: which version of it, from 1. None: the name with all versions.
+        """
+        return await self._link.ask("DeleteSnapshot", timeout_s, int, name=name, version=version)
+
+    @operation
+    async def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
+        """The caller's publications in the order of their ids."""
+        items = self._link.items("ListPublications", timeout_s, Publication)
+        return [each async for each in items]
+
+    @operation
+    async def update_publication(
+        self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+    ) -> Publication:
+        """Change time to live or labels of a publication.
+
+        What is unset stays as it is.
+
+        `publication_id`: as in UnpublishRequest.
+        """
+        fields = requests.settings(options, KeepOptions, update=True)
+        return await self._link.ask(
+            "UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields
+        )
+
+    @operation
+    async def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
+        """End a publication.
+
+        Contexts that share its pages keep them.
+
+        `publication_id`: its id: 1..64 characters, as for contexts. An unknown one gives NotFound
+        (PUBLICATION_NOT_FOUND).
+        """
+        await self._link.call("Unpublish", timeout_s, publication_id=publication_id)
+
+    @operation
+    async def models(self, *, timeout_s: float | None = None) -> list[Model]:
+        """The models, in the order of their ids."""
+        items = self._link.items("ListModels", timeout_s, Model)
+        return [each async for each in items]
+
+    @operation
+    async def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
+        """One model.
+
+        `model_id`: its name. Empty: the server's only, or default, one.
+        """
+        return await self._link.ask("GetModel", timeout_s, Model, model_id=model_id)
+
+    @operation
+    async def tokenize(
+        self, text: str, *, model_id: str = "", add_special_tokens: bool | None = None, timeout_s: float | None = None
+    ) -> list[int]:
+        """Text to token ids.
+
+        `text`: the text; up to 2 MiB. May be empty.
+
+        `add_special_tokens`: whether the tokenizer adds its special tokens (beginning of sequence). None: yes, as
+        for an empty context.
+        """
+        told = await self._link.call(
+            "Tokenize", timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        )
+        return list(told)
+
+    @operation
+    async def detokenize(
+        self,
+        tokens: Sequence[int],
+        *,
+        model_id: str = "",
+        skip_special_tokens: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Token ids to text.
+
+        `tokens`: token ids, 0 .. vocab_size - 1 each; up to 131,072. Those that the tokenizer lacks have no text.
+
+        `skip_special_tokens`: leave special tokens out of the text.
+        """
+        return await self._link.ask(
+            "Detokenize", timeout_s, str, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        )
+
+    @operation
+    async def apply_chat_template(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        model_id: str = "",
+        add_generation_prompt: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> RenderedChat:
+        """Messages to the text and tokens that the model's chat template makes of them.
+
+        `messages`: 1..1024 messages in order; at most 2 MiB together.
+
+        `model_id`: whose template. A model without one gives FailedPrecondition (NO_CHAT_TEMPLATE).
+
+        `add_generation_prompt`: whether to end with what opens an answer of the assistant. None: exactly if the last
+        role is "user" or "tool".
+        """
+        return await self._link.ask(
+            "ApplyChatTemplate",
+            timeout_s,
+            RenderedChat,
+            model_id=model_id,
+            messages={"messages": messages, "add_generation_prompt": add_generation_prompt},
+        )
+
+    @operation
+    async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
+        """What the engines are, and how loaded."""
+        told = await self._link.call("GetStats", timeout_s)
+        return [decode(each, Engine) for each in told]
+
+    @operation
+    async def drain(self, *, timeout_s: float | None = None) -> None:
+        """Refuse new work with Unavailable (DRAINING), let running work finish, then answer.
+
+        The server goes on draining if the caller does not wait for the answer.
+        """
+        await self._link.call("Drain", timeout_s)
+
+    @operation
+    async def clear_cache(self, *, timeout_s: float | None = None) -> int:
+        """Drop every cached page that no context holds, and tell how many."""
+        return await self._link.ask("ClearCache", timeout_s, int)
