@@ -34,8 +34,7 @@ class Pages:
         self.next_collection: float | None = clock()  # when there may be something to collect
         self._lock = threading.Lock()  # guards what follows
         self._places: dict[bytes, Place] = {}
-        self._packs: dict[str, frozenset[str]] = {}  # by manifest; none of a damaged one
-        self._damaged: set[str] = set()  # manifests
+        self._packs: dict[str, frozenset[str] | None] = {}  # by manifest; None: it is damaged
         self._pins: Counter[str] = Counter()  # ids of manifests and packs
 
     def new_id(self) -> str:
@@ -93,8 +92,7 @@ class Pages:
                 self.add(manifest)
             elif stored is not None:
                 with self._lock:  # not its pages: of what nobody names, a collection may have deleted the packs
-                    self._packs[one] = manifest.packs if manifest else frozenset()
-                    self._damaged |= {one} if manifest is None else set()
+                    self._packs[one] = manifest.packs if manifest else None
 
     def collect(self) -> int:
         """Delete the manifests and packs that nobody needs; how many."""
@@ -124,7 +122,6 @@ class Pages:
                 self._objects.delete(f"manifests/{one}")
             with self._lock:
                 self._packs.pop(one, None)
-                self._damaged.discard(one)
         return len(dead_manifests & manifests) + len(dead_packs)
 
     def _condemn(self, manifests: set[str], packs: set[str], strange: set[str]) -> tuple[set[str], set[str]]:
@@ -135,9 +132,10 @@ class Pages:
             dead = (manifests | self._packs.keys()) - named - pinned
             young = {one for one in dead & strange if unclear or not self._old(one)}
             dead -= young
-            unclear = unclear or bool(self._damaged - dead)
-            known = {pack for one in dead for pack in self._packs.get(one, ())}
-            needed = {pack for one in self._packs.keys() - dead for pack in self._packs[one]}
+            kept = self._packs.keys() - dead
+            unclear = unclear or any(self._packs[one] is None for one in kept)
+            known = {pack for one in dead for pack in self._packs.get(one) or ()}
+            needed = {pack for one in kept for pack in self._packs[one] or ()}
             unneeded = packs - needed - pinned
             dead_packs = {one for one in unneeded if one in known or self._ours(one) or self._old(one)}
             if unclear:  # nobody can say what the damaged record refers to

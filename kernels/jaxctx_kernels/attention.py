@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels import reference
 from jaxctx_kernels.plan import AttentionPlan, Kernel, PlanShape
-from jaxctx_kernels.pool import Pool
+from jaxctx_kernels.pool import Pool, held
 from jaxctx_kernels.reference import Mask
 
 
@@ -21,8 +21,7 @@ def kernel_for(platform: str, pool: Any) -> Kernel:
 
     `pool` is of arrays or ShapeDtypeStructs.
     """
-    numbers = jax.tree.leaves(pool)[0]
-    (page_size, lanes), kind = numbers.shape[2:], numbers.dtype
+    (page_size, lanes), kind = held(pool).shape[2:], held(pool).dtype
     narrow = kind in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn)
     if platform == "gpu" and narrow and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
         return "gpu"

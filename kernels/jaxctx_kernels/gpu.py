@@ -33,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx_kernels.plan import AttentionPlan, PlanShape
-from jaxctx_kernels.pool import BITS_OF, Pool, Scaled
+from jaxctx_kernels.pool import BITS_OF, Pool, Scaled, held
 from jaxctx_kernels.reference import FAR
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
@@ -366,11 +366,6 @@ def product(a: Ref, b: Ref, columns: int) -> Any:
         return acc[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((SIDE, columns), jnp.float32))
-
-
-def held(pool: Any) -> Any:
-    """The numbers of a pool or of buffers, scaled or not."""
-    return pool.numbers if isinstance(pool, Scaled) else pool
 
 
 def full(value: float, columns: int | None = None) -> Any:

@@ -58,6 +58,11 @@ def pool_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype:
     return Scaled(numbers, scales)
 
 
+def held(pool: Any) -> Any:
+    """The numbers of a pool or of buffers, scaled or not."""
+    return pool.numbers if isinstance(pool, Scaled) else pool
+
+
 def numbers(stored: jax.Array) -> jax.Array:
     """What is stored, as the numbers it stands for: bits become bfloat16, or float32 where that is multiplied faster.
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
-from jaxctx_kernels.pool import Pool, Scaled, numbers
+from jaxctx_kernels.pool import Pool, Scaled, held, numbers
 
 Carry = TypeVar("Carry")
 Mask = Bool[Array, "rows indices"]
@@ -51,8 +51,8 @@ def attend(
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `attention.attend`."""
     rows, heads, dim = q.shape
-    stored = jax.tree.leaves(k_pool)[0].shape
-    kv_heads = stored[0] * (stored[3] // dim)
+    stored, _, _, lanes = held(k_pool).shape
+    kv_heads = stored * (lanes // dim)
     group = heads // kv_heads
     spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
     query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
@@ -198,11 +198,11 @@ def allowed_in(allowed: jax.Array, at: Round, shape: PlanShape) -> Bool[Array, "
 
 def read(pool: Pool, at: Round, dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
     """The pages of a round, heads that lie side by side (`pool.pool_struct`) taken apart. Not yet scaled."""
-    pool = pool.numbers if isinstance(pool, Scaled) else pool
-    pages = numbers(pool.at[:, at.pages].get(mode="promise_in_bounds"))
-    if pool.shape[3] == dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
-        return pages.reshape(pool.shape[0], len(at.row), -1, dim)
-    pages = pages.reshape(pool.shape[0], len(at.row), -1, pool.shape[3] // dim, dim)
+    plain = held(pool)
+    pages = numbers(plain.at[:, at.pages].get(mode="promise_in_bounds"))
+    if plain.shape[3] == dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
+        return pages.reshape(plain.shape[0], len(at.row), -1, dim)
+    pages = pages.reshape(plain.shape[0], len(at.row), -1, plain.shape[3] // dim, dim)
     return jnp.moveaxis(pages, 3, 1).reshape(-1, len(at.row), pages.shape[2], dim)
 
 

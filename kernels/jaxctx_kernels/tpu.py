@@ -35,8 +35,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
-from jaxctx_kernels.pool import Pool, Scaled
-from jaxctx_kernels.reference import FAR
+from jaxctx_kernels.pool import Pool, Scaled, held
+from jaxctx_kernels.reference import FAR, matmul
 
 RING = 4  # items whose pages are on their way or being computed
 ORDERS = 4  # pages ordered in one basic block
@@ -70,9 +70,8 @@ def attend(
     if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
     rows, heads, dim = q.shape
-    held = k_pool.numbers if isinstance(k_pool, Scaled) else k_pool
-    kind = held.dtype if held.dtype.itemsize > 1 else jnp.bfloat16  # what is multiplied
-    stored, _, page_size, lanes = held.shape
+    (stored, _, page_size, lanes), kind = held(k_pool).shape, held(k_pool).dtype
+    kind = kind if kind.itemsize > 1 else jnp.bfloat16  # what is multiplied
     beside, group = lanes // dim, heads // stored  # KV heads side by side; query heads that read one row of lanes
     query = q[plan.order].astype(kind).reshape(rows, stored, beside, group // beside, 1, dim)
     mine = jnp.eye(beside, dtype=bool)[:, None, :, None]
@@ -156,7 +155,7 @@ def kernel(
     heads, height, lanes = query.shape
     copied = list(zip(jax.tree.leaves((k_pool, v_pool)), jax.tree.leaves((k_ring, v_ring)), strict=True))
     rings = k_ring, v_ring
-    k_ring, v_ring = (ring.numbers if isinstance(ring, Scaled) else ring for ring in rings)
+    k_ring, v_ring = map(held, rings)
     page_size = k_ring.shape[3]
     count = ends[len(shape.classes) - 1]
     first_head = pl.program_id(0) * heads
@@ -187,24 +186,24 @@ def kernel(
             here = ring.at[slot, :, pl.ds(0, pl.cdiv(tokens, page_size))]
             pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
 
-    def clear(tokens: jax.Array, slot: jax.Array, held: int) -> None:
+    def clear(tokens: jax.Array, slot: jax.Array, most: int) -> None:
         """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
         if v_ring.dtype == jnp.int8:
             return
 
-        @pl.loop(tokens // page_size, held)
+        @pl.loop(tokens // page_size, most)
         def _(n: jax.Array) -> None:
             values = v_ring[slot, :, n]
             token = n * page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
             v_ring[slot, :, n] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
 
-    def lay_out(slot: jax.Array, held: int) -> None:
+    def lay_out(slot: jax.Array, most: int) -> None:
         """The scales of an item's tokens, of each page by itself, side by side."""
 
         @pl.loop(0, heads)
         def _(h: jax.Array) -> None:
             for of, ring in enumerate(rings):
-                for n in range(held):
+                for n in range(most):
                     scales[of, h, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, h, n]
 
     def visit(kind: ItemClass, index: jax.Array) -> None:
@@ -238,13 +237,15 @@ def kernel(
                 return jnp.where(visible, x * mine, 0)
 
             def head(h: jax.Array) -> None:
-                k, v = (ring[slot, h, : kind.pages].reshape(tokens, lanes) for ring in (k_ring, v_ring))
-                score = jnp.where(visible, scaled(matmul(query[h, here], k, 1) * scale, 0, h), FAR)
+                k, v = (r[slot, h, : kind.pages].reshape(tokens, lanes).astype(query.dtype) for r in (k_ring, v_ring))
+                score = matmul("md,sd->ms", query[h, here], k) * scale
+                score = jnp.where(visible, scaled(score, 0, h), FAR)
                 old = peak[h, here]
                 new = jnp.maximum(old, score.max(-1, keepdims=True))
                 weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
                 shrink = jnp.exp2(old - new)
-                more = out[h, here] * shrink[:, :1] + matmul(scaled(weight, 1, h).astype(query.dtype), v, 0)
+                product = matmul("ms,sd->md", scaled(weight, 1, h).astype(query.dtype), v)
+                more = out[h, here] * shrink[:, :1] + product
                 peak[h, here] = new
                 total[h, here] = total[h, here] * shrink + weight.sum(-1, keepdims=True)
                 out[h, here] = jnp.where(inside, more, out[h, here])  # values may be NaN, of another sequence
@@ -271,12 +272,3 @@ def kernel(
         start = ends[c]
     sums = total[:, :, :1]
     out[...] = jnp.where(sums == 0, 0, out[...] / sums)
-
-
-def matmul(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
-    """Products of float32 exactly, of bfloat16 as they are; sums in float32. Contracts b's axis `contracted`."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    b = b.astype(a.dtype)  # from 8 bits
-    axes = (((1,), (contracted,)), ((), ()))
-    product: jax.Array = jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
-    return product

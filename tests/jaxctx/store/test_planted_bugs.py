@@ -92,7 +92,7 @@ BUGS = [
     Bug(
         "a save that failed holds on", SnapshotWriter, "_close", "self._pages.unpin(self._pins, self._manifest)", "pass"
     ),
-    Bug("pages that are shared go", Pages, "_condemn", "- dead for pack in", "& pinned for pack in"),
+    Bug("pages that are shared go", Pages, "_condemn", "keys() - dead", "keys() & pinned"),
     Bug("what others save just now goes", Pages, "_condemn", "or self._old(one)}", "or True}"),
     Bug("what others named just now goes", Pages, "_condemn", "dead -= young", "pass"),
     Bug("what others named stays though we know its end", Pages, "_collect", "(self._seen |", "(set() and"),
