@@ -138,7 +138,7 @@ class Archive:
         raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
 
     def publications(self, caller: Caller) -> Sequence[Publication]:
-        return [_publication(published) for published in self._published(caller)]
+        return [_publication(each) for each in sorted(self._published(caller), key=lambda each: each.id)]
 
     def _published(self, caller: Caller) -> list[Context]:
         now, everybodys = self.contexts.lives.clock(), self.contexts.cache.publications.values()

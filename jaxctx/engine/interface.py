@@ -125,7 +125,8 @@ class Engine(Protocol):
     async def unpublish(self, caller: Caller, publication_id: str) -> None:
         """Nobody finds it any more; contexts that share its pages keep them."""
 
-    async def publications(self, caller: Caller) -> Sequence[answers.Publication]: ...
+    async def publications(self, caller: Caller) -> Sequence[answers.Publication]:
+        """In the order of their ids."""
 
     async def stats(self) -> answers.EngineStats: ...
 

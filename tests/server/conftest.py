@@ -407,7 +407,7 @@ class FakeEngine:
 
     async def publications(self, caller: Caller) -> Sequence[Publication]:
         self._enter("publications", caller)
-        return [replace(PUBLICATION, publication_id=id) for id in ("p2", "p1", "p3")]
+        return [replace(PUBLICATION, publication_id=id) for id in ("p1", "p2", "p3")]
 
     async def stats(self) -> EngineStats:
         return STATS  # no call of a test's: the programs ask at every beat

@@ -10,7 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardReques
 from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import PAGE_SIZE, M, Service, page_of, unary
+from jaxctx_server.grpc.service import M, Service, one_more, unary
 from jaxctx_server.serving import Served
 from jaxctx_server.validate import requests
 
@@ -30,6 +30,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     CommitPages = unary(["context_id", "pages"], Engine.commit_pages, pb.CommitPagesResponse, "context")
     ReleasePages = unary(["context_id", "pages"], Engine.release_pages, pb.ReleasePagesResponse, "context")
     CloseContext = unary(["context_id"], Engine.close, pb.CloseContextResponse)
+    ListContexts = unary(["page_token", one_more], Engine.list, pb.ListContextsResponse, "contexts", by="context_id")
 
     async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
         served, caller = self.begin(context, request)
@@ -53,12 +54,6 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
             tokens=content_pb2.TokenIds(ids=layout.tokens) if layout and tokens else None,
             ancestors=forks if ancestors else (),
         )
-
-    async def ListContexts(self, request: pb.ListContextsRequest, context: Context) -> pb.ListContextsResponse:
-        served, caller = self.begin(context, request)
-        limit = request.limit or PAGE_SIZE
-        found = await served.engine.list(caller, request.page_token, limit + 1)
-        return page_of(found, limit, lambda info: info.context_id, pb.ListContextsResponse, "contexts")
 
     def WatchContexts(
         self, request: pb.WatchContextsRequest, context: Context

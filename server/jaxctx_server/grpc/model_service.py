@@ -5,7 +5,7 @@ from jaxctx.codec import encode
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1 import model_service_pb2_grpc
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service
+from jaxctx_server.grpc.service import Service, page_of
 from jaxctx_server.validate.requests import made, messages
 
 
@@ -14,8 +14,7 @@ class ModelService(Service, model_service_pb2_grpc.ModelServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         served, _ = self.begin(context, request)
-        models = [encode(info, pb.Model) for info in (served.engine.info,) if info.model_id > request.page_token]
-        return pb.ListModelsResponse(models=models)
+        return page_of(request, [served.engine.info], pb.ListModelsResponse, "models", "model_id")
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         served, _ = self.begin(context, request)

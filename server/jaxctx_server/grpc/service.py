@@ -1,6 +1,6 @@
 """What every service does with a request: decode and validate, before the engine works; encode, after."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -13,7 +13,6 @@ from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
-T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
@@ -42,17 +41,18 @@ class Service:
 
 
 def unary(
-    parts: Sequence[Part], method: Callable[..., Awaitable[object]], kind: type[M], field: str = ""
+    parts: Sequence[Part], method: Callable[..., Awaitable[Any]], kind: type[M], field: str = "", by: str = ""
 ) -> Callable[..., Awaitable[M]]:
     """A method that hands its request to the engine's `method`, with an argument for each of `parts`, see `made`.
 
-    The answer goes back as a message of class `kind`, or as this `field` of one.
+    The answer goes back as a message of class `kind`, or as this `field` of one; with `by` in pages, see `page_of`.
     """
 
     async def call(self: Service, request: Message, context: Context) -> M:
         served, caller = self.begin(context, request)
         arguments = [made(request, part) for part in parts]
-        return told(await getattr(served.engine, method.__name__)(caller, *arguments), kind, field)
+        answer = await getattr(served.engine, method.__name__)(caller, *arguments)
+        return page_of(request, answer, kind, field, by) if by else told(answer, kind, field)
 
     return call
 
@@ -68,9 +68,24 @@ def told(answer: Any, kind: type[M], field: str = "") -> M:
     return kind(**{field: [encode(item, each) for item in answer] if there.is_repeated else encode(answer, each)})
 
 
-def page_of(found: Sequence[T], limit: int, token: Callable[[T], str], kind: type[M], field: str) -> M:
-    """The first `limit` of what was found, and if there are more the page token of the last one."""
-    page = told(found[:limit], kind, field)
-    if len(found) > limit:
-        page.next_page_token = token(found[limit - 1])  # type: ignore[attr-defined]
+def page_of(request: Any, found: Iterable[Any], kind: type[M], field: str, by: str) -> M:
+    """Of what was found, as many as the request asks for, behind its page token, and if there are more the next token.
+
+    That is the last one's `by`: names, which go up, or numbers, which go down.
+    """
+    last, limit = request.page_token, one_more(request) - 1
+
+    def behind(one: Any) -> bool:
+        name = getattr(one, by)
+        return name > last if isinstance(name, str) else not last or name < int(last)
+
+    rest = [one for one in found if behind(one)]
+    page = told(rest[:limit], kind, field)
+    if len(rest) > limit:
+        page.next_page_token = str(getattr(rest[limit - 1], by))  # type: ignore[attr-defined]
     return page
+
+
+def one_more(request: Any) -> int:
+    """How many to find for a page: one more tells that there is another."""
+    return (request.limit or PAGE_SIZE) + 1

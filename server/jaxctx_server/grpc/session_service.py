@@ -13,7 +13,7 @@ from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2_grpc
 from jaxctx.v1.requests import SubmitCallRequest, SubmitStepRequest
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import PAGE_SIZE, M, Service, page_of, told
+from jaxctx_server.grpc.service import M, Service, page_of, told
 from jaxctx_server.validate.requests import Part, made
 
 SESSION_TTL_S = 3600.0
@@ -57,9 +57,8 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         served, caller = self.begin(context, request)
-        found = [each.info for each in served.programs.sessions(caller.tenant) if each.id > request.page_token]
-        limit = request.limit or PAGE_SIZE
-        return page_of(found, limit, lambda info: info.session_id, pb.ListSessionsResponse, "sessions")
+        found = (each.info for each in served.programs.sessions(caller.tenant))
+        return page_of(request, found, pb.ListSessionsResponse, "sessions", "session_id")
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         served, caller = self.begin(context, request)
@@ -84,9 +83,8 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
 
     async def ListVariables(self, request: pb.ListVariablesRequest, context: Context) -> pb.ListVariablesResponse:
         variables = sorted(self.session(context, request).variables.items())
-        found = [replace(each.info, text="") for id_, each in variables if id_ > request.page_token]
-        limit = request.limit or PAGE_SIZE
-        return page_of(found, limit, lambda info: info.variable_id, pb.ListVariablesResponse, "variables")
+        found = (replace(each.info, text="") for _, each in variables)
+        return page_of(request, found, pb.ListVariablesResponse, "variables", "variable_id")
 
     async def ListFunctions(self, request: pb.ListFunctionsRequest, context: Context) -> pb.ListFunctionsResponse:
         served, _ = self.begin(context, request)
