@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxctx.answers import Criterion, Phase, VariableState
+from jaxctx.answers import Criterion, Phase
 from jaxctx.apps.nodes import Group, Node, Task
 from jaxctx.apps.variables import Variable
-from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError
+from jaxctx.errors import JaxctxError
 
 
 class Graph:
@@ -29,38 +29,14 @@ class Graph:
         self._serials = 0
 
     def add(self, nodes: Sequence[Node]) -> None:
-        """Connect nodes. Raises FailedPrecondition for an output that is set or something else makes, and
-        InvalidArgument for a cycle; then nothing is connected.
-        """
-        outputs = [variable for node in nodes for variable in node.outputs]
-        if len(set(outputs)) < len(outputs) or any(
-            each.producer or each.state is not VariableState.UNSET for each in outputs
-        ):
-            raise FailedPrecondition("an output must be a variable that is unset, and that nothing else makes")
+        """Connect nodes. Their outputs are new, and their inputs older or outputs of the same call before them."""
         for node in nodes:
-            for variable in node.inputs:
-                variable.consumers.append(node)
             for variable in node.outputs:
                 variable.producer = node
-        if any(variable.consumers for variable in outputs) and _on_a_cycle(nodes):
-            self.remove(nodes)
-            raise InvalidArgument.field("parameters", "make a cycle: an output would be needed for itself")
-        for node in nodes:
-            failed = next((each.error for each in node.inputs if each.error), None)
-            if failed is not None:
-                self.fail(node, failed)
-            for variable in node.outputs:
-                if (criterion := variable.asked) is not None:
-                    variable.asked = None
-                    self.ask(variable, criterion)
-
-    def remove(self, nodes: Sequence[Node]) -> None:
-        """Disconnect nodes that have not started or have ended."""
-        for node in nodes:
             for variable in node.inputs:
-                variable.consumers.remove(node)
-            for variable in node.outputs:
-                variable.producer = None
+                variable.consumers.append(node)
+                if variable.error is not None:
+                    self.fail(node, variable.error)
 
     def ask(self, variable: Variable, criterion: Criterion) -> None:
         """Activate what makes it, and all that this needs."""
@@ -140,18 +116,3 @@ def _feeding(node: Node) -> list[Task]:
         elif not isinstance(node, Task) or before.call is not node.call:
             found[before] = None
     return list(found)
-
-
-def _on_a_cycle(nodes: Sequence[Node]) -> bool:
-    """Whether one of the nodes needs itself."""
-    for node in nodes:
-        seen: set[Node] = set()
-        reached = node.needs()
-        while reached:
-            before = reached.pop()
-            if before is node:
-                return True
-            if before not in seen:
-                seen.add(before)
-                reached += before.needs()
-    return False

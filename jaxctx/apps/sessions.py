@@ -111,8 +111,8 @@ class Session:
     def submit(self, request: SubmitCallRequest) -> Call:
         """Add a call, and run nothing of it but what a criterion asks for.
 
-        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable,
-        AlreadyExists or FailedPrecondition for an output that cannot be one; then there is no call.
+        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable; then
+        there is no call.
         """
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
         size = self._room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
@@ -184,8 +184,7 @@ class Session:
     def _segment(self, parameter: Parameter) -> Segment:
         if (output := parameter.output) is None:
             return self.variable(parameter.variable_id) if parameter.variable_id else parameter.text or ""
-        known = output.variable_id
-        return Output(Variable(parameter.name) if known is None else self.variable(known), output)
+        return Output(Variable(parameter.name), output)
 
     def _room(self, variables: int, *texts: str) -> int:
         """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""

@@ -192,10 +192,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutput:
-    """An output of a call: how it is generated, and the variable that it sets. Options as in GenerateRequest."""
+    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
 
-    # A variable without a text, which nothing else makes. None: a new one, of the place's name.
-    variable_id: str | None = None
     criterion: Criterion | None = None  # ask for it at once. None: not until somebody does
     sampling: Sampling = Sampling()  # how tokens are drawn
     max_tokens: int | None = None  # the most tokens; from 1. None: the server's default

@@ -641,11 +641,10 @@ global___Parameter = Parameter
 
 @typing.final
 class CallOutput(google.protobuf.message.Message):
-    """An output of a call: how it is generated, and the variable that it sets. Options as in GenerateRequest."""
+    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    VARIABLE_ID_FIELD_NUMBER: builtins.int
     CRITERION_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     MAX_TOKENS_FIELD_NUMBER: builtins.int
@@ -654,8 +653,6 @@ class CallOutput(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
-    variable_id: builtins.str
-    """A variable without a text, which nothing else makes. Unset: a new one, of the place's name."""
     criterion: global___Criterion.ValueType
     """Ask for it at once. Unset: not until somebody does."""
     max_tokens: builtins.int
@@ -681,7 +678,6 @@ class CallOutput(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        variable_id: builtins.str | None = ...,
         criterion: global___Criterion.ValueType = ...,
         sampling: jaxctx.v1.generation_pb2.Sampling | None = ...,
         max_tokens: builtins.int | None = ...,
@@ -691,12 +687,9 @@ class CallOutput(google.protobuf.message.Message):
         ignore_eos: builtins.bool = ...,
         include_stop: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_variable_id", b"_variable_id", "max_tokens", b"max_tokens", "sampling", b"sampling", "variable_id", b"variable_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_variable_id", b"_variable_id", "criterion", b"criterion", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "variable_id", b"variable_id"]) -> None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "criterion", b"criterion", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_variable_id", b"_variable_id"]) -> typing.Literal["variable_id"] | None: ...
 
 global___CallOutput = CallOutput
 

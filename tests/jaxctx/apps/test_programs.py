@@ -337,32 +337,6 @@ async def test_set_once() -> None:
     o = call(session, "{{x}}say {{o}}", x=(x.id,), o=output("o"))["o"]
     with pytest.raises(FailedPrecondition):
         session.set(o, "mine")
-    with pytest.raises(FailedPrecondition):
-        call(session, "say {{p}}", p=output("p", variable_id=o))
-    with pytest.raises(FailedPrecondition):
-        call(session, "say {{p}}", p=output("p", variable_id=x.id))
-
-
-async def test_a_call_may_make_a_variable_that_was_asked_for_before() -> None:
-    session = Company(engine := ScriptedEngine()).session()
-    x = session.add_variable("x")
-    o = call(session, "of {{x}}: {{o}}", x=(x.id,), o=output("o"))["o"]
-    asking = asyncio.create_task(ask(session, o))
-    await settle()
-    assert engine.log == []
-    call(session, "x is {{x}}", x=output("x", variable_id=x.id))
-    assert await asking == "<<x is >: >"[:1] + f"of {x.text}: "[-12:] + ">"
-
-
-async def test_cycles_are_refused() -> None:
-    session = Company(ScriptedEngine()).session()
-    x = session.add_variable("x")
-    o = call(session, "of {{x}}: {{o}}", x=(x.id,), o=output("o"))["o"]
-    with pytest.raises(InvalidArgument):
-        call(session, "of {{o}}: {{x}}", o=(o,), x=output("x", variable_id=x.id))
-    assert x.producer is None
-    assert len(session.calls) == 1
-    call(session, "x is {{x}}", x=output("x", variable_id=x.id))
 
 
 async def test_no_fit() -> None:
