@@ -65,7 +65,6 @@ REQUESTS = {  # by class: the message whose fields they are, and those that whoe
     "OpenRequest": ("OpenRequest", ()),
     "Changes": ("UpdateSnapshotRequest", ("name", "version")),
     "SubmitCallRequest": ("SubmitCallRequest", ("session_id",)),
-    "SubmitStepRequest": ("SubmitStepRequest", ("session_id",)),
 }
 OPTIONS = {  # by class: the message whose fields they are, and those that a caller gives in another way
     "SamplingOptions": ("Sampling", ()),

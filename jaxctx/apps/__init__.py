@@ -2,9 +2,8 @@
 
     variables.py   a text that is set once, and may be waited for, streamed or polled
     template.py    a prompt with places for texts: what a semantic call is made of
-    native.py      safe transformations of strings, the steps between calls
-    nodes.py       what makes variables of others: the parts of calls, and native steps
-    graph.py       which of them make which variable; who asked, how urgently, and which tasks form a group
+    calls.py       semantic calls: tasks that continue one sequence
+    graph.py       which task makes which variable; who asked, how urgently, and which tasks form a group
     engines.py     the engines there are: whether they live, what they hold, how much room they have
     dispatcher.py  which engine a ready task goes to, and why
     execution.py   one task on one engine: contexts, tokens, and what to do if the engine is lost

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from jaxctx.apps.calls import Task
 from jaxctx.apps.engines import EngineNode, Engines
-from jaxctx.apps.nodes import Task
 from jaxctx.errors import DeadlineExceeded, Internal, JaxctxError, ResourceExhausted, Unavailable
 
 MOST_WAITING = 10_000
@@ -56,9 +56,12 @@ class Dispatcher:
         self._looking = False
 
     def submit(self, task: Task) -> None:
-        """A task that is ready; it may wait until its deadline for an engine. ResourceExhausted for one too many."""
+        """A task that is ready; it may wait until its deadline for an engine. One too many, or that ended, does not."""
+        if task.ended:
+            return
         if len(self._queue) >= MOST_WAITING:
-            raise ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
+            self._ended(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
+            return
         tenant, waiting = task.call.tenant, {each.call.tenant for each in self._queue}
         if tenant not in waiting:  # those who were away have not saved up turns
             self._spent[tenant] = max(self._spent[tenant], min((self._spent[each] for each in waiting), default=0))
@@ -174,13 +177,9 @@ class Dispatcher:
             node.draining = True
             self.submit(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
-            asyncio.get_running_loop().call_later(error.retry_after_s, self._again, task)
+            asyncio.get_running_loop().call_later(error.retry_after_s, self.submit, task)
         else:
             self._ended(task, error)
-
-    def _again(self, task: Task) -> None:
-        if not task.ended:
-            self.submit(task)
 
     def _lost(self, node: EngineNode) -> None:
         for task, running in tuple(node.running.items()):

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxctx.answers import Criterion, EngineStats
-from jaxctx.apps.nodes import BLOCK
+from jaxctx.apps.calls import BLOCK
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import JaxctxError, NotFound
 
 if TYPE_CHECKING:
-    from jaxctx.apps.nodes import Task
+    from jaxctx.apps.calls import Task
 
 BEAT_S = 1.0
 MISSED = 3  # beats after which an engine is lost

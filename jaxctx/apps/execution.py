@@ -18,8 +18,8 @@ from contextlib import aclosing, suppress
 from typing import cast
 
 from jaxctx.answers import Criterion, GeneratePiece, Phase, named
+from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.engines import EngineNode
-from jaxctx.apps.nodes import Call, Task
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 

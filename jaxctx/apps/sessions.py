@@ -11,11 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from jaxctx.answers import Criterion, Phase, SessionInfo
-from jaxctx.apps import native
+from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
 from jaxctx.apps.graph import Graph
-from jaxctx.apps.nodes import Call, Node, Step, Task
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
 from jaxctx.apps.variables import Variable
 from jaxctx.errors import (
@@ -27,7 +26,7 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.v1.requests import Parameter, SubmitCallRequest, SubmitStepRequest
+from jaxctx.v1.requests import Parameter, SubmitCallRequest
 
 MAX_SESSIONS = 1000  # of a tenant
 MAX_VARIABLES = 10_000  # of a session
@@ -44,7 +43,6 @@ class Session:
         self.ttl_s = ttl_s
         self.variables: dict[str, Variable] = {}
         self.calls: dict[str, Call] = {}
-        self.steps: dict[Step, asyncio.Task[None] | None] = {}
         self.graph = Graph(self._start, self._stop, programs.clock)
         self._programs = programs
         self._bytes = 0
@@ -58,7 +56,7 @@ class Session:
             ttl_s=self.ttl_s,
             variables=len(self.variables),
             calls=len(self.calls),
-            started=sum(node.phase is Phase.STARTED for node in self.nodes()),
+            started=sum(task.phase is Phase.STARTED for task in self.tasks()),
         )
 
     def use(self) -> None:
@@ -69,14 +67,14 @@ class Session:
         """Whether its time to live has ended. It begins again while something runs."""
         if self._programs.clock() - self._used_at < self.ttl_s:
             return False
-        if any(node.phase is Phase.STARTED for node in self.nodes()):
+        if any(task.phase is Phase.STARTED for task in self.tasks()):
             self.use()
             return False
         return True
 
-    def nodes(self) -> list[Node]:
-        """All calls' tasks, then the steps, in the order of their coming."""
-        return [*(task for call in self.calls.values() for task in call.tasks), *self.steps]
+    def tasks(self) -> list[Task]:
+        """Of all calls, in the order of their coming."""
+        return [task for call in self.calls.values() for task in call.tasks]
 
     def variable(self, variable_id: str) -> Variable:
         """One of its variables."""
@@ -111,8 +109,7 @@ class Session:
     def submit(self, request: SubmitCallRequest) -> Call:
         """Add a call, and run nothing of it but what a criterion asks for.
 
-        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable; then
-        there is no call.
+        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable.
         """
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
         size = self._room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
@@ -132,7 +129,7 @@ class Session:
             timeout_s=request.timeout_s,
             chains=made,
         )
-        self.graph.add(call.tasks)
+        self.graph.add(call)
         self.calls[call.id] = call
         self._bytes += size
         outputs = [task.chain.output for task in call.tasks]
@@ -141,31 +138,6 @@ class Session:
             if output.settings.criterion is not None:
                 self.graph.ask(output.variable, output.settings.criterion)
         return call
-
-    def add_step(self, request: SubmitStepRequest) -> list[Variable]:
-        """Add a native step; returns its outputs. It runs when one of them is asked for."""
-        function = self._programs.functions.get(request.function)
-        if function is None:
-            raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._programs.functions))}")
-        size = self._room(len(request.outputs), *request.settings.values())
-        names = [name for name, _ in request.inputs]
-        if len(set(names)) < len(names):
-            raise InvalidArgument.field("inputs", "must have different names")
-        inputs = [self.variable(variable_id) for _, variable_id in request.inputs]
-        outputs = [Variable(name) for name in request.outputs]
-        step = Step(
-            inputs=inputs,
-            outputs=outputs,
-            name=request.function,
-            function=function,
-            names=names,
-            settings=request.settings,
-        )
-        self.graph.add([step])
-        self.steps[step] = None
-        self._bytes += size
-        self.variables |= {variable.id: variable for variable in outputs}
-        return outputs
 
     def cancel(self, call_id: str) -> None:
         """Fail what has not ended of a call, and what needs it."""
@@ -176,8 +148,8 @@ class Session:
 
     def end(self, gone: JaxctxError) -> None:
         """Fail everything."""
-        for node in self.nodes():
-            self.graph.fail(node, gone)
+        for task in self.tasks():
+            self.graph.fail(task, gone)
         for variable in self.variables.values():
             variable.fail(gone)
 
@@ -194,32 +166,16 @@ class Session:
             raise ResourceExhausted(message, reason="QUOTA")
         return size
 
-    def _start(self, node: Node) -> None:
-        if isinstance(node, Task):
-            try:
-                node.make_prompt()
-                self._programs.dispatcher.submit(node)
-            except JaxctxError as error:
-                self.graph.fail(node, error)
-        elif isinstance(node, Step):
-            self.steps[node] = asyncio.create_task(self._run(node))
-
-    def _stop(self, node: Node) -> None:
-        if isinstance(node, Task):
-            self._programs.dispatcher.withdraw(node)
-            self._programs.execution.ended(node)
-        elif isinstance(node, Step) and (running := self.steps.get(node)) is not None:
-            running.cancel()
-
-    async def _run(self, step: Step) -> None:
-        inputs = {name: variable.text for name, variable in zip(step.names, step.inputs, strict=True)}
+    def _start(self, task: Task) -> None:
         try:
-            texts = await native.run(step.function, inputs, step.settings, len(step.outputs))
+            task.make_prompt()
+            self._programs.dispatcher.submit(task)
         except JaxctxError as error:
-            self.steps[step] = None  # so that this task is not cancelled, which is ending anyway
-            self.graph.fail(step, error)
-        else:
-            self.graph.finish(step, texts)
+            self.graph.fail(task, error)
+
+    def _stop(self, task: Task) -> None:
+        self._programs.dispatcher.withdraw(task)
+        self._programs.execution.ended(task)
 
 
 class Programs:
@@ -237,7 +193,6 @@ class Programs:
         self.clock = clock
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, self._ended, clock, policy=policy, **registry)
-        self.functions = native.functions()
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
@@ -295,5 +250,5 @@ class Programs:
         if error is not None:
             graph.fail(task, error)
         else:
-            graph.finish(task, [task.chain.output.variable.text])
+            graph.finish(task)
             self.execution.ended(task)

@@ -18,7 +18,7 @@ from jaxctx.answers import Criterion, VariableInfo, VariableState
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError
 
 if TYPE_CHECKING:
-    from jaxctx.apps.nodes import Node
+    from jaxctx.apps.calls import Task
 
 
 class Variable:
@@ -31,8 +31,8 @@ class Variable:
         self.state = VariableState.UNSET
         self.text = ""
         self.error: JaxctxError | None = None
-        self.producer: Node | None = None
-        self.consumers: list[Node] = []
+        self.producer: Task | None = None
+        self.consumers: list[Task] = []
         self.asked: Criterion | None = None  # the strongest criterion with which it was asked for
         self._changed = asyncio.Event()  # of the state that is; replaced with every change
 
@@ -67,9 +67,9 @@ class Variable:
         )
 
     def check_free(self) -> None:
-        """Raise AlreadyExists if it is set or has failed, FailedPrecondition if a call or step makes it."""
+        """Raise AlreadyExists if it is set or has failed, FailedPrecondition if a call makes it."""
         if self.producer is not None:
-            raise FailedPrecondition("the variable is the output of a call or step; only that sets it")
+            raise FailedPrecondition("the variable is the output of a call; only that sets it")
         if self.state is not VariableState.UNSET:
             raise AlreadyExists(f"the variable is {self.state.value}")
 

@@ -25,7 +25,7 @@ __all__ = [
     "ForwardResult",
     "GeneratePiece",
     "GetContextResult",
-    "GraphNode",
+    "GraphTask",
     "Model",
     "PassResult",
     "Phase",
@@ -380,7 +380,7 @@ class SessionInfo:
     ttl_s: float  # how long it lives without being used; one in which something runs is used
     variables: int  # how many there are
     calls: int  # how many calls there are, ended ones included
-    started: int  # tasks and steps that were asked for, have their inputs and have not ended
+    started: int  # tasks that were asked for, have their inputs and have not ended
 
 
 class VariableState(enum.Enum):
@@ -416,7 +416,7 @@ class SubmitCallResult:
 
 
 class Phase(enum.Enum):
-    """Of what makes variables of others."""
+    """Of a task."""
 
     IDLE = "idle"  # nobody asked for it
     WAITING = "waiting"  # somebody did, and it waits for inputs
@@ -439,15 +439,14 @@ class Criterion(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphNode:
-    """What makes variables of others: the part of a call up to an output, or a native step."""
+class GraphTask:
+    """What makes a variable: the part of a call up to an output."""
 
-    call_id: str = ""  # of a task: its call. Empty: a step
-    function: str = ""  # of a step: its function. Empty: a task
+    call_id: str  # its call
     phase: Phase  # how far it is
     criterion: Criterion | None = None  # how it was asked for. None: not yet
     inputs: Sequence[str] = ()  # ids of the variables that it needs
-    outputs: Sequence[str] = ()  # ids of those that it makes
+    output: str  # the id of the one that it makes
     engine_id: str = ""  # the engine that it went to; empty: none yet
     why: str = ""  # why there, for people. Empty: none yet
 
@@ -522,10 +521,9 @@ CLASSES: Mapping[str, type] = {
     "jaxctx.v1.VariableState": VariableState,
     "jaxctx.v1.Variable": VariableInfo,
     "jaxctx.v1.SubmitCallResponse": SubmitCallResult,
-    "jaxctx.v1.Function": tuple,
     "jaxctx.v1.Phase": Phase,
     "jaxctx.v1.Criterion": Criterion,
-    "jaxctx.v1.GraphNode": GraphNode,
+    "jaxctx.v1.GraphTask": GraphTask,
     "jaxctx.v1.Snapshot": Snapshot,
     "jaxctx.v1.OpenResponse": FillResult,
     "jaxctx.v1.TakeResponse": FillResult,

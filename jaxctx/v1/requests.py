@@ -20,7 +20,6 @@ __all__ = [
     "Sampling",
     "SaveRequest",
     "SubmitCallRequest",
-    "SubmitStepRequest",
     "Ttl",
     "UpdateRequest",
 ]
@@ -232,17 +231,6 @@ class SubmitCallRequest:
     timeout_s: float = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitStepRequest:
-    """Asks to add a native step."""
-
-    function: str  # the function: one of ListFunctions
-    inputs: Sequence[tuple[str, str]] = ()  # its inputs in their order; up to 256, each name once
-    # Its settings; up to 32. Keys of 1..64 bytes, values of up to 65536.
-    settings: Mapping[str, str] = field(default_factory=dict)
-    outputs: Sequence[str]  # names of its outputs, which are new variables: 1..64, each 1..256 bytes
-
-
 # By the message or enum; a tuple is of its values.
 CLASSES: Mapping[str, type] = {
     "jaxctx.v1.UpdateContextRequest.Labels": Mapping,
@@ -262,6 +250,4 @@ CLASSES: Mapping[str, type] = {
     "jaxctx.v1.CallOutput": CallOutput,
     "jaxctx.v1.Parameter": Parameter,
     "jaxctx.v1.SubmitCallRequest": SubmitCallRequest,
-    "jaxctx.v1.StepInput": tuple,
-    "jaxctx.v1.SubmitStepRequest": SubmitStepRequest,
 }

@@ -103,7 +103,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     """It, or an input, failed."""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
-    """Of what makes variables of others."""
+    """Of a task."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """Never sent."""
@@ -137,7 +137,7 @@ class Session(google.protobuf.message.Message):
     calls: builtins.int
     """How many calls there are, ended ones included."""
     started: builtins.int
-    """Tasks and steps that were asked for, have their inputs and have not ended."""
+    """Tasks that were asked for, have their inputs and have not ended."""
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """How long it lives without being used; one in which something runs is used."""
@@ -798,158 +798,6 @@ class CancelCallResponse(google.protobuf.message.Message):
 global___CancelCallResponse = CancelCallResponse
 
 @typing.final
-class StepInput(google.protobuf.message.Message):
-    """An input of a native step."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    VARIABLE_ID_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """What the function knows it by; 1..64 bytes."""
-    variable_id: builtins.str
-    """The variable."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-        variable_id: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "variable_id", b"variable_id"]) -> None: ...
-
-global___StepInput = StepInput
-
-@typing.final
-class SubmitStepRequest(google.protobuf.message.Message):
-    """Asks to add a native step."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    @typing.final
-    class SettingsEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
-        ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    FUNCTION_FIELD_NUMBER: builtins.int
-    INPUTS_FIELD_NUMBER: builtins.int
-    SETTINGS_FIELD_NUMBER: builtins.int
-    OUTPUTS_FIELD_NUMBER: builtins.int
-    session_id: builtins.str
-    """In which session."""
-    function: builtins.str
-    """The function: one of ListFunctions."""
-    @property
-    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StepInput]:
-        """Its inputs in their order; up to 256, each name once."""
-
-    @property
-    def settings(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Its settings; up to 32. Keys of 1..64 bytes, values of up to 65536."""
-
-    @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of its outputs, which are new variables: 1..64, each 1..256 bytes."""
-
-    def __init__(
-        self,
-        *,
-        session_id: builtins.str = ...,
-        function: builtins.str = ...,
-        inputs: collections.abc.Iterable[global___StepInput] | None = ...,
-        settings: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
-        outputs: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["function", b"function", "inputs", b"inputs", "outputs", b"outputs", "session_id", b"session_id", "settings", b"settings"]) -> None: ...
-
-global___SubmitStepRequest = SubmitStepRequest
-
-@typing.final
-class SubmitStepResponse(google.protobuf.message.Message):
-    """The step."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    OUTPUTS_FIELD_NUMBER: builtins.int
-    @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Variable]:
-        """In the order of their names."""
-
-    def __init__(
-        self,
-        *,
-        outputs: collections.abc.Iterable[global___Variable] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outputs", b"outputs"]) -> None: ...
-
-global___SubmitStepResponse = SubmitStepResponse
-
-@typing.final
-class ListFunctionsRequest(google.protobuf.message.Message):
-    """Asks for the functions of native steps."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___ListFunctionsRequest = ListFunctionsRequest
-
-@typing.final
-class ListFunctionsResponse(google.protobuf.message.Message):
-    """All of them."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    FUNCTIONS_FIELD_NUMBER: builtins.int
-    @property
-    def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Function]:
-        """In the order of their names."""
-
-    def __init__(
-        self,
-        *,
-        functions: collections.abc.Iterable[global___Function] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["functions", b"functions"]) -> None: ...
-
-global___ListFunctionsResponse = ListFunctionsResponse
-
-@typing.final
-class Function(google.protobuf.message.Message):
-    """A function of native steps."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    DESCRIPTION_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """For SubmitStepRequest."""
-    description: builtins.str
-    """What it does, and with which settings."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-        description: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "name", b"name"]) -> None: ...
-
-global___Function = Function
-
-@typing.final
 class GetGraphRequest(google.protobuf.message.Message):
     """Asks for a session's graph."""
 
@@ -973,42 +821,41 @@ class GetGraphResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NODES_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
     @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]:
-        """Tasks in the order of their calls, then steps."""
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphTask]:
+        """Tasks in the order of their calls, and in it of their outputs."""
 
     def __init__(
         self,
         *,
-        nodes: collections.abc.Iterable[global___GraphNode] | None = ...,
+        tasks: collections.abc.Iterable[global___GraphTask] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tasks", b"tasks"]) -> None: ...
 
 global___GetGraphResponse = GetGraphResponse
 
 @typing.final
-class GraphNode(google.protobuf.message.Message):
-    """What makes variables of others: the part of a call up to an output, or a native step."""
+class GraphTask(google.protobuf.message.Message):
+    """What makes a variable: the part of a call up to an output."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: builtins.int
-    FUNCTION_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
     CRITERION_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
-    OUTPUTS_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
     ENGINE_ID_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
     call_id: builtins.str
-    """Of a task: its call. Empty: a step."""
-    function: builtins.str
-    """Of a step: its function. Empty: a task."""
+    """Its call."""
     phase: global___Phase.ValueType
     """How far it is."""
     criterion: global___Criterion.ValueType
     """How it was asked for. Unset: not yet."""
+    output: builtins.str
+    """The id of the one that it makes."""
     engine_id: builtins.str
     """The engine that it went to; empty: none yet."""
     why: builtins.str
@@ -1017,22 +864,17 @@ class GraphNode(google.protobuf.message.Message):
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the variables that it needs."""
 
-    @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Ids of those that it makes."""
-
     def __init__(
         self,
         *,
         call_id: builtins.str = ...,
-        function: builtins.str = ...,
         phase: global___Phase.ValueType = ...,
         criterion: global___Criterion.ValueType = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
-        outputs: collections.abc.Iterable[builtins.str] | None = ...,
+        output: builtins.str = ...,
         engine_id: builtins.str = ...,
         why: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "criterion", b"criterion", "engine_id", b"engine_id", "function", b"function", "inputs", b"inputs", "outputs", b"outputs", "phase", b"phase", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "criterion", b"criterion", "engine_id", b"engine_id", "inputs", b"inputs", "output", b"output", "phase", b"phase", "why", b"why"]) -> None: ...
 
-global___GraphNode = GraphNode
+global___GraphTask = GraphTask

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -96,16 +96,6 @@ class SessionServiceStub:
                 request_serializer=jaxctx_dot_v1_dot_session__service__pb2.CancelCallRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_session__service__pb2.CancelCallResponse.FromString,
                 _registered_method=True)
-        self.SubmitStep = channel.unary_unary(
-                '/jaxctx.v1.SessionService/SubmitStep',
-                request_serializer=jaxctx_dot_v1_dot_session__service__pb2.SubmitStepRequest.SerializeToString,
-                response_deserializer=jaxctx_dot_v1_dot_session__service__pb2.SubmitStepResponse.FromString,
-                _registered_method=True)
-        self.ListFunctions = channel.unary_unary(
-                '/jaxctx.v1.SessionService/ListFunctions',
-                request_serializer=jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsRequest.SerializeToString,
-                response_deserializer=jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsResponse.FromString,
-                _registered_method=True)
         self.GetGraph = channel.unary_unary(
                 '/jaxctx.v1.SessionService/GetGraph',
                 request_serializer=jaxctx_dot_v1_dot_session__service__pb2.GetGraphRequest.SerializeToString,
@@ -114,9 +104,9 @@ class SessionServiceStub:
 
 
 class SessionServiceServicer:
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -159,7 +149,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetVariable(self, request, context):
-        """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call or step makes it.
+        """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call makes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,20 +185,6 @@ class SessionServiceServicer:
 
     def CancelCall(self, request, context):
         """Fail what has not ended of a call, and what needs it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SubmitStep(self, request, context):
-        """Add a native step: a safe transformation of strings.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListFunctions(self, request, context):
-        """The functions of native steps that this server has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -279,16 +255,6 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     request_deserializer=jaxctx_dot_v1_dot_session__service__pb2.CancelCallRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_session__service__pb2.CancelCallResponse.SerializeToString,
             ),
-            'SubmitStep': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitStep,
-                    request_deserializer=jaxctx_dot_v1_dot_session__service__pb2.SubmitStepRequest.FromString,
-                    response_serializer=jaxctx_dot_v1_dot_session__service__pb2.SubmitStepResponse.SerializeToString,
-            ),
-            'ListFunctions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListFunctions,
-                    request_deserializer=jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsRequest.FromString,
-                    response_serializer=jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsResponse.SerializeToString,
-            ),
             'GetGraph': grpc.unary_unary_rpc_method_handler(
                     servicer.GetGraph,
                     request_deserializer=jaxctx_dot_v1_dot_session__service__pb2.GetGraphRequest.FromString,
@@ -303,9 +269,9 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -599,60 +565,6 @@ class SessionService:
             '/jaxctx.v1.SessionService/CancelCall',
             jaxctx_dot_v1_dot_session__service__pb2.CancelCallRequest.SerializeToString,
             jaxctx_dot_v1_dot_session__service__pb2.CancelCallResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SubmitStep(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/jaxctx.v1.SessionService/SubmitStep',
-            jaxctx_dot_v1_dot_session__service__pb2.SubmitStepRequest.SerializeToString,
-            jaxctx_dot_v1_dot_session__service__pb2.SubmitStepResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListFunctions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/jaxctx.v1.SessionService/ListFunctions',
-            jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsRequest.SerializeToString,
-            jaxctx_dot_v1_dot_session__service__pb2.ListFunctionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,9 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class SessionServiceStub:
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -62,7 +62,7 @@ class SessionServiceStub:
         jaxctx.v1.session_service_pb2.SetVariableRequest,
         jaxctx.v1.session_service_pb2.SetVariableResponse,
     ]
-    """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call or step makes it."""
+    """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call makes it."""
 
     GetVariable: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.GetVariableRequest,
@@ -94,18 +94,6 @@ class SessionServiceStub:
     ]
     """Fail what has not ended of a call, and what needs it."""
 
-    SubmitStep: grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.session_service_pb2.SubmitStepRequest,
-        jaxctx.v1.session_service_pb2.SubmitStepResponse,
-    ]
-    """Add a native step: a safe transformation of strings."""
-
-    ListFunctions: grpc.UnaryUnaryMultiCallable[
-        jaxctx.v1.session_service_pb2.ListFunctionsRequest,
-        jaxctx.v1.session_service_pb2.ListFunctionsResponse,
-    ]
-    """The functions of native steps that this server has."""
-
     GetGraph: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.GetGraphRequest,
         jaxctx.v1.session_service_pb2.GetGraphResponse,
@@ -113,9 +101,9 @@ class SessionServiceStub:
     """What makes what, how far it is, on which engine, and why there."""
 
 class SessionServiceAsyncStub:
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -156,7 +144,7 @@ class SessionServiceAsyncStub:
         jaxctx.v1.session_service_pb2.SetVariableRequest,
         jaxctx.v1.session_service_pb2.SetVariableResponse,
     ]
-    """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call or step makes it."""
+    """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call makes it."""
 
     GetVariable: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.GetVariableRequest,
@@ -188,18 +176,6 @@ class SessionServiceAsyncStub:
     ]
     """Fail what has not ended of a call, and what needs it."""
 
-    SubmitStep: grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.session_service_pb2.SubmitStepRequest,
-        jaxctx.v1.session_service_pb2.SubmitStepResponse,
-    ]
-    """Add a native step: a safe transformation of strings."""
-
-    ListFunctions: grpc.aio.UnaryUnaryMultiCallable[
-        jaxctx.v1.session_service_pb2.ListFunctionsRequest,
-        jaxctx.v1.session_service_pb2.ListFunctionsResponse,
-    ]
-    """The functions of native steps that this server has."""
-
     GetGraph: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.GetGraphRequest,
         jaxctx.v1.session_service_pb2.GetGraphResponse,
@@ -207,9 +183,9 @@ class SessionServiceAsyncStub:
     """What makes what, how far it is, on which engine, and why there."""
 
 class SessionServiceServicer(metaclass=abc.ABCMeta):
-    """Sessions, semantic variables, semantic calls and native steps.
+    """Sessions, semantic variables and semantic calls.
 
-    A semantic variable is a text that is set once, by a client or as the output of a call or step. Submitting runs
+    A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
@@ -262,7 +238,7 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.session_service_pb2.SetVariableRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.session_service_pb2.SetVariableResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.SetVariableResponse]]:
-        """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call or step makes it."""
+        """Set a variable: ALREADY_EXISTS if it is set, FAILED_PRECONDITION if a call makes it."""
 
     @abc.abstractmethod
     def GetVariable(
@@ -303,22 +279,6 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.session_service_pb2.CancelCallResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.CancelCallResponse]]:
         """Fail what has not ended of a call, and what needs it."""
-
-    @abc.abstractmethod
-    def SubmitStep(
-        self,
-        request: jaxctx.v1.session_service_pb2.SubmitStepRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[jaxctx.v1.session_service_pb2.SubmitStepResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.SubmitStepResponse]]:
-        """Add a native step: a safe transformation of strings."""
-
-    @abc.abstractmethod
-    def ListFunctions(
-        self,
-        request: jaxctx.v1.session_service_pb2.ListFunctionsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[jaxctx.v1.session_service_pb2.ListFunctionsResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.ListFunctionsResponse]]:
-        """The functions of native steps that this server has."""
 
     @abc.abstractmethod
     def GetGraph(

@@ -42,8 +42,8 @@ def main(target: str) -> None:
 
         request = pb.ReadVariableRequest(session_id=session_id, variable_id=summary)
         print("in short:", "".join(part.text for part in programs.ReadVariable(request)))
-        for node in programs.GetGraph(pb.GetGraphRequest(session_id=session_id)).nodes:
-            print(f"{pb.Phase.Name(node.phase)} on {node.engine_id}: {node.why}")
+        for task in programs.GetGraph(pb.GetGraphRequest(session_id=session_id)).tasks:
+            print(f"{pb.Phase.Name(task.phase)} on {task.engine_id}: {task.why}")
         programs.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
 
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
 from jaxctx_server.command import MALLOC
-from tests.readme import ROOT
+from tests.readme import ROOT, example
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
 ECHO = (sys.executable, "-m", "tests.serve_echo")
@@ -123,6 +123,14 @@ def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example
     for branch in branches:
         assert int(re.search(r"(\d+) computed", branch)[1]) <= 16  # what fits in one page at most
     assert int(re.search(r"(\d+) tokens cached", again)[1]) >= computed // 16 * 16 - 16
+
+
+def test_the_readmes_program_runs_as_pasted(bundled: Server) -> None:
+    code = example("program").replace("127.0.0.1:50051", bundled.address)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("PHASE_DONE on local: ") == 3
+    assert len(done.stdout.partition("PHASE_DONE")[0].split()) > 3  # the test that it wrote
 
 
 def test_completing_def_looks_like_python(bundled: Server) -> None:

@@ -1,4 +1,4 @@
-"""Programs over gRPC: sessions, variables, calls and steps, against the engine on the echo model."""
+"""Programs over gRPC: sessions, variables and calls, against the engine on the echo model."""
 
 from __future__ import annotations
 
@@ -74,14 +74,10 @@ async def caller(stub: SessionServiceStub) -> Caller:
 
 
 async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
-    """Two calls and a step between them; what they say is what the same prompts say without programs."""
+    """Two calls, one of the other's output; what they say is what the same prompts say without programs."""
     topic = (await caller("CreateVariable", name="topic", description="what it is about")).variable.variable_id
     drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=out())
-    step = await caller(
-        "SubmitStep", function="strip", inputs=[{"name": "text", "variable_id": drafts["draft"]}], outputs=["clean"]
-    )
-    clean = step.outputs[0].variable_id
-    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": clean}, review=out(5))
+    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": drafts["draft"]}, review=out(5))
     asking = asyncio.create_task(caller.get(review["review"]))
     await asyncio.sleep(0.05)
     assert (await client.stats()).tokens_generated == 0
@@ -94,15 +90,15 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
 
     draft = await alone(SYSTEM + "Draft pages: ", 8)
     assert await caller.get(drafts["draft"]) == draft
-    assert text == await alone(f"Review of {draft.strip()}: ", 5)
+    assert text == await alone(f"Review of {draft}: ", 5)
     assert "".join([part.text async for part in caller.read(review["review"])]) == text
-    nodes = (await caller("GetGraph")).nodes
-    assert [each.phase for each in nodes] == [pb.PHASE_DONE] * 3
-    assert [each.function for each in nodes] == ["", "", "strip"]
-    assert nodes[0].engine_id == "local"
-    assert nodes[0].why
+    tasks = (await caller("GetGraph")).tasks
+    assert [each.phase for each in tasks] == [pb.PHASE_DONE] * 2
+    assert tasks[1].inputs == [tasks[0].output]
+    assert tasks[0].engine_id == "local"
+    assert tasks[0].why
     session = (await caller("GetSession")).session
-    assert (session.variables, session.calls, session.started) == (4, 2, 0)
+    assert (session.variables, session.calls, session.started) == (3, 2, 0)
     await caller("DeleteSession")
     left = [each async for each in client.contexts()]
     assert [each.info.labels for each in left] == [{"jaxctx": "program"}]  # the constant prefix
@@ -126,13 +122,14 @@ async def test_a_reader_that_leaves_stops_nothing(caller: Caller) -> None:
 
 
 async def test_a_reader_gets_the_error_of_what_failed(caller: Caller) -> None:
-    (made,) = (await caller("SubmitStep", function="json_pointer", inputs=[], outputs=["x"])).outputs
+    long = (await caller("CreateVariable", text="x" * 5000)).variable.variable_id
+    ids = await caller.call("Of {{x}}: {{o}}", x={"variable_id": long}, o=out())
     with pytest.raises(jaxctx.errors.InvalidArgument):
-        await caller.get(made.variable_id)
+        await caller.get(ids["o"])
     with pytest.raises(grpc.RpcError) as error:
-        await caller.read(made.variable_id).read()
+        await caller.read(ids["o"]).read()
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    failed = (await caller("GetVariable", variable_id=made.variable_id)).variable
+    failed = (await caller("GetVariable", variable_id=ids["o"])).variable
     assert (failed.state, failed.error_reason) == (pb.VARIABLE_STATE_FAILED, "INVALID_FIELD")
 
 
@@ -187,7 +184,6 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
             "parameters[0].output.max_tokens",
         ),
         ("GetVariable", {"variable_id": "x", "criterion": 9}, "criterion"),
-        ("SubmitStep", {"function": "rm", "outputs": ["x"]}, "function"),
     ],
 )
 async def test_bad_fields_are_named(caller: Caller, method: str, fields: dict[str, Any], field: str) -> None:
@@ -207,9 +203,6 @@ async def test_lists_come_in_pages(caller: Caller, stub: SessionServiceStub) -> 
     first = await caller("ListVariables", limit=2)
     rest = await caller("ListVariables", page_token=first.next_page_token)
     assert [each.variable_id for each in (*first.variables, *rest.variables)] == sorted(made)
-    functions = (await caller("ListFunctions")).functions
-    assert "extract" in [each.name for each in functions]
-    assert all(each.description for each in functions)
 
 
 async def test_a_session_with_an_id_and_a_time_to_live(caller: Caller, clock: Any) -> None:

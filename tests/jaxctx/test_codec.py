@@ -86,7 +86,7 @@ def test_what_is_not_sent_is_no_change(kind: type, message: Any) -> None:
 
 
 def test_programs_are_asked_for() -> None:
-    """Values of a oneof, pairs, members that can be compared, and what is meant where nothing is sent."""
+    """Values of a oneof, members that can be compared, and what is meant where nothing is sent."""
     output = session_service_pb2.CallOutput(criterion=session_service_pb2.CRITERION_LATENCY, max_tokens=4)
     places = [{"name": "a", "text": ""}, {"name": "b", "variable_id": "v"}, {"name": "c", "output": output}]
     asked = session_service_pb2.SubmitCallRequest(session_id="s", template="t", parameters=places)
@@ -97,11 +97,6 @@ def test_programs_are_asked_for() -> None:
     assert answers.Criterion.LATENCY > answers.Criterion.THROUGHPUT
     asked.timeout.FromSeconds(2)
     assert decode(asked, requests.SubmitCallRequest).timeout_s == 2.0
-    step = session_service_pb2.SubmitStepRequest(
-        function="f", inputs=[{"name": "a", "variable_id": "v"}], outputs=["o"]
-    )
-    expected = requests.SubmitStepRequest(function="f", inputs=(("a", "v"),), outputs=("o",))
-    assert decode(step, requests.SubmitStepRequest) == expected
 
 
 def test_zero_is_told_from_nothing_where_both_can_be() -> None:

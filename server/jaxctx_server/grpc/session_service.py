@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""SessionService: sessions, variables, calls and steps of whoever calls."""
+"""SessionService: sessions, variables, and calls of whoever calls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from jaxctx.answers import Criterion
 from jaxctx.apps.sessions import Session
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2_grpc
-from jaxctx.v1.requests import SubmitCallRequest, SubmitStepRequest
+from jaxctx.v1.requests import SubmitCallRequest
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import M, Service, page_of, told
 from jaxctx_server.validate.requests import Part, made
@@ -46,8 +46,7 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
     SetVariable = of_session(["variable_id", "text"], Session.set, pb.SetVariableResponse, "variable")
     SubmitCall = of_session([SubmitCallRequest], Session.submit, pb.SubmitCallResponse)
     CancelCall = of_session(["call_id"], Session.cancel, pb.CancelCallResponse)
-    SubmitStep = of_session([SubmitStepRequest], Session.add_step, pb.SubmitStepResponse, "outputs")
-    GetGraph = of_session([], Session.nodes, pb.GetGraphResponse, "nodes")
+    GetGraph = of_session([], Session.tasks, pb.GetGraphResponse, "tasks")
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
         served, caller = self.begin(context, request)
@@ -85,13 +84,6 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
         variables = sorted(self.session(context, request).variables.items())
         found = (replace(each.info, text="") for _, each in variables)
         return page_of(request, found, pb.ListVariablesResponse, "variables", "variable_id")
-
-    async def ListFunctions(self, request: pb.ListFunctionsRequest, context: Context) -> pb.ListFunctionsResponse:
-        served, _ = self.begin(context, request)
-        functions = sorted(served.programs.functions.items())
-        return pb.ListFunctionsResponse(
-            functions=[pb.Function(name=name, description=function.__doc__ or "") for name, function in functions]
-        )
 
     def session(self, context: Context, request: Any) -> Session:
         """The session that a request is about, which is used by that."""

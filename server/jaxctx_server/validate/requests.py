@@ -15,6 +15,7 @@ from jaxctx.engine.interface import Sampling
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, ForkRequest, ForwardRequest, GenerateRequest, PlanRequest
 from jaxctx.v1.forward_pb2 import PassOutput
+from jaxctx.v1.session_service_pb2 import CallOutput
 from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
 from jaxctx_server.validate.limits import Limits
 
@@ -79,7 +80,7 @@ def children(request: ForkRequest) -> Sequence[str | None]:
     return list(request.child_ids) or [None] * (request.n or 1)
 
 
-def _generate(request: GenerateRequest, limits: Limits) -> Violations:
+def _generate(request: GenerateRequest | CallOutput, limits: Limits) -> Violations:
     most = request.max_tokens or limits.default_max_tokens
     if 0 < most < request.min_tokens:
         yield "min_tokens", f"must be a whole number from 0 to {most}, not {request.min_tokens}"
@@ -120,6 +121,7 @@ def _versions(request: ListSnapshotVersionsRequest, limits: Limits) -> Violation
 
 BETWEEN: dict[type[Message], Callable[[Any, Limits], Violations]] = {
     GenerateRequest: _generate,
+    CallOutput: _generate,
     ForkRequest: _fork,
     ForwardRequest: _forward,
     PassOutput: _output,

@@ -55,7 +55,7 @@ def call(session: Session, template: str, model_id: str = "", **parameters: Any)
         else:
             made.append(Parameter(name=name, text=value))
     submitted = session.submit(SubmitCallRequest(model_id=model_id, template=template, parameters=made))
-    return {task.outputs[0].name: task.outputs[0].id for task in submitted.tasks}
+    return {task.output.name: task.output.id for task in submitted.tasks}
 
 
 async def ask(session: Session, variable_id: str, criterion: Criterion = Criterion.LATENCY) -> str:

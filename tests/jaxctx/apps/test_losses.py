@@ -95,7 +95,7 @@ async def test_work_without_an_engine_waits_until_its_deadline() -> None:
     company.registry.lose(company.nodes[0])
     request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.05)
     with pytest.raises(DeadlineExceeded):
-        await ask(session, session.submit(request).tasks[0].outputs[0].id)
+        await ask(session, session.submit(request).tasks[0].output.id)
     waiting = call(session, "say {{o}}", o=output("o"))["o"]
     asking = asyncio.create_task(ask(session, waiting))
     await settle()

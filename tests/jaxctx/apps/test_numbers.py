@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from jaxctx.answers import Criterion
-from jaxctx.apps.nodes import Call, Task
+from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.sessions import Programs, Session
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.local import LocalEngine
@@ -47,7 +47,7 @@ def submit(session: Session, template: str, *parameters: Parameter) -> Call:
 
 
 async def done(session: Session, call: Call) -> None:
-    await session.ask(call.tasks[-1].outputs[0].id, Criterion.LATENCY).wait()
+    await session.ask(call.tasks[-1].output.id, Criterion.LATENCY).wait()
 
 
 async def alone(engine: LocalEngine, prompt: list[int], tokens: int) -> list[int]:
@@ -79,7 +79,7 @@ async def test_calls_over_shared_prefixes(engine: LocalEngine, programs: Program
         submit(session, prefix + "{{q}}{{o}}", Parameter(name="q", text=rest), output("o", 9))
         for prefix, rest in prompts
     ]
-    await asyncio.gather(*(session.ask(call.tasks[0].outputs[0].id, criterion).wait() for call in calls))
+    await asyncio.gather(*(session.ask(call.tasks[0].output.id, criterion).wait() for call in calls))
     for call, (prefix, rest) in zip(calls, prompts, strict=True):
         prompt = TEXT.tokenizer.encode(prefix + rest, add_special_tokens=True)
         assert TOKENS[call.id] == prompt + await alone(engine, prompt, 9)
@@ -128,7 +128,7 @@ async def test_another_engine_goes_on_where_one_was_lost(make_engine, programs: 
     node = registry.register("one", one, encode)
     session = programs.create(TENANT, 60.0)
     call = submit(session, SYSTEM + "{{o}}", output("o", 60))
-    variable = session.ask(call.tasks[0].outputs[0].id, Criterion.LATENCY)
+    variable = session.ask(call.tasks[0].output.id, Criterion.LATENCY)
     parts = []
     async for part in variable.read():
         parts.append(part)

@@ -14,7 +14,6 @@ from jaxctx.errors import (
     NotFound,
     ResourceExhausted,
 )
-from jaxctx.v1.requests import SubmitStepRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine
 
@@ -99,24 +98,6 @@ async def test_a_group_that_fits_nowhere_is_split() -> None:
     await ask(session, call(session, f"All: {places}{{{{o}}}}", **inputs, o=output("o"))["o"])
     assert all(engine.most_running == 6 for engine in engines)
     assert sum(len(engine.did("generate")) for engine in engines) == 17
-
-
-async def test_a_group_is_found_through_native_steps() -> None:
-    engines = [ScriptedEngine(f"e{i}") for i in range(2)]
-    company = Company(*engines)
-    session = company.session()
-    for engine in engines:
-        engine.gate.clear()
-    maps = [call(session, f"{i} map {{{{o}}}}", o=output("o"))["o"] for i in range(6)]
-    joined = session.add_step(
-        SubmitStepRequest(function="join", inputs=[(str(i), m) for i, m in enumerate(maps)], outputs=["joined"])
-    )
-    asking = asyncio.create_task(ask(session, call(session, "{{j}} {{o}}", j=(joined[0].id,), o=output("o"))["o"]))
-    await settle()
-    assert company.loads() == [6, 0]
-    for engine in engines:
-        engine.gate.set()
-    await asking
 
 
 async def test_application_order() -> None:
@@ -344,8 +325,6 @@ async def test_no_fit() -> None:
     with pytest.raises(NotFound) as error:
         call(session, "say {{o}}", model_id="none", o=output("o"))
     assert error.value.reason == "MODEL_NOT_FOUND"
-    with pytest.raises(InvalidArgument):
-        session.add_step(SubmitStepRequest(function="rm", outputs=["o"]))
 
 
 async def test_a_failed_input_fails_what_needs_it() -> None:

@@ -1,22 +1,21 @@
-"""Nodes of a graph: what makes variables of others. The parts of calls, which engines compute, and native steps.
+"""Semantic calls: tasks, one for each output, that continue one sequence.
 
     idle ──asked for──▶ waiting ──inputs set──▶ started ──▶ done
       └───────────────────┴── an input, or itself, failed ──▶ failed
 
-A node holds what is known of it and decides nothing: `graph` moves it from phase to phase.
+What is here holds what is known of a call and decides nothing: `graph` moves its tasks from phase to phase.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_128_digest
 
-from jaxctx.answers import Criterion, GraphNode, Phase, SubmitCallResult, VariableState
-from jaxctx.apps.native import Function
+from jaxctx.answers import Criterion, GraphTask, Phase, SubmitCallResult, VariableState
 from jaxctx.apps.template import Chain
 from jaxctx.apps.variables import Variable
 from jaxctx.errors import ResourceExhausted
@@ -27,56 +26,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # characters; about a page of tokens
 MAX_PROMPT = 8 << 20  # characters
-
-
-@dataclass(eq=False, kw_only=True)
-class Node:
-    """What makes variables of others. `serial` orders requests: all that one needs has its number."""
-
-    inputs: Sequence[Variable]
-    outputs: Sequence[Variable]
-    phase: Phase = Phase.IDLE
-    criterion: Criterion = Criterion.THROUGHPUT
-    serial: int = 0
-
-    @property
-    def info(self) -> GraphNode:
-        """As it is told, without what it makes them by."""
-        return GraphNode(
-            phase=self.phase,
-            criterion=None if self.phase is Phase.IDLE else self.criterion,
-            inputs=[variable.id for variable in self.inputs],
-            outputs=[variable.id for variable in self.outputs],
-        )
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will come of it any more."""
-        return self.phase in (Phase.DONE, Phase.FAILED)
-
-    @property
-    def ready(self) -> bool:
-        """Whether all that it needs is there."""
-        return all(variable.state is VariableState.SET for variable in self.inputs)
-
-    def needs(self) -> list[Node]:
-        """The nodes before it that have not ended."""
-        found = [each.producer for each in self.inputs if each.producer and not each.producer.ended]
-        return list(dict.fromkeys(found))
-
-
-@dataclass(eq=False, kw_only=True)
-class Step(Node):
-    """A native step. `names` are those by which the function knows the inputs."""
-
-    name: str
-    function: Function
-    names: Sequence[str]
-    settings: Mapping[str, str]
-
-    @property
-    def info(self) -> GraphNode:
-        return replace(super().info, function=self.name)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -101,24 +50,24 @@ class Call:
 
     def __post_init__(self, chains: Sequence[Chain]) -> None:
         for chain in chains:
-            inputs = dict.fromkeys(each for each in chain.prompt if isinstance(each, Variable))
-            previous = self.tasks[-1] if self.tasks else None
-            outputs = (chain.output.variable,)
-            self.tasks.append(Task(call=self, chain=chain, previous=previous, inputs=tuple(inputs), outputs=outputs))
+            self.tasks.append(Task(call=self, chain=chain, previous=self.tasks[-1] if self.tasks else None))
 
     @property
     def info(self) -> SubmitCallResult:
         """As it is told to whoever made it."""
-        return SubmitCallResult(call_id=self.id, outputs=[task.outputs[0].info for task in self.tasks])
+        return SubmitCallResult(call_id=self.id, outputs=[task.output.info for task in self.tasks])
 
 
 @dataclass(eq=False, kw_only=True)
-class Task(Node):
+class Task:
     """The unit of scheduling: what to append to the call's sequence, and the output that continues it."""
 
     call: Call
     chain: Chain
     previous: Task | None
+    phase: Phase = Phase.IDLE
+    criterion: Criterion = Criterion.THROUGHPUT
+    serial: int = 0  # of the request that asked for it; all that one needs has its number
     group: Group | None = None
     prompt: str = ""
     blocks: Sequence[bytes] = ()  # digests of all of a first prompt up to the end of each whole block
@@ -128,6 +77,40 @@ class Task(Node):
     generated: int = 0  # tokens of the output that are
     engine_id: str = ""
     why: str = ""  # this engine
+
+    @property
+    def inputs(self) -> list[Variable]:
+        """What it needs, each once."""
+        return list(dict.fromkeys(each for each in self.chain.prompt if isinstance(each, Variable)))
+
+    @property
+    def output(self) -> Variable:
+        """What it makes."""
+        return self.chain.output.variable
+
+    @property
+    def info(self) -> GraphTask:
+        """As it is told."""
+        return GraphTask(
+            call_id=self.call.id,
+            phase=self.phase,
+            criterion=None if self.phase is Phase.IDLE else self.criterion,
+            inputs=[variable.id for variable in self.inputs],
+            output=self.output.id,
+            engine_id=self.engine_id,
+            why=self.why,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will come of it any more."""
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all that it needs is there."""
+        there = all(variable.state is VariableState.SET for variable in self.inputs)
+        return there and (self.previous is None or self.previous.phase is Phase.DONE)
 
     def make_prompt(self) -> None:
         """Of its inputs, which are set. ResourceExhausted if that would be too long for any engine."""
@@ -141,18 +124,6 @@ class Task(Node):
     def forget_prompt(self) -> None:
         """It was the last to need it."""
         self.prompt, self.blocks = "", ()
-
-    @property
-    def info(self) -> GraphNode:
-        return replace(super().info, call_id=self.call.id, engine_id=self.engine_id, why=self.why)
-
-    @property
-    def ready(self) -> bool:
-        return super().ready and (self.previous is None or self.previous.phase is Phase.DONE)
-
-    def needs(self) -> list[Node]:
-        before = [self.previous] if self.previous and not self.previous.ended else []
-        return [*before, *super().needs()]
 
     def later(self) -> list[Task]:
         """The tasks of the same call after this one."""
