@@ -123,15 +123,6 @@ class Context:
         """The nodes of its committed pages (or of its lineage) in order."""
         return [*self.tail.lineage()][::-1]
 
-    @property
-    def marked(self) -> bool:
-        """Whether any of its tokens has a mark."""
-        return bool(self.marks)
-
-    def all_marks(self, first_page: int = 0) -> Mapping[int, bytes]:
-        """The marks of the tokens from page number `first_page` on, by index; those before them are no less cheap."""
-        return self.marks
-
     def page_table(self) -> Int32[np.ndarray, " pages"]:
         """Physical page ids as they are now, committed ones first; empty if suspended.
 

@@ -179,7 +179,7 @@ class Scheduler:
     def _leader_of(self, head: Sequence) -> Sequence | None:
         """A running sequence that is computing the very page this one needs next, so that waiting saves the work."""
         context, size = head.context, self.config.page_size
-        if context.working_tokens or context.marked:
+        if context.working_tokens or context.marks:
             return None
         leaders = [s for s in self.running if s.prefilling and s.context.identity == context.identity]
         if not leaders:

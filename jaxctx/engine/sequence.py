@@ -89,9 +89,8 @@ class Sequence:
 
     def find_unusual(self) -> None:
         """Which of its rows go into steps of their own: marked tokens, and what a pass asks about."""
-        self.unusual = {*(self.passing.outputs if self.passing is not None else ())}
-        if self.context.marked:
-            self.unusual |= self.context.all_marks(self.next // self.context.page_size).keys()
+        asked = self.passing.outputs if self.passing is not None else ()
+        self.unusual = {*asked, *self.context.marks}
 
     def next_rows(self, limit: int, *, unusual: bool = False) -> int:
         """Rows that could go into the next step, up to `limit`: beside those of others, or `unusual` by themselves."""
