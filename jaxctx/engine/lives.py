@@ -64,14 +64,16 @@ class Lives:
         self.watchers.note(context, change)
 
     def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
-        """A new context lives and is pinned as was asked for. Raises PIN_BUDGET, and then it is gone."""
+        """A new context gets what was asked for. Raises PIN_BUDGET, and then it is gone."""
+        context.priority = request.priority
         try:
             if request.pinned:
                 self.pin(context, True, request.pin_s)
         except JaxctxError:
             self.cache.close(context)
             raise
-        self.change(context, Changes(ttl=request.ttl))
+        labels = request.labels if isinstance(request, CreateRequest) else {}
+        self.change(context, Changes(ttl=request.ttl, labels=labels))
         self.changed(context, change)
 
     def change(self, context: Context, settings: Changes | UpdateRequest) -> None:

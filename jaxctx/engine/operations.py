@@ -48,17 +48,11 @@ class ContextOperations:
         """A new, empty context, whose settings are for `Lives.begin`. AlreadyExists if the chosen id is taken."""
         self._raise_if_too_many(1, caller.tenant)
         identity, chosen = self.identity(caller, request.salt), request.context_id
-        context = self.cache.create(
-            identity, tenant=caller.tenant, context_id=chosen, manual_commit=request.manual_commit
-        )
-        context.priority, context.labels = request.priority, dict(request.labels)
-        return context
+        return self.cache.create(identity, tenant=caller.tenant, context_id=chosen, manual_commit=request.manual_commit)
 
     def opened(self, context: Context, request: OpenRequest, version: Version) -> Context:
         """A context made from a snapshot gets the settings that its opener asks for."""
         context.ancestors = ()
-        context.priority = request.priority
-        context.labels = {}
         context.snapshot = f"{version.name}@{version.version}"
         self.lives.begin(context, request, Change.OPENED)
         return context

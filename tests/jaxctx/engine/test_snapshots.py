@@ -1,8 +1,8 @@
-"""The thread that removes what is over."""
+"""What an opened context gets, and the thread that removes what is over."""
 
 import asyncio
 
-from jaxctx.engine.interface import Caller, CreateRequest, SaveRequest, Ttl
+from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.engine.local import LocalEngine
 
 ME = Caller("me")
@@ -33,3 +33,15 @@ async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypa
         raise AssertionError("it is still there")
     assert len(calls) >= 2
     assert [each.exc_info[0] for each in caplog.records if each.name == "jaxctx.engine"] == [RuntimeError]
+
+
+async def test_settings_are_those_that_were_asked_for_last(engine: LocalEngine) -> None:
+    """The opened context is a fork of what was saved, but has neither its labels nor its priority."""
+    made = await engine.create(ME, CreateRequest(priority=3, labels={"k": "v"}))
+    assert (made.priority, made.labels) == (3, {"k": "v"})
+    await engine.fill(ME, made.context_id, [1, 2, 3])
+    await engine.save(ME, SaveRequest(context_id=made.context_id, name="a"))
+    opened = (await engine.open(ME, OpenRequest(name="a", priority=-1))).context
+    assert (opened.priority, opened.labels, opened.snapshot) == (-1, {}, "a@1")
+    (child,) = await engine.fork(ME, made.context_id, [None])
+    assert (child.priority, child.labels) == (3, {"k": "v"})
