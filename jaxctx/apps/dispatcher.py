@@ -52,6 +52,7 @@ class Dispatcher:
         self._run, self._ended, self._clock = run, ended, clock
         self._queue: dict[Task, asyncio.TimerHandle] = {}  # in the order of becoming ready; with the end of the wait
         self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
+        self._turn = 0  # of these, before the latest one
         self._running: set[asyncio.Task[None]] = set()  # those that were cancelled and have not ended, too
         self._looking = False
 
@@ -62,9 +63,7 @@ class Dispatcher:
         if len(self._queue) >= MOST_WAITING:
             self._ended(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
             return
-        tenant, waiting = task.call.tenant, {each.call.tenant for each in self._queue}
-        if tenant not in waiting:  # those who were away have not saved up turns
-            self._spent[tenant] = max(self._spent[tenant], min((self._spent[each] for each in waiting), default=0))
+        self._spent[task.call.tenant] = max(self._spent[task.call.tenant], self._turn)  # who was away saved up none
         remaining_s = max(0.0, task.deadline - self._clock())
         self._queue[task] = asyncio.get_running_loop().call_later(remaining_s, self._expire, task)
         self.look()
@@ -148,6 +147,7 @@ class Dispatcher:
 
     def _start(self, task: Task, node: EngineNode, why: str) -> None:
         self._queue.pop(task).cancel()
+        self._turn = self._spent[task.call.tenant]
         self._spent[task.call.tenant] += 1
         if task.group is not None:
             task.group.engine = node

@@ -52,9 +52,9 @@ class EngineNode:
     def beat(self, stats: EngineStats) -> None:
         """Its load as it says."""
         self.draining = stats.draining
-        held = stats.pages_held * self.engine.info.page_size
+        promised = stats.pages_reserved * self.engine.info.page_size  # what idle contexts hold can be had
         self._others = max(0, stats.running + stats.waiting - len(self.running))
-        self._tokens_of_others = max(0, held - sum(map(self.tokens_of, self.running)))
+        self._tokens_of_others = max(0, promised - sum(map(self.tokens_of, self.running)))
 
     def bound_of(self, task: Task) -> int:
         """How many tasks this one bears beside it, itself included."""
@@ -151,12 +151,15 @@ class Engines:
                 return name, longest
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
 
-    async def attend(self, engine_id: str, engine: Engine, encode: Encode) -> None:
-        """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns."""
+    async def attend(self, engine_id: str, engine: Engine, encode: Encode, *, patient: bool = False) -> None:
+        """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns.
+
+        `patient`: however long that takes; for one in this process, which may compute a single step for longer.
+        """
         node = self.register(engine_id, engine, encode)
         while True:
             try:
-                stats = await asyncio.wait_for(engine.stats(), MISSED * self._beat_s)
+                stats = await asyncio.wait_for(engine.stats(), None if patient else MISSED * self._beat_s)
             except (JaxctxError, TimeoutError):
                 self.lose(node)
             else:

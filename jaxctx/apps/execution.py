@@ -27,10 +27,8 @@ PREFIX_DEADLINE_S = 600.0  # of filling one
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
-FIRST, SOON = (
-    (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY),
-    10,
-)  # their contexts' priority: engines begin with them
+FIRST = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
+SOON = 10  # the priority of their contexts
 LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 
@@ -111,7 +109,11 @@ class Execution:
             return ""
         caller = Caller(call.tenant, self._clock() + PREFIX_DEADLINE_S)
         context_id = (await node.engine.create(caller, CreateRequest(ttl=self._ttl, labels=LABELS))).context_id
-        await node.engine.fill(caller, context_id, tokens)
+        try:
+            await node.engine.fill(caller, context_id, tokens)
+        except BaseException:
+            self._give_up(node, call.tenant, context_id)
+            raise
         return context_id
 
     def ended(self, task: Task) -> None:
@@ -125,11 +127,13 @@ class Execution:
     def release(self, call: Call) -> None:
         """Give up the call's context; it can be made again."""
         if call.home is not None:
-            node, context_id = call.home
-            call.home = None
-            closing = asyncio.create_task(_close(node, Caller(call.tenant), context_id))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            (node, context_id), call.home = call.home, None
+            self._give_up(node, call.tenant, context_id)
+
+    def _give_up(self, node: EngineNode, tenant: str, context_id: str) -> None:
+        closing = asyncio.create_task(_close(node, Caller(tenant), context_id))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def released(self) -> None:
         """Return when all contexts that were given up are closed."""

@@ -28,9 +28,9 @@ from jaxctx.errors import (
 )
 from jaxctx.v1.requests import Parameter, SubmitCallRequest
 
-MAX_SESSIONS = 1000  # of a tenant
-MAX_VARIABLES = 10_000  # of a session
-MAX_TEXT_BYTES = 64 << 20  # of what a session was given
+MAX_SESSIONS = 100  # of a tenant
+MAX_VARIABLES = 4096  # of a session
+MAX_TEXT_BYTES = 8 << 20  # of what a session was given
 SWEEP_S = 1.0
 
 

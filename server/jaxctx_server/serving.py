@@ -43,7 +43,8 @@ class Served:
 
     async def attend(self) -> None:
         """Run the programs. Never returns."""
-        await self.programs.attend(self.programs.dispatcher.engines.attend(ENGINE_ID, self.engine, self._encode))
+        engines = self.programs.dispatcher.engines
+        await self.programs.attend(engines.attend(ENGINE_ID, self.engine, self._encode, patient=True))
 
     async def _encode(self, text: str, start: bool) -> Sequence[int]:
         async def is_empty() -> bool:

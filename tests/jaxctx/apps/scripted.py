@@ -45,6 +45,7 @@ class ScriptedEngine:
         self.running: dict[str, str] = {}  # text of the prompt, by context
         self.most_running = 0
         self.failure: Exception | None = None  # of every call from now on
+        self.failing = ""  # or of calls of this operation only
         self.parts_before_failure: int | None = None  # of every output
         self.ticks_to_close = 0  # of a stream that its reader leaves
         self.silent = False  # no call is answered
@@ -58,7 +59,7 @@ class ScriptedEngine:
         await asyncio.sleep(0)
         if self.silent:
             await asyncio.Event().wait()
-        if self.failure is not None:
+        if self.failure is not None and self.failing in ("", operation):
             raise self.failure
 
     def _tokens(self, caller: Caller, context_id: str) -> list[int]:

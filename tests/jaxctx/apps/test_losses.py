@@ -6,7 +6,7 @@ import random
 import pytest
 
 from jaxctx.answers import Criterion
-from jaxctx.errors import DeadlineExceeded, Internal, Unavailable
+from jaxctx.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from jaxctx.v1.requests import SubmitCallRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
@@ -87,6 +87,30 @@ async def test_an_erring_engine_gives_a_typed_error() -> None:
     with pytest.raises(Internal) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
     assert "secret" not in error.value.message
+
+
+async def test_a_prefix_that_cannot_be_filled_leaves_nothing() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    engine.failure, engine.failing = ResourceExhausted("no pages", reason="NEVER_FITS"), "fill"
+    template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
+    with pytest.raises(ResourceExhausted):
+        await ask(session, call(session, template, o=output("o"))["o"])
+    await settle()
+    assert engine.contexts == {}
+    engine.failure = None
+    assert await ask(session, call(session, template, o=output("o"))["o"])
+
+
+async def test_a_patient_registry_waits_for_a_slow_engine() -> None:
+    company = Company(beat_s=0.01)
+    engine = ScriptedEngine()
+    watching = asyncio.create_task(company.registry.attend("e", engine, encode, patient=True))
+    await until(lambda: bool(company.registry.nodes))
+    engine.silent = True
+    await asyncio.sleep(0.1)
+    assert list(company.registry.nodes) == ["e"]
+    watching.cancel()
 
 
 async def test_work_without_an_engine_waits_until_its_deadline() -> None:

@@ -451,7 +451,7 @@ async def test_tenants_take_turns() -> None:
         few.ask(each, Criterion.THROUGHPUT)
     engine.gate.set()
     await until(lambda: len(engine.did("generate")) == 8)
-    assert [text[:2] for text in engine.did("generate")] == ["m0", "m1", "f0", "m2", "f1", "m3", "m4", "m5"]
+    assert [text[:2] for text in engine.did("generate")] == ["m0", "f0", "m1", "f1", "m2", "m3", "m4", "m5"]
 
 
 async def test_full_engines_say_when_to_come_again() -> None:
@@ -467,14 +467,14 @@ async def test_full_engines_say_when_to_come_again() -> None:
 async def test_quotas() -> None:
     company = Company(ScriptedEngine())
     session = company.session()
-    for i in range(10_000):
+    for i in range(4096):
         session.add_variable(str(i))
     with pytest.raises(ResourceExhausted) as error:
         session.add_variable("one too many")
     assert error.value.reason == "QUOTA"
     other = company.session()
-    for _ in range(8):
-        other.add_variable("x", text="x" * (8 << 20))
+    for _ in range(4):
+        other.add_variable("x", text="x" * (2 << 20))
     with pytest.raises(ResourceExhausted):
         other.add_variable("x", text="x")
     with pytest.raises(AlreadyExists):
