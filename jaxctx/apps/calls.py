@@ -8,6 +8,7 @@ What is here holds what is known of a call and decides nothing: `graph` moves it
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from jaxctx.apps.graph import Graph
 
 BLOCK = 64  # characters; about a page of tokens
+LOOKED_AT = 1 << 16  # characters at the start of a prompt, for what engines hold of it
 MAX_PROMPT = 8 << 20  # characters
 
 
@@ -69,12 +71,14 @@ class Task:
     criterion: Criterion = Criterion.THROUGHPUT
     serial: int = 0  # of the request that asked for it; all that one needs has its number
     group: Group | None = None
-    prompt: str = ""
-    blocks: Sequence[bytes] = ()  # digests of all of a first prompt up to the end of each whole block
+    characters: int = 0  # of its prompt
+    blocks: Sequence[bytes] = ()  # digests of a first prompt up to the end of each whole block
     deadline: float = float("inf")
+    timer: asyncio.TimerHandle | None = None  # that fails it then
+    began: int = 0  # tokens of the call before its output
     attempts: int = 0  # on engines that were lost
     appended: bool = False  # the prompt is among the call's tokens
-    generated: int = 0  # tokens of the output that are
+    finished: bool = False  # all of the output is there
     engine_id: str = ""
     why: str = ""  # this engine
 
@@ -112,18 +116,20 @@ class Task:
         there = all(variable.state is VariableState.SET for variable in self.inputs)
         return there and (self.previous is None or self.previous.phase is Phase.DONE)
 
-    def make_prompt(self) -> None:
-        """Of its inputs, which are set. ResourceExhausted if that would be too long for any engine."""
+    def prepare(self) -> None:
+        """Its inputs are set: say how long the prompt is. ResourceExhausted if that is too long for any engine."""
         parts = [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
-        if sum(map(len, parts)) > MAX_PROMPT:
+        if (size := sum(map(len, parts))) > MAX_PROMPT:
             raise ResourceExhausted(f"the prompt has more than {MAX_PROMPT} characters", reason="NEVER_FITS")
-        self.prompt, digest = "".join(parts), xxh3_128_digest(self.call.tenant.encode())
-        starts = range(0, len(self.prompt) - BLOCK + 1, BLOCK) if self.previous is None else ()
-        self.blocks = [digest := xxh3_128_digest(digest + self.prompt[at : at + BLOCK].encode()) for at in starts]
+        self.characters, digest = size, xxh3_128_digest(self.call.tenant.encode())
+        head = "".join(part[:LOOKED_AT] for part in parts[:LOOKED_AT])[:LOOKED_AT]
+        starts = range(0, len(head) - BLOCK + 1, BLOCK) if self.previous is None else ()
+        self.blocks = [digest := xxh3_128_digest(digest + head[at : at + BLOCK].encode()) for at in starts]
 
-    def forget_prompt(self) -> None:
-        """It was the last to need it."""
-        self.prompt, self.blocks = "", ()
+    @property
+    def prompt(self) -> str:
+        """As text, made anew each time: tasks that wait hold no copies."""
+        return "".join(each.text if isinstance(each, Variable) else each for each in self.chain.prompt)
 
     def later(self) -> list[Task]:
         """The tasks of the same call after this one."""

@@ -8,15 +8,17 @@ one, what an older request needs goes first. Each of these is a switch, and ever
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from jaxctx.apps.calls import Task
 from jaxctx.apps.engines import EngineNode, Engines
-from jaxctx.errors import DeadlineExceeded, Internal, JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
 
-MOST_WAITING = 10_000
+log = logging.getLogger("jaxctx.apps")
+MOST_WAITING = 1000  # tasks of a tenant
 MAX_ATTEMPTS = 3  # of a task, on engines that were lost under it
 
 
@@ -31,9 +33,6 @@ class Policy:
     app_order: bool = True  # else in the order of becoming ready
 
 
-DEFAULT_POLICY = Policy()
-
-
 class Dispatcher:
     """The queue, and what runs. Lives on the event loop."""
 
@@ -41,37 +40,35 @@ class Dispatcher:
         self,
         run: Callable[[Task, EngineNode], Awaitable[None]],
         ended: Callable[[Task, JaxctxError | None], None],
-        clock: Callable[[], float],
         *,
-        policy: Policy = DEFAULT_POLICY,
+        policy: Policy | None = None,
         **registry: float,
     ) -> None:
-        """`run` does a task on an engine, `ended` is told how it went. `clock` is that of the tasks' deadlines."""
+        """`run` does a task on an engine, `ended` is told how it went."""
         self.engines = Engines(self.look, self._lost, **registry)
-        self.policy = policy
-        self._run, self._ended, self._clock = run, ended, clock
-        self._queue: dict[Task, asyncio.TimerHandle] = {}  # in the order of becoming ready; with the end of the wait
+        self.policy = policy or Policy()
+        self._run, self._ended = run, ended
+        self._lanes: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
         self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
         self._turn = 0  # of these, before the latest one
         self._running: set[asyncio.Task[None]] = set()  # those that were cancelled and have not ended, too
         self._looking = False
 
     def submit(self, task: Task) -> None:
-        """A task that is ready; it may wait until its deadline for an engine. One too many, or that ended, does not."""
+        """A task that is ready waits for an engine; one too many, or that ended, does not."""
+        tenant, lane = task.call.tenant, self._lanes[task.call.tenant]
         if task.ended:
             return
-        if len(self._queue) >= MOST_WAITING:
+        if len(lane) >= MOST_WAITING:
             self._ended(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
             return
-        self._spent[task.call.tenant] = max(self._spent[task.call.tenant], self._turn)  # who was away saved up none
-        remaining_s = max(0.0, task.deadline - self._clock())
-        self._queue[task] = asyncio.get_running_loop().call_later(remaining_s, self._expire, task)
+        lane[task] = None
+        self._spent[tenant] = max(self._spent[tenant], self._turn)  # who was away has saved up none
         self.look()
 
     def withdraw(self, task: Task) -> None:
         """Neither run it nor say how it went."""
-        if (timer := self._queue.pop(task, None)) is not None:
-            timer.cancel()
+        self._lanes[task.call.tenant].pop(task, None)
         for node in self.engines.nodes.values():
             if (running := node.running.pop(task, None)) is not None:
                 running.cancel()
@@ -95,9 +92,7 @@ class Dispatcher:
             waiting = [each for each in waiting if each not in placed and each.call.model_id != model_id]
 
     def _in_turn(self) -> list[Task]:
-        lanes: dict[str, list[Task]] = defaultdict(list)
-        for task in self._queue:
-            lanes[task.call.tenant].append(task)
+        lanes = {tenant: list(lane) for tenant, lane in self._lanes.items()}
         if self.policy.app_order:
             for lane in lanes.values():
                 lane.sort(key=lambda task: task.serial)
@@ -146,7 +141,7 @@ class Dispatcher:
         return node, "least impact" if self.policy.least_impact else "first with room"
 
     def _start(self, task: Task, node: EngineNode, why: str) -> None:
-        self._queue.pop(task).cancel()
+        del self._lanes[task.call.tenant][task]
         self._turn = self._spent[task.call.tenant]
         self._spent[task.call.tenant] += 1
         if task.group is not None:
@@ -165,7 +160,8 @@ class Dispatcher:
         except JaxctxError as raised:
             error = raised
         except Exception as raised:
-            error = Internal(f"a task failed: {type(raised).__name__}")
+            log.error("a task met a defect: %s", type(raised).__name__)  # what it says may quote a prompt
+            error = Internal("a task met a defect of the server")
         if task not in node.running:
             return  # withdrawn, or its engine was lost: this comes late
         if isinstance(error, Unavailable) and error.reason != "DRAINING":
@@ -191,7 +187,3 @@ class Dispatcher:
                 self.submit(task)
             else:
                 self._ended(task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED"))
-
-    def _expire(self, task: Task) -> None:
-        del self._queue[task]
-        self._ended(task, DeadlineExceeded("no engine had room for it in time"))

@@ -11,15 +11,11 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from jaxctx.answers import Criterion, EngineStats
-from jaxctx.apps.calls import BLOCK
+from jaxctx.apps.calls import BLOCK, Task
 from jaxctx.engine.interface import Engine
-from jaxctx.errors import JaxctxError, NotFound
-
-if TYPE_CHECKING:
-    from jaxctx.apps.calls import Task
+from jaxctx.errors import NotFound
 
 BEAT_S = 1.0
 MISSED = 3  # beats after which an engine is lost
@@ -65,27 +61,22 @@ class EngineNode:
         """Of what runs."""
         return min([self.engine.info.max_batch, *map(self.bound_of, self.running)])
 
-    @property
-    def load(self) -> int:
-        """Sequences that run or wait there, from whichever door."""
-        return len(self.running) + self._others
-
     def tokens_of(self, task: Task) -> int:
         """That a task may need in the end; about."""
         wanted = task.chain.output.settings.max_tokens or self.engine.info.default_max_tokens
-        appended = 0 if task.appended else len(task.prompt) // CHARACTERS_A_TOKEN
+        appended = 0 if task.appended else task.characters // CHARACTERS_A_TOKEN
         return len(task.call.tokens) + appended + wanted
 
     def fitting(self, tasks: Sequence[Task]) -> int:
-        """For how many of these, the first ones, there is room. An engine that is idle has it for one at least."""
+        """For how many of these, the first ones, there is room. One is always let in: the engine judges."""
         if self.draining:
             return 0
-        bound, load = self.bound, self.load
+        bound, load = self.bound, len(self.running) + self._others
         tokens = self._tokens_of_others + sum(map(self.tokens_of, self.running))
         capacity = self.engine.info.pages_total * self.engine.info.page_size
         for fitting, task in enumerate(tasks):
             bound, load, tokens = min(bound, self.bound_of(task)), load + 1, tokens + self.tokens_of(task)
-            if load > bound or (load > 1 and tokens > capacity):
+            if (self.running or fitting) and (load > bound or tokens > capacity):
                 return fitting
         return len(tasks)
 
@@ -94,7 +85,7 @@ class EngineNode:
         it takes one from tasks that want few beside them; and of equal engines, the busiest, so that others stay free.
         """
         lost = self.bound - min(self.bound, self.bound_of(task))
-        return lost, self.bound < self.bound_of(task), -self.load
+        return lost, self.bound < self.bound_of(task), -len(self.running) - self._others
 
     def cached(self, task: Task) -> int:
         """Characters at the start of a task's prompt that went through this engine; the latest are remembered."""
@@ -160,7 +151,7 @@ class Engines:
         while True:
             try:
                 stats = await asyncio.wait_for(engine.stats(), None if patient else MISSED * self._beat_s)
-            except (JaxctxError, TimeoutError):
+            except Exception:  # whatever it is, it does not answer
                 self.lose(node)
             else:
                 if self.nodes.get(engine_id) is not node:

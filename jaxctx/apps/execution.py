@@ -7,7 +7,8 @@ engine for all sessions of a tenant, filled once, before the first call. (Calls 
 fork goes on from a partial page, behind which nothing is found that other calls have in common beyond the prefix.)
 
 The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
-anew from them elsewhere, and the output goes on behind its last token, so that none is lost or comes twice.
+anew from them elsewhere. An output that was being made goes on behind the text that had come of it, tokenised again
+(behind its tokens, where that text has broken characters), so that no text is lost or comes twice.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from jaxctx.apps.engines import EngineNode
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
-PREFIX_DEADLINE_S = 600.0  # of filling one
-PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
+PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix, and for filling it
 CLOSE_TIMEOUT_S = 10.0
 MOST_PREFIXES = 256  # of an engine
 FIRST = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 SOON = 10  # the priority of their contexts
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # in a text: it does not say which bytes its tokens are
 LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 
@@ -46,23 +47,26 @@ class Execution:
         call, output = task.call, task.chain.output
         caller = Caller(call.tenant, task.deadline)
         if not task.appended:
-            tokens = await node.encode(task.prompt, not call.tokens) if task.prompt else ()
-            call.tokens += tokens
-            task.appended = True
+            prompt = task.prompt
+            call.tokens += await node.encode(prompt, not call.tokens) if prompt else ()
+            task.appended, task.began = True, len(call.tokens)
+        elif BROKEN not in output.variable.text:  # tokens may have come ahead of their text
+            call.tokens[task.began :] = await node.encode(output.variable.text, False) if output.variable.text else ()
+        made = len(call.tokens) - task.began
         settings = output.settings
-        wanted = (settings.max_tokens or node.engine.info.default_max_tokens) - task.generated
-        if not wanted:
+        wanted = (settings.max_tokens or node.engine.info.default_max_tokens) - made
+        if task.finished or wanted <= 0:
             return
         try:
-            rest = {"max_tokens": wanted, "min_tokens": max(0, settings.min_tokens - task.generated)}
+            rest = {"max_tokens": wanted, "min_tokens": max(0, settings.min_tokens - made)}
             others = named(GenerateRequest, settings) | rest
             request = GenerateRequest(context_id=await self._context(task, node, caller), **others)
             pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, request))
             async with aclosing(pieces):
                 async for piece in pieces:
                     call.tokens += piece.token_ids
-                    task.generated += len(piece.token_ids)
                     output.variable.grow(piece.text)
+                    task.finished = piece.finish is not None
             call.held = len(call.tokens)
         except BaseException:  # who knows what the context holds now
             if call.home is not None and call.home[0] is node:  # else the call is at work elsewhere already
@@ -93,6 +97,7 @@ class Execution:
                 while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
                     del node.prefixes[next(iter(node.prefixes))]
                 making = node.prefixes[key] = asyncio.create_task(self._prefix(call, node))
+                making.add_done_callback(lambda made: made.cancelled() or made.exception())  # looked at
             elif making.done() and (context_id := making.result()):
                 try:
                     await node.engine.update(caller, context_id, UpdateRequest(ttl=self._ttl))
@@ -107,7 +112,7 @@ class Execution:
         tokens = await node.encode(call.prefix, True) if call.prefix else ()
         if len(tokens) < node.engine.info.page_size:
             return ""
-        caller = Caller(call.tenant, self._clock() + PREFIX_DEADLINE_S)
+        caller = Caller(call.tenant, self._clock() + PREFIX_TIMEOUT_S)
         context_id = (await node.engine.create(caller, CreateRequest(ttl=self._ttl, labels=LABELS))).context_id
         try:
             await node.engine.fill(caller, context_id, tokens)
@@ -118,7 +123,7 @@ class Execution:
 
     def ended(self, task: Task) -> None:
         """Give up the call's context unless another task of it was asked for, and in the end its tokens."""
-        task.forget_prompt()
+        task.blocks = ()
         if not any(each.phase in (Phase.WAITING, Phase.STARTED) for each in task.call.tasks):
             self.release(task.call)
         if all(each.ended for each in task.call.tasks):
@@ -137,7 +142,8 @@ class Execution:
 
     async def released(self) -> None:
         """Return when all contexts that were given up are closed."""
-        await asyncio.gather(*self._closing)
+        if self._closing:
+            await asyncio.wait(self._closing)
 
 
 async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:

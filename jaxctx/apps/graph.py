@@ -6,12 +6,13 @@ which is to be done soon as a whole, so that its members want throughput. A stro
 started. The graph starts tasks by the function that it is given, and never waits.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from jaxctx.answers import Criterion, Phase
 from jaxctx.apps.calls import Call, Group, Task
 from jaxctx.apps.variables import Variable
-from jaxctx.errors import JaxctxError
+from jaxctx.errors import DeadlineExceeded, JaxctxError
 
 
 class Graph:
@@ -51,6 +52,8 @@ class Graph:
             if task.phase is Phase.IDLE:
                 task.phase, task.serial = Phase.WAITING, self._serials
                 task.deadline = self._clock() + task.call.timeout_s
+                late = DeadlineExceeded("its time was over before it was done")
+                task.timer = asyncio.get_running_loop().call_later(task.call.timeout_s, self.fail, task, late)
                 found.append(task)
             task.criterion = max(task.criterion, criterion)
             if task.previous is not None:
@@ -71,7 +74,7 @@ class Graph:
 
     def finish(self, task: Task) -> None:
         """A task that was started is done: its output is what it has become."""
-        task.phase = Phase.DONE
+        self._end(task, Phase.DONE)
         task.output.set(task.output.text)
         self.settled(task.output)
         for later in task.later()[:1]:
@@ -83,10 +86,15 @@ class Graph:
         while reached:
             task = reached.pop()
             if not task.ended:
-                task.phase = Phase.FAILED
+                self._end(task, Phase.FAILED)
                 self._stop(task)
                 task.output.fail(error)
                 reached += [*task.output.consumers, *task.later()]
+
+    def _end(self, task: Task, phase: Phase) -> None:
+        task.phase = phase
+        if task.timer is not None:
+            task.timer.cancel()
 
     def _start_if_ready(self, task: Task) -> None:
         if task.phase is Phase.WAITING and task.ready:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxctx.answers import Criterion, Phase, SessionInfo
 from jaxctx.apps.calls import Call, Task
-from jaxctx.apps.dispatcher import DEFAULT_POLICY, Dispatcher, Policy
+from jaxctx.apps.dispatcher import Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
 from jaxctx.apps.graph import Graph
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
@@ -30,7 +30,7 @@ from jaxctx.v1.requests import Parameter, SubmitCallRequest
 
 MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
-MAX_TEXT_BYTES = 8 << 20  # of what a session was given
+MAX_TEXT_BYTES = 64 << 20  # of what a tenant's sessions were given
 SWEEP_S = 1.0
 
 
@@ -84,7 +84,7 @@ class Session:
 
     def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
         """A new variable; with a text one that is set."""
-        self._bytes += self._room(1, text or "")
+        self._bytes += self._room(1, description, text or "")
         variable = Variable(name, description)
         self.variables[variable.id] = variable
         if text is not None:
@@ -112,7 +112,9 @@ class Session:
         Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable.
         """
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
-        size = self._room(len(request.parameters), request.template, *(each.text or "" for each in request.parameters))
+        stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
+        texts = [each.text or "" for each in request.parameters]
+        size = self._room(len(request.parameters), request.template, *texts, *stops)
         segments: dict[str, Segment] = {}
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
@@ -160,15 +162,18 @@ class Session:
 
     def _room(self, variables: int, *texts: str) -> int:
         """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""
-        size = sum(len(text.encode()) for text in texts)
-        if len(self.variables) + variables > MAX_VARIABLES or self._bytes + size > MAX_TEXT_BYTES:
-            message = f"a session has up to {MAX_VARIABLES} variables and {MAX_TEXT_BYTES} bytes of text"
+        size, given = sum(len(text.encode()) for text in texts), self._programs.sessions(self.tenant)
+        if (
+            len(self.variables) + variables > MAX_VARIABLES
+            or sum(each._bytes for each in given) + size > MAX_TEXT_BYTES
+        ):
+            message = f"a session has up to {MAX_VARIABLES} variables, a tenant {MAX_TEXT_BYTES} bytes of text"
             raise ResourceExhausted(message, reason="QUOTA")
         return size
 
     def _start(self, task: Task) -> None:
         try:
-            task.make_prompt()
+            task.prepare()
             self._programs.dispatcher.submit(task)
         except JaxctxError as error:
             self.graph.fail(task, error)
@@ -185,14 +190,14 @@ class Programs:
         self,
         clock: Callable[[], float],
         *,
-        policy: Policy = DEFAULT_POLICY,
+        policy: Policy | None = None,
         prefix_timeout_s: float = PREFIX_TIMEOUT_S,
         **registry: float,
     ) -> None:
         """`clock` is that of deadlines, of all engines and of the sessions' time to live."""
         self.clock = clock
         self.execution = Execution(clock, prefix_timeout_s)
-        self.dispatcher = Dispatcher(self.execution.run, self._ended, clock, policy=policy, **registry)
+        self.dispatcher = Dispatcher(self.execution.run, self._ended, policy=policy, **registry)
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:

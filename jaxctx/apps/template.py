@@ -5,6 +5,7 @@ JSON and code may stand in a prompt. The same input may stand at several places,
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,22 +35,17 @@ class Chain:
     output: Output
 
 
-def names(template: str) -> list[str]:
-    """Of its places, in order, each as often as it stands there."""
-    return PLACE.findall(template)
-
-
 def chains(template: str, parameters: Mapping[str, Segment]) -> list[Chain]:
     """The tasks of a call. Text after the last output is what nobody will ever read, and is left out.
 
     Raises InvalidArgument naming the field for a place without a parameter, a parameter without a place, an output at
     two places or before any text, and a call without outputs.
     """
-    placed = names(template)
+    placed = Counter(PLACE.findall(template))  # in order, with how often each stands there
     for name in placed:
         if name not in parameters:
             raise InvalidArgument.field("template", f"has a place {name!r} for which there is no parameter")
-        if isinstance(parameters[name], Output) and placed.count(name) > 1:
+        if isinstance(parameters[name], Output) and placed[name] > 1:
             raise InvalidArgument.field("template", f"has two places for the output {name!r}")
     for index, name in enumerate(parameters):
         if name not in placed:

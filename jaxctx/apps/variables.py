@@ -88,7 +88,7 @@ class Variable:
                 read += len(part)
                 yield part
             elif self.error is not None:
-                raise self.error
+                raise self.error.with_traceback(None)  # each reader its own
             elif self.state is VariableState.SET:
                 return
             else:

@@ -13,7 +13,7 @@ from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2_grpc
 from jaxctx.v1.requests import SubmitCallRequest
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import M, Service, page_of, told
+from jaxctx_server.grpc.service import M, Service, one_more, page_of, told
 from jaxctx_server.validate.requests import Part, made
 
 SESSION_TTL_S = 3600.0
@@ -56,7 +56,8 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         served, caller = self.begin(context, request)
-        found = (each.info for each in served.programs.sessions(caller.tenant))
+        behind = [each for each in served.programs.sessions(caller.tenant) if each.id > request.page_token]
+        found = (each.info for each in behind[: one_more(request)])
         return page_of(request, found, pb.ListSessionsResponse, "sessions", "session_id")
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:

@@ -473,7 +473,7 @@ async def test_quotas() -> None:
         session.add_variable("one too many")
     assert error.value.reason == "QUOTA"
     other = company.session()
-    for _ in range(4):
+    for _ in range(32):
         other.add_variable("x", text="x" * (2 << 20))
     with pytest.raises(ResourceExhausted):
         other.add_variable("x", text="x")
