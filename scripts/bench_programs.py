@@ -7,8 +7,8 @@ Needs a running server with at least 16 contexts of 3,000 tokens. The client mak
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
 and reads the last variable. `--delays` are seconds that every exchange with the server takes besides: once a call for
 the client; for a program once for all submissions, which go together, and once for the reading. Both are greedy, and of
-equal lengths. In every round the client and the program take turns, with texts of their own, so that neither finds what
-the other left in the cache. Prints medians in seconds, and how many times longer the client takes.
+equal lengths and texts: in every round first the client and then the program, the server's cache emptied before each,
+with texts that no round before had. Prints medians in seconds, and how many times longer the client takes.
 """
 
 from __future__ import annotations
@@ -123,11 +123,13 @@ async def measure(target: str, rounds: int, delays: list[float]) -> None:
             for delay_s in delays:
                 times: dict[str, list[float]] = {"client": [], "program": []}
                 for round_ in range(rounds):
-                    for kind in sorted(times, reverse=bool(round_ % 2)):
+                    salt = f"{name} {delay_s} {round_} {time.time_ns()}"
+                    for kind in times:
+                        await client.clear_cache()
                         session_id = (await stub.CreateSession(pb.CreateSessionRequest())).session.session_id
                         calls = Driven(client, delay_s) if kind == "client" else Program(stub, session_id, delay_s)
                         started = time.perf_counter()
-                        await workload(calls, f"{kind} {time.time_ns()}")
+                        await workload(calls, salt)
                         times[kind].append(time.perf_counter() - started)
                         await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
                 ratios = [a / b for a, b in zip(times["client"], times["program"], strict=True)]
