@@ -34,7 +34,10 @@ SYSTEM = " ".join(
 
 
 class Calls(Protocol):
-    """One way to make calls: `call` returns what stands for the output in later prompts, `text` the text itself."""
+    """One way to make calls: `call` returns what stands for the output in later prompts, `text` the text itself.
+
+    The first part of a prompt is what many calls begin with; a program has it as its template, and others as inputs.
+    """
 
     async def call(self, *prompt: Any) -> Any: ...
     async def text(self, output: Any) -> str: ...
@@ -66,13 +69,11 @@ class Program:
         self._stub, self._session_id, self._delay_s = stub, session_id, delay_s
 
     async def call(self, *prompt: Any) -> Output:
-        template, parameters = "", []
-        for n, part in enumerate(prompt):
-            if isinstance(part, Output):
-                parameters.append(pb.Parameter(name=f"p{n}", variable_id=part))
-                template += f"{{{{p{n}}}}}"
-            else:
-                template += part
+        template, parameters = prompt[0], []
+        for n, part in enumerate(prompt[1:]):
+            value = {"variable_id": part} if isinstance(part, Output) else {"text": part}
+            parameters.append(pb.Parameter(name=f"p{n}", **value))
+            template += f"{{{{p{n}}}}}"
         settings = pb.CallOutput(max_tokens=TOKENS, sampling={"temperature": 0}, ignore_eos=True)
         parameters.append(pb.Parameter(name="out", output=settings))
         request = pb.SubmitCallRequest(
@@ -96,7 +97,7 @@ async def chain(calls: Calls, salt: str) -> None:
 
 
 async def map_reduce(calls: Calls, salt: str) -> None:
-    maps = await asyncio.gather(*(calls.call(f"{salt}. {SYSTEM} Part {n}: ") for n in range(MAPS)))
+    maps = await asyncio.gather(*(calls.call(f"{salt}. {SYSTEM}", f" Part {n}: ") for n in range(MAPS)))
     await calls.text(await calls.call(f"{salt}. All of it: ", *maps, ": "))
 
 
