@@ -2,7 +2,7 @@
 
 In this order: a task group goes together; tasks with the same constant prefix go together; an engine that holds the
 longest part of the prompt is preferred; else the one on whose users it has the least impact. Tenants take turns; within
-one, what an older request needs goes first. Each of these is a switch, and every decision says what it rests on.
+one, what an older request needs goes first. All but the turns are switches; every decision says what it rests on.
 """
 
 from __future__ import annotations

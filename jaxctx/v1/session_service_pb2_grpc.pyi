@@ -24,7 +24,9 @@ class SessionServiceStub:
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
-    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND).
+    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
+    all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
+    RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -107,7 +109,9 @@ class SessionServiceAsyncStub:
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
-    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND).
+    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
+    all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
+    RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
     """
 
     CreateSession: grpc.aio.UnaryUnaryMultiCallable[
@@ -189,7 +193,9 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
 
     `session_id` below is always the id of a session of the caller's; an unknown one gives NOT_FOUND (SESSION_NOT_FOUND),
-    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND).
+    an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
+    all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
+    RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
     """
 
     @abc.abstractmethod
