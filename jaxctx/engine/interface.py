@@ -26,8 +26,10 @@ class Caller:
     deadline: float | None = None
 
 
-class Engine(Protocol):
-    """One engine. Every method may raise the errors of `jaxctx.errors`; NotFound for a context not the caller's."""
+class ProgramEngine(Protocol):
+    """What programs need of an engine. Every method may raise the errors of `jaxctx.errors`; NotFound for a context not
+    the caller's.
+    """
 
     info: answers.EngineInfo
 
@@ -43,6 +45,17 @@ class Engine(Protocol):
 
         Each output ends with one piece that has `finish`.
         """
+
+    async def update(self, caller: Caller, context_id: str, request: requests.UpdateRequest) -> answers.ContextInfo: ...
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        """Give up the context; a running writer is cancelled first."""
+
+    async def stats(self) -> answers.EngineStats: ...
+
+
+class Engine(ProgramEngine, Protocol):
+    """One engine: all that clients can ask of it."""
 
     async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[answers.ContextInfo]:
         """One child per entry of `ids` (None: the engine chooses the id). All or none."""
@@ -63,11 +76,6 @@ class Engine(Protocol):
 
     async def release_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
         """From the tail, with the tokens in them."""
-
-    async def update(self, caller: Caller, context_id: str, request: requests.UpdateRequest) -> answers.ContextInfo: ...
-
-    async def close(self, caller: Caller, context_id: str) -> None:
-        """Give up the context; a running writer is cancelled first."""
 
     async def get(self, caller: Caller, context_id: str) -> answers.ContextInfo: ...
 
@@ -127,8 +135,6 @@ class Engine(Protocol):
 
     async def publications(self, caller: Caller) -> Sequence[answers.Publication]:
         """In the order of their ids."""
-
-    async def stats(self) -> answers.EngineStats: ...
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

@@ -228,24 +228,30 @@ class Engine(google.protobuf.message.Message):
 
     INFO_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """Of a core's engine: where it listens. Empty: it is in the process that answers."""
+    epoch: builtins.int
+    """Of a core's engine: which life of all its engines this is, counted from 1. 0: it is in the process that answers."""
     @property
     def info(self) -> global___EngineInfo:
         """What it is."""
 
     @property
     def stats(self) -> global___EngineStats:
-        """How loaded it is.
-        3..15: id, address, epoch, when there is more than one.
-        """
+        """How loaded it is."""
 
     def __init__(
         self,
         *,
         info: global___EngineInfo | None = ...,
         stats: global___EngineStats | None = ...,
+        address: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
 
 global___Engine = Engine
 

@@ -72,7 +72,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Drop every cached page that no context holds, and tell how many.
+        """Drop every cached page that no context holds, and tell how many. In a core: of all engines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -106,6 +106,10 @@ class Engine:
 
     info: EngineInfo  # what it is
     stats: EngineStats  # how loaded it is
+    address: str = ""  # of a core's engine: where it listens. Empty: it is in the process that answers
+    # Of a core's engine: which life of all its engines this is, counted from 1. 0: it is in the process that
+    # answers.
+    epoch: int = 0
 
 
 class ContextState(enum.Enum):

@@ -40,6 +40,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the context has no token to continue from."""
     ERROR_REASON_NO_CHAT_TEMPLATE: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
+    ERROR_REASON_WRONG_ROLE: _ErrorReason.ValueType  # 26
+    """FAILED_PRECONDITION: the server is not of the role that this is for (a core, or one with an engine of its own)."""
     ERROR_REASON_NO_STORE: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 25
@@ -90,6 +92,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 73
     """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
+    ERROR_REASON_ENGINE_LOST: _ErrorReason.ValueType  # 74
+    """UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
     """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 81
@@ -135,6 +139,8 @@ ERROR_REASON_CONTEXT_EMPTY: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION: the context has no token to continue from."""
 ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
+ERROR_REASON_WRONG_ROLE: ErrorReason.ValueType  # 26
+"""FAILED_PRECONDITION: the server is not of the role that this is for (a core, or one with an engine of its own)."""
 ERROR_REASON_NO_STORE: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 25
@@ -185,6 +191,8 @@ ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
 """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted."""
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
 """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
+ERROR_REASON_ENGINE_LOST: ErrorReason.ValueType  # 74
+"""UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80
 """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 81

@@ -150,9 +150,12 @@ global___FieldRules = FieldRules
 RULE_FIELD_NUMBER: builtins.int
 CHOICE_FIELD_NUMBER: builtins.int
 ADMIN_FIELD_NUMBER: builtins.int
+CLUSTER_FIELD_NUMBER: builtins.int
 rule: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, global___FieldRules]
 """The rules of a field."""
 choice: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.OneofOptions, global___OneofRules]
 """The rules of a oneof."""
 admin: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.ServiceOptions, builtins.bool]
 """Its methods need a key of role admin. Those of other services need a key of any role."""
+cluster: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.ServiceOptions, builtins.bool]
+"""Its methods are for the servers of one cluster, and need its key."""

@@ -24,6 +24,7 @@ from jaxctx.errors import PermissionDenied, Unauthenticated
 from jaxctx.v1 import (
     admin_service_pb2,
     context_service_pb2,
+    engine_service_pb2,
     model_service_pb2,
     rules_pb2,
     session_service_pb2,
@@ -42,6 +43,7 @@ class Role(enum.IntEnum):
     ANYONE = 0  # no key needed
     USER = 1
     ADMIN = 2
+    CLUSTER = 3  # another server of the cluster, for any tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,29 @@ class Key:
     role: Role
 
 
-FILES = (context_service_pb2, snapshot_service_pb2, session_service_pb2, model_service_pb2, admin_service_pb2)
+FILES = (
+    context_service_pb2,
+    snapshot_service_pb2,
+    session_service_pb2,
+    model_service_pb2,
+    admin_service_pb2,
+    engine_service_pb2,
+)
 CONTRACT = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
+ROLES = {rules_pb2.admin: Role.ADMIN, rules_pb2.cluster: Role.CLUSTER}  # by the option of a service
 METHODS: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
     "/grpc.health.v1.Health/Watch": Role.ANYONE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.USER,
 } | {
-    f"/{service.full_name}/{method.name}": Role.ADMIN if service.GetOptions().Extensions[rules_pb2.admin] else Role.USER
+    f"/{service.full_name}/{method.name}": next(
+        (r for o, r in ROLES.items() if service.GetOptions().Extensions[o]), Role.USER
+    )
     for service in CONTRACT
     for method in service.methods
 }
 
-LOCAL = Key("local", b"", "", Role.ADMIN)  # without keys; reachable by loopback only
+LOCAL = Key("local", b"", "", Role.CLUSTER)  # without keys; reachable by loopback only
 NOBODY = Key("", b"", "", Role.ANYONE)
 
 
@@ -113,6 +125,18 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     if not keys:
         raise StartError(f"--keys: {path}: has no keys", USAGE)
     return tuple(keys)
+
+
+def read_cluster_key(path: Path) -> str:
+    """The secret in a file that the servers of a cluster share. Raises StartError."""
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--cluster-key: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
+    if not (32 <= len(secret) <= MAX_KEY_BYTES and secret.isascii() and secret.isprintable()):
+        message = f"--cluster-key: {path}: must have 32 to {MAX_KEY_BYTES} printable ASCII characters"
+        raise StartError(message, USAGE)
+    return secret
 
 
 def _key(line: str, where: str) -> Key:

@@ -65,13 +65,18 @@ def serve(config: "ServeConfig") -> int:
     """Serve until told to stop."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
-    from jaxctx_server.access import read_keys
+    from jaxctx_server.access import read_cluster_key, read_keys
 
     logs.configure(config.log_level, sys.stderr)
     keys = None if config.keys is None else read_keys(config.keys)
     import uvloop
 
     from jaxctx_server import serve as life
+    from jaxctx_server.cluster import Cluster
+
+    cluster = Cluster("" if config.cluster_key is None else read_cluster_key(config.cluster_key))
+    if cluster.key:
+        keys = (*(keys or ()), cluster.accepted)
 
     def load(config, progress):  # type: ignore[no-untyped-def]
         from jaxctx_server.assemble import load
@@ -81,7 +86,7 @@ def serve(config: "ServeConfig") -> int:
     async def run() -> int:
         stop = asyncio.Event()
         on_signals(asyncio.get_running_loop(), stop, lambda: end_now(config.unix_socket))
-        return await life.serve(config, keys, load, stop)
+        return await life.serve(config, keys, load, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run())

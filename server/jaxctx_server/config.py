@@ -58,6 +58,13 @@ class ServeConfig:
     keys: None | Path = None
     """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it."""
 
+    role: Literal["both", "core", "engine"] = "both"
+    """core: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
+    core: None | str = None
+    """HOST:PORT of the core that an engine is for."""
+    cluster_key: None | Path = None
+    """File with a secret that a core and its engines share. None: they are on one machine, and listen on loopback."""
+
     dtype: Dtype = "auto"
     """Type of weights and activations; auto: as stored."""
     kv_dtype: Literal["auto", "bfloat16", "float32", "int8", "float8_e4m3fn"] = "auto"
@@ -121,6 +128,8 @@ class ServeConfig:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
         if self.max_batch_tokens < self.max_batch:
             raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
+        if (self.core is not None) != (self.role == "engine"):
+            raise StartError("--core: must be set with --role engine, and only then", USAGE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ import grpc
 from jaxctx.errors import JaxctxError
 from jaxctx_server.access import Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
+from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.config import ServeConfig
+from jaxctx_server.grpc.router import Router
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.progress import Progress, shown
 from jaxctx_server.serving import Served, Serving
@@ -37,6 +39,7 @@ async def serve(
     load: Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"],
     stop: asyncio.Event,
     *,
+    cluster: Cluster = ALONE,
     out: TextIO = sys.stdout,
     err: TextIO = sys.stderr,
 ) -> int:
@@ -47,29 +50,40 @@ async def serve(
     """
     started = time.monotonic()
     serving = Serving()
-    server = make_server(serving, keys, max_calls=config.max_calls)
+    router = Router(serving, time.monotonic) if config.role == "core" else None
+    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster, router=router)
     addresses = listen(server, config, keys=keys is not None)
     await server.start()
+    joining, engine = None, None
     try:
-        with shown(err) as progress:
-            loaded = await _unless(stop, asyncio.to_thread(load, config, progress))
-        if loaded is None:
-            return INTERRUPTED
-        engine, text = loaded
-        limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-        serving.opened(Served.of(engine, text, limits))
-        print(banner(engine.info, addresses, keys, time.monotonic() - started), file=out, flush=True)
-        failure = await _unless(stop, engine.failure())
+        if router is not None:
+            serving.opened(Served.core(Limits.of_core(queue_limit=config.queue_limit), router.drain))
+        else:
+            with shown(err) as progress:
+                loaded = await _unless(stop, asyncio.to_thread(load, config, progress))
+            if loaded is None:
+                return INTERRUPTED
+            engine, text = loaded
+            serving.opened(Served.of(engine, text, Limits.of(engine.info, queue_limit=config.queue_limit)))
+        info = None if engine is None else engine.info
+        print(banner(info, addresses, keys, time.monotonic() - started), file=out, flush=True)
+        if config.core is not None:
+            joining = asyncio.create_task(join(config.core, cluster, int(addresses[0].rpartition(":")[2])))
+        failure = None if engine is None else await _unless(stop, engine.failure())
         if failure is None:
+            await stop.wait()
             status = OK if await _drain(serving, config.drain_timeout_s) else CUT_OFF
         else:
             log.critical("the engine failed: %s", failure)
             status = DEFECT  # a supervisor then restarts the process
         serving.stop()
         await server.stop(0 if status == CUT_OFF else LAST_WORDS_S)
-        await asyncio.to_thread(engine.stop)
+        if engine is not None:
+            await asyncio.to_thread(engine.stop)
         return status
     finally:
+        if joining is not None:
+            joining.cancel()
         serving.stop()
         await server.stop(0)
         if config.unix_socket is not None:

@@ -6,13 +6,13 @@ loading ──opened──▶ ready ──drain──▶ draining ──stop─�
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from jaxctx.apps.sessions import Programs
 from jaxctx.engine.interface import Engine
-from jaxctx.errors import NotFound, Unavailable
+from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx_server.content import Texts
 from jaxctx_server.validate import Limits, TextContent
@@ -28,34 +28,46 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A model that is being served: its engine, its text and its limits, and the programs that run on it."""
+class ServedModel:
+    """The engine of this process, and the text of its model."""
 
     engine: Engine
     texts: Texts
-    limits: Limits
-    programs: Programs
 
-    @classmethod
-    def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
-        """One engine, with room for programs. `clock` is that of its deadlines."""
-        return cls(engine, Texts(text, limits), limits, Programs(clock))
+    async def encode(self, text: str, start: bool) -> Sequence[int]:
+        """Tokens of a text; with special ones, if it stands at the start of a sequence."""
 
-    async def attend(self) -> None:
-        """Run the programs. Never returns."""
-        engines = self.programs.dispatcher.engines
-        await self.programs.attend(engines.attend(ENGINE_ID, self.engine, self._encode, patient=True))
-
-    async def _encode(self, text: str, start: bool) -> Sequence[int]:
         async def is_empty() -> bool:
             return start
 
         return await self.texts.tokens(TextContent(text, None if start else False), is_empty)
 
-    def check_model(self, model_id: str) -> None:
-        """Raise NotFound unless `model_id` is "" (the default) or this model's."""
-        if model_id not in ("", self.engine.info.model_id):
-            raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server serves: programs, on its own model or, in a core (None), on other processes' engines."""
+
+    limits: Limits
+    programs: Programs
+    model: ServedModel | None
+    drain: Callable[[], Coroutine[Any, Any, None]]  # refuse new work, and return when running work is done
+
+    @classmethod
+    def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
+        """One engine, with room for programs. `clock` is that of its deadlines."""
+        return cls(limits, Programs(clock), ServedModel(engine, Texts(text, limits)), engine.drain)
+
+    @classmethod
+    def core(cls, limits: Limits, drain: Callable[[], Coroutine[Any, Any, None]]) -> Self:
+        """Programs, for engines that register."""
+        return cls(limits, Programs(time.monotonic), None, drain)
+
+    async def attend(self) -> None:
+        """Run the programs. Never returns."""
+        watched, engines = [], self.programs.dispatcher.engines
+        if self.model is not None:
+            watched.append(engines.attend(ENGINE_ID, self.model.engine, self.model.encode, patient=True))
+        await self.programs.attend(*watched)
 
 
 class Serving:
@@ -76,6 +88,14 @@ class Serving:
             raise Unavailable("the server has stopped", retry_after_s=5.0)
         return self._served
 
+    def model(self, model_id: str = "") -> ServedModel:
+        """The model of this server. NotFound if it does not have this name, "" for any."""
+        if (model := self.served().model) is None:
+            raise FailedPrecondition("a core has no model", reason="WRONG_ROLE")
+        if model_id not in ("", model.engine.info.model_id):
+            raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
+        return model
+
     def opened(self, served: Served) -> None:
         """Loading is done."""
         self._served = served
@@ -84,10 +104,10 @@ class Serving:
 
     async def drain(self) -> None:
         """Refuse new work, and return when running work is done. It goes on if the caller does not wait for it."""
-        engine = self.served().engine
+        served = self.served()
         if self._drained is None:
             self._enter(State.DRAINING)
-            self._drained = asyncio.create_task(engine.drain())
+            self._drained = asyncio.create_task(served.drain())
         await asyncio.shield(self._drained)
 
     def stop(self) -> None:
@@ -95,8 +115,8 @@ class Serving:
         for task in (self._drained, self._attending):
             if task is not None:
                 task.cancel()
-        if self._served is not None:
-            self._served.texts.close()
+        if self._served is not None and self._served.model is not None:
+            self._served.model.texts.close()
         self._enter(State.STOPPED)
 
     def _enter(self, state: State) -> None:

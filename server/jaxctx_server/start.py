@@ -24,19 +24,27 @@ class StartError(Exception):
         self.exit_status = exit_status
 
 
-def banner(info: "EngineInfo", addresses: Sequence[str], keys: Sequence[object] | None, seconds: float) -> str:
-    """What is served, with which capacity, and where. `addresses` are the real ones; `keys` None: there are none."""
-    mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
+def banner(info: "EngineInfo | None", addresses: Sequence[str], keys: Sequence[object] | None, seconds: float) -> str:
+    """What is served, with which capacity, and where. `info` None: by engines that register with this core. `addresses`
+    are the real ones; `keys` None: there are none.
+    """
     access = "none: whoever reaches these addresses may do everything" if keys is None else f"{len(keys)} accepted"
-    kv_tokens = info.pages_total * info.page_size
     rows = [
-        ("model", f"{info.model_id} ({info.architecture}, {info.parameters:,} parameters, {info.dtype})"),
-        ("revision", info.model_revision),
-        ("devices", f"{info.platform}, {mesh}"),
-        ("KV", f"{kv_tokens:,} tokens in {info.pages_total:,} pages of {info.page_size}, {info.kv_dtype}"),
-        ("contexts", f"up to {info.max_context_tokens:,} tokens each; {info.max_batch} run at once"),
+        *([("role", "core, for engines that register here")] if info is None else _model(info)),
         *(("gRPC", address) for address in addresses),
         ("keys", access),
     ]
     lines = [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
+
+
+def _model(info: "EngineInfo") -> list[tuple[str, str]]:
+    mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
+    kv_tokens = info.pages_total * info.page_size
+    return [
+        ("model", f"{info.model_id} ({info.architecture}, {info.parameters:,} parameters, {info.dtype})"),
+        ("revision", info.model_revision),
+        ("devices", f"{info.platform}, {mesh}"),
+        ("KV", f"{kv_tokens:,} tokens in {info.pages_total:,} pages of {info.page_size}, {info.kv_dtype}"),
+        ("contexts", f"up to {info.max_context_tokens:,} tokens each; {info.max_batch} run at once"),
+    ]

@@ -27,7 +27,7 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
     """See the service in protos/jaxctx/v1/admin_service.proto."""
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
-        engine = self._serving.served().engine
+        engine = self._serving.model().engine
         told = Engine(info=engine.info, stats=await engine.stats())
         return pb.GetStatsResponse(engines=[encode(told, pb.Engine)])
 
@@ -36,7 +36,7 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
         return pb.DrainResponse()
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
-        return pb.ClearCacheResponse(pages_dropped=await self._serving.served().engine.clear_cache())
+        return pb.ClearCacheResponse(pages_dropped=await self._serving.model().engine.clear_cache())
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import M, Service, one_more, unary
-from jaxctx_server.serving import Served
+from jaxctx_server.serving import ServedModel
 from jaxctx_server.validate import requests
 
 
@@ -58,7 +58,7 @@ class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
     def WatchContexts(
         self, request: pb.WatchContextsRequest, context: Context
     ) -> AsyncIterator[pb.WatchContextsResponse]:
-        return _encoded(self._serving.served().engine.watch(self.caller(context)), pb.WatchContextsResponse)
+        return _encoded(self._serving.model().engine.watch(self.caller(context)), pb.WatchContextsResponse)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         served, caller = self.begin(context, request)
@@ -74,7 +74,7 @@ async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterat
             yield encode(answer, kind)
 
 
-async def _tokens(served: Served, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
+async def _tokens(served: ServedModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
     """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
 
     async def is_empty() -> bool:

@@ -13,13 +13,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import wire
-from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx.engine.remote import LIFE, TENANT
+from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
 from jaxctx_server.access import METHODS, Key, Role, authorise
 from jaxctx_server.logs import as_error
 
@@ -34,11 +36,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 class Pipeline(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, keys: Sequence[Key] | None, max_calls: int) -> None:
+    def __init__(self, keys: Sequence[Key] | None, max_calls: int, life: str) -> None:
         """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
-        who have none cannot use up the places of others.
+        who have none cannot use up the places of others. `life` is that of this process, for its core.
         """
-        self._keys = keys
+        self._keys, self._life = keys, life
         # By whether the method is open to anyone.
         self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
 
@@ -90,6 +92,10 @@ class Pipeline(grpc.aio.ServerInterceptor):
         started, outcome = time.monotonic(), "CANCELLED"
         try:
             key = authorise(self._keys, method, _header(context, "authorization"))
+            if key.role is Role.CLUSTER:
+                if _header(context, LIFE) not in (None, self._life):
+                    raise Unavailable("meant for an earlier life of this engine", reason="ENGINE_LOST")
+                key = replace(key, tenant=_header(context, TENANT) or key.tenant)
             KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

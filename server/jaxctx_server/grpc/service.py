@@ -9,7 +9,7 @@ from google.protobuf.message_factory import GetMessageClass
 from jaxctx.codec import encode
 from jaxctx.engine.interface import Caller
 from jaxctx_server.grpc.pipeline import KEY, Context
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.serving import Served, ServedModel, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
@@ -26,12 +26,16 @@ class Service:
         self._serving = serving
         self._clock = clock
 
-    def begin(self, context: Context, request: Message) -> tuple[Served, Caller]:
-        """What is served, and to whom, if the request is valid. Raises NotFound for a model that is not served."""
+    def valid(self, context: Context, request: Message) -> tuple[Served, Caller]:
+        """What is served, and to whom, if the request is valid."""
         served = self._serving.served()
         validate(served.limits, request)
-        served.check_model(getattr(request, "model_id", ""))
         return served, self.caller(context)
+
+    def begin(self, context: Context, request: Message) -> tuple[ServedModel, Caller]:
+        """As `valid`, of the model. Raises NotFound for one that is not served."""
+        _, caller = self.valid(context, request)
+        return self._serving.model(getattr(request, "model_id", "")), caller
 
     def caller(self, context: Context) -> Caller:
         """Whose namespace the running method works in, and until when."""

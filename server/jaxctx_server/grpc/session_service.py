@@ -49,19 +49,19 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
     GetGraph = of_session([], Session.tasks, pb.GetGraphResponse, "tasks")
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
-        served, caller = self.begin(context, request)
+        served, caller = self.valid(context, request)
         ttl_s = request.ttl.ToNanoseconds() / 1e9 if request.HasField("ttl") else SESSION_TTL_S
         session = served.programs.create(caller.tenant, ttl_s, made(request, "session_id"))
         return told(session.info, pb.CreateSessionResponse, "session")
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
-        served, caller = self.begin(context, request)
+        served, caller = self.valid(context, request)
         behind = [each for each in served.programs.sessions(caller.tenant) if each.id > request.page_token]
         found = (each.info for each in behind[: one_more(request)])
         return page_of(request, found, pb.ListSessionsResponse, "sessions", "session_id")
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
-        served, caller = self.begin(context, request)
+        served, caller = self.valid(context, request)
         await served.programs.delete(caller.tenant, request.session_id)
         return pb.DeleteSessionResponse()
 
@@ -88,5 +88,5 @@ class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
 
     def session(self, context: Context, request: Any) -> Session:
         """The session that a request is about, which is used by that."""
-        served, caller = self.begin(context, request)
+        served, caller = self.valid(context, request)
         return served.programs.session(caller.tenant, request.session_id)

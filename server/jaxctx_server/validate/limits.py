@@ -5,6 +5,8 @@ from typing import Self
 
 from jaxctx.answers import EngineInfo, named
 
+MANY = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -19,3 +21,8 @@ class Limits:
     def of(cls, info: EngineInfo, *, queue_limit: int) -> Self:
         """The limits of an engine."""
         return cls(queue_limit=queue_limit, **named(cls, info))
+
+    @classmethod
+    def of_core(cls, *, queue_limit: int) -> Self:
+        """Whatever some engine might do; each checks its own."""
+        return cls(queue_limit=queue_limit, vocab_size=MANY, max_context_tokens=MANY, default_max_tokens=MANY)

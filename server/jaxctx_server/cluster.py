@@ -1,0 +1,52 @@
+"""Servers of one cluster: what they know each other by, and an engine's place with its core."""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from jaxctx.engine.remote import OPTIONS, bearing
+from jaxctx.v1.engine_service_pb2 import RegisterRequest
+from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
+from jaxctx_server.access import Key, Role
+
+log = logging.getLogger("jaxctx.server")
+RETRY_S = 0.5  # until an engine registers again
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The secret that its servers share ("": none, on one machine only), and what this process is among all."""
+
+    key: str = ""
+    life: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def accepted(self) -> Key:
+        """The secret as a key that a server accepts."""
+        return Key("cluster", hashlib.sha256(self.key.encode()).digest(), "", Role.CLUSTER)
+
+
+ALONE = Cluster()
+
+
+async def join(core: str, cluster: Cluster, port: int) -> NoReturn:
+    """Keep the engine that listens on this port registered with the core at `core`, whenever that is there."""
+    told = None
+    while True:
+        async with grpc.aio.insecure_channel(core, options=OPTIONS) as channel:
+            try:
+                stub: Any = EngineServiceStub(channel)
+                request = RegisterRequest(port=port, life=cluster.life)
+                async for answer in stub.Register(request, metadata=bearing(cluster.key)):
+                    told = None
+                    log.info("registered with the core at %s, epoch %d", core, answer.epoch)
+            except grpc.aio.AioRpcError as error:
+                if (told, told := error.code())[0] is not told:
+                    log.warning("not with the core at %s: %s", core, error.details())
+        await asyncio.sleep(RETRY_S)
