@@ -130,6 +130,37 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         },
     ),
 }
+ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its methods and what they take of requests
+    "ProgramCalls": (
+        "What programs have an engine do by one call of the contract.",
+        {
+            "CreateContext": ("create", ("CreateRequest",)),
+            "UpdateContext": ("update", ("context_id", "UpdateRequest")),
+            "CloseContext": ("close", ("context_id",)),
+        },
+    ),
+    "EngineCalls": (
+        "What clients have an engine do by one call of the contract.",
+        {
+            "Truncate": ("truncate", ("context_id", "tokens")),
+            "Rewind": ("rewind", ("context_id", "to")),
+            "Forward": ("forward", ("ForwardRequest",)),
+            "ReservePages": ("reserve_pages", ("context_id", "pages")),
+            "CommitPages": ("commit_pages", ("context_id", "pages")),
+            "ReleasePages": ("release_pages", ("context_id", "pages")),
+            "Compare": ("compare", ("a", "b")),
+            "Save": ("save", ("SaveRequest",)),
+            "GetSnapshot": ("snapshot", ("name", "version")),
+            "ListSnapshotVersions": ("history", ("name",)),
+            "UpdateSnapshot": ("update_snapshot", ("name", "version", "Changes")),
+            "DeleteSnapshot": ("delete_snapshot", ("name", "version")),
+            "Publish": ("publish", ("context_id", "Changes")),
+            "UpdatePublication": ("update_publication", ("publication_id", "Changes")),
+            "Unpublish": ("unpublish", ("publication_id",)),
+            "ListPublications": ("publications", ()),
+        },
+    ),
+}
 GIVEN = ("context_id", "limit", "page_token")  # fields of requests that are no arguments of these
 ERRORS = {each.name: each.name.title().replace("_", "") for each in grpc.StatusCode}  # as the client calls them
 LISTED = {"Output": "PassOutput"}  # options that come in lists: by dataclass the message, in which messages are options
@@ -187,6 +218,13 @@ class Field(NamedTuple):
     type: str
     comment: str
     default: str = ""  # "": none
+
+
+class Method(NamedTuple):
+    """Of the contract."""
+
+    proto: MethodDescriptorProto
+    comment: str
 
 
 PAGE = Field("page", "int", "How many come at once; 1..1000.", "100")  # of those that list: the `limit`
@@ -472,6 +510,92 @@ class Operations(Requests):
         return f"list[{kind}]", f"{values}\n        return {each}"
 
 
+class EngineCalls(Requests):
+    """What engines do, as a protocol. Classes of answers and of requests are used, not written."""
+
+    def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
+        super().__init__(types, rules, answers)
+        by_name = {each.proto.name: each for each in methods_of(files)}
+        for name, (doc, calls) in ENGINE_CALLS.items():
+            methods = [self._method(by_name[rpc], *call) for rpc, call in calls.items()]
+            self.written[name] = "\n\n".join([f'class {name}(Protocol):\n    """{doc}"""', *methods])
+
+    def _method(self, method: Method, name: str, parts: Iterable[str]) -> str:
+        kind = self._types[method.proto.input_type]
+        places = {each.name: place for place, each in enumerate(kind.proto.field)}
+        arguments = ["self", "caller: Caller"]
+        for part in parts:
+            if part not in places:
+                arguments.append(f"{'changes' if part == 'Changes' else 'request'}: {part}")
+                continue
+            made = self._field(kind, places[part])
+            optional = made.default == "None" and part == [*parts][-1]
+            arguments.append(f"{part}: {made.type}{' = None' if optional else ''}")
+        words = re.sub(r"\b[A-Z_]{2,}\b", lambda word: ERRORS.get(word[0], word[0]), method.comment)
+        head = wrapped(f"    async def {name}(", arguments, f") -> {self._told(method.proto.output_type)}:")
+        return f"{head}\n{docstring(words, 8)}"
+
+    def _told(self, response: str) -> str:
+        fields = self._types[response].proto.field
+        if not fields:
+            return "None"
+        if any(each.name == "next_page_token" for each in fields):
+            return f"Sequence[{self._value(fields[0])}]"
+        return self._name(response) if len(fields) > 1 else self._value(fields[0])
+
+    def table(self) -> str:
+        """Of the methods that are behind methods of the contract, and what they take of a request."""
+        known = {name: f"requests.{name}" for name in REQUESTS}
+        rows = []
+        for rpc, (name, parts) in (each for _, calls in ENGINE_CALLS.values() for each in calls.items()):
+            taken = [known.get(part, f'"{part}"') for part in parts]
+            rows.append(f'    "{rpc}": ("{name}", [{", ".join(taken)}]),')
+        kind = "Mapping[str, tuple[str, Sequence[str | type]]]"
+        return "\n".join(
+            ["# Methods of an engine, and what they take of requests.", f"ENGINE_CALLS: {kind} = {{", *rows, "}"]
+        )
+
+
+def services(files: FileDescriptorSet, table: str) -> str:
+    """The module of all services, and of what makes a server serve one."""
+    names = sorted(file.name.rpartition("/")[2].removesuffix(".proto") for file in files.file if file.service)
+    modules = [module for name in names for module in (f"{name}_pb2", f"{name}_pb2_grpc")]
+    stems = {name: name.title().replace("_", "") for name in names}
+    return "\n".join(
+        [
+            '"""The services of the contract.',
+            "",
+            "Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.",
+            '"""',
+            "",
+            "from collections.abc import Callable, Mapping, Sequence",
+            "from typing import Any",
+            "",
+            "from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor",
+            "",
+            "from jaxctx.v1 import (",
+            *(f"    {module}," for module in sorted([*modules, "requests"])),
+            ")",
+            "",
+            "SERVICES: Mapping[str, ServiceDescriptor] = {",
+            *(f'    "{stem}": {name}_pb2.DESCRIPTOR.services_by_name["{stem}"],' for name, stem in stems.items()),
+            "}",
+            "METHODS: Mapping[str, MethodDescriptor] = {",
+            "    method.name: method for service in SERVICES.values() for method in service.methods",
+            "}",
+            "# What has a server serve a servicer.",
+            "SERVE: Mapping[str, Callable[[Any, Any], None]] = {",
+            *(f'    "{stem}": {name}_pb2_grpc.add_{stem}Servicer_to_server,' for name, stem in stems.items()),
+            "}",
+            "STUBS: Mapping[str, Callable[[Any], Any]] = {",
+            *(f'    "{stem}": {name}_pb2_grpc.{stem}Stub,' for name, stem in stems.items()),
+            "}",
+            table,
+            "",
+        ]
+    )
+
+
 def default(field: Field) -> str:
     return f" = {field.default}" if field.default else ""
 
@@ -538,13 +662,6 @@ def module(
     return "\n".join([*head, *first, *(line + names for line, names in lines.items() if names), *exports, body, ""])
 
 
-class Method(NamedTuple):
-    """Of the contract."""
-
-    proto: MethodDescriptorProto
-    comment: str
-
-
 def methods_of(files: FileDescriptorSet) -> Iterator[Method]:
     """Those of all services."""
     for file in files.file:
@@ -592,16 +709,26 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
         "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
     }
+    calls = EngineCalls(types, rules, answers, files)
+    of_calls = {
+        "from typing import ": r"(?<=\()Protocol",
+        "\nfrom jaxctx.caller import ": r"(?<=: )Caller",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{'|'.join(answers.written)})\b",
+        "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
+    }
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
+    engine = "What engines do, in process or not."
     done = "What clients do by one call each, as programs for either client."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
         "options.py": module(chosen, options.written | listed.written),
         "operations.py": module(done, operations.written, {}, used, future, variable),
+        "engine_calls.py": module(engine, calls.written, {}, of_calls, future),
+        "services.py": services(files, calls.table()),
     }.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

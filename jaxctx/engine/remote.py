@@ -21,6 +21,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Prog
 from jaxctx.errors import Unavailable
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2
 from jaxctx.v1.content_pb2 import TokenIds
+from jaxctx.v1.services import METHODS
 from jaxctx.wire import from_rpc_error
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
@@ -31,12 +32,6 @@ OPTIONS = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
-_METHODS: dict[str, MethodDescriptor] = {
-    method.name: method
-    for file in (context_service_pb2, model_service_pb2, admin_service_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 
 
 def bearing(key: str) -> tuple[tuple[str, str], ...]:
@@ -90,7 +85,7 @@ class RemoteEngine(ProgramEngine):
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self.ask(_METHODS["GetStats"], admin_service_pb2.GetStatsRequest(), Caller())
+            told = await self.ask(METHODS["GetStats"], admin_service_pb2.GetStatsRequest(), Caller())
         except BaseException:
             self._cut()
             raise
@@ -100,20 +95,20 @@ class RemoteEngine(ProgramEngine):
 
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
         new = encode(request, context_service_pb2.CreateContextRequest)
-        return decode((await self.ask(_METHODS["CreateContext"], new, caller)).context, answers.ContextInfo)
+        return decode((await self.ask(METHODS["CreateContext"], new, caller)).context, answers.ContextInfo)
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
         if not tokens:
             flush = context_service_pb2.FlushRequest(context_id=context_id)
-            return decode(await self.ask(_METHODS["Flush"], flush, caller), answers.FillResult)
+            return decode(await self.ask(METHODS["Flush"], flush, caller), answers.FillResult)
         fill = context_service_pb2.FillRequest(context_id=context_id, tokens=TokenIds(ids=tokens), defer=defer)
-        return decode(await self.ask(_METHODS["Fill"], fill, caller), answers.FillResult)
+        return decode(await self.ask(METHODS["Fill"], fill, caller), answers.FillResult)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
         wanted = encode(request, context_service_pb2.GenerateRequest)
-        pieces: Any = self.responses(_METHODS["Generate"], wanted, caller)
+        pieces: Any = self.responses(METHODS["Generate"], wanted, caller)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield decode(piece, answers.GeneratePiece)
@@ -121,15 +116,15 @@ class RemoteEngine(ProgramEngine):
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo:
         changes = encode(request, context_service_pb2.UpdateContextRequest)
         changes.context_id = context_id
-        return decode((await self.ask(_METHODS["UpdateContext"], changes, caller)).context, answers.ContextInfo)
+        return decode((await self.ask(METHODS["UpdateContext"], changes, caller)).context, answers.ContextInfo)
 
     async def close(self, caller: Caller, context_id: str) -> None:
-        await self.ask(_METHODS["CloseContext"], context_service_pb2.CloseContextRequest(context_id=context_id), caller)
+        await self.ask(METHODS["CloseContext"], context_service_pb2.CloseContextRequest(context_id=context_id), caller)
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
         request = model_service_pb2.TokenizeRequest(text=text, add_special_tokens=start)
-        told = await self.ask(_METHODS["Tokenize"], request, Caller())
+        told = await self.ask(METHODS["Tokenize"], request, Caller())
         return list(told.tokens)
 
     async def disconnect(self) -> None:

@@ -21,15 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxctx.errors import PermissionDenied, Unauthenticated
-from jaxctx.v1 import (
-    admin_service_pb2,
-    context_service_pb2,
-    engine_service_pb2,
-    model_service_pb2,
-    rules_pb2,
-    session_service_pb2,
-    snapshot_service_pb2,
-)
+from jaxctx.v1 import rules_pb2
+from jaxctx.v1.services import SERVICES
 from jaxctx_server.start import USAGE, StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
@@ -56,15 +49,6 @@ class Key:
     role: Role
 
 
-FILES = (
-    context_service_pb2,
-    snapshot_service_pb2,
-    session_service_pb2,
-    model_service_pb2,
-    admin_service_pb2,
-    engine_service_pb2,
-)
-CONTRACT = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
 ROLES = {rules_pb2.admin: Role.ADMIN, rules_pb2.cluster: Role.CLUSTER}  # by the option of a service
 METHODS: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
@@ -72,9 +56,9 @@ METHODS: Mapping[str, Role] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.USER,
 } | {
     f"/{service.full_name}/{method.name}": next(
-        (r for o, r in ROLES.items() if service.GetOptions().Extensions[o]), Role.USER
+        (role for option, role in ROLES.items() if service.GetOptions().Extensions[option]), Role.USER
     )
-    for service in CONTRACT
+    for service in SERVICES.values()
     for method in service.methods
 }
 

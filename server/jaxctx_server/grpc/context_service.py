@@ -6,31 +6,22 @@ from contextlib import aclosing
 from typing import cast
 
 from jaxctx.codec import decode, encode
-from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest, UpdateRequest
-from jaxctx.v1 import content_pb2, context_pb2, context_service_pb2_grpc
+from jaxctx.engine.interface import Caller, GenerateRequest
+from jaxctx.v1 import content_pb2, context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import M, Service, one_more, unary
+from jaxctx_server.grpc.service import M, Service, one_more, unary, with_engine_calls
 from jaxctx_server.serving import ServedModel
 from jaxctx_server.validate import requests
 
 
-class ContextService(Service, context_service_pb2_grpc.ContextServiceServicer):
+@with_engine_calls
+class ContextService(Service):
     """See the service in protos/jaxctx/v1/context_service.proto."""
 
-    CreateContext = unary([CreateRequest], Engine.create, pb.CreateContextResponse, "context")
-    Flush = unary(["context_id"], Engine.fill, pb.FlushResponse)
-    Forward = unary([ForwardRequest], Engine.forward, pb.ForwardResponse)
-    Fork = unary(["context_id", requests.children], Engine.fork, pb.ForkResponse, "contexts")
-    Truncate = unary(["context_id", "tokens"], Engine.truncate, pb.TruncateResponse, "context")
-    Rewind = unary(["context_id", "to"], Engine.rewind, pb.RewindResponse, "context")
-    Compare = unary(["a", "b"], Engine.compare, pb.CompareResponse)
-    UpdateContext = unary(["context_id", UpdateRequest], Engine.update, pb.UpdateContextResponse, "context")
-    ReservePages = unary(["context_id", "pages"], Engine.reserve_pages, pb.ReservePagesResponse, "context")
-    CommitPages = unary(["context_id", "pages"], Engine.commit_pages, pb.CommitPagesResponse, "context")
-    ReleasePages = unary(["context_id", "pages"], Engine.release_pages, pb.ReleasePagesResponse, "context")
-    CloseContext = unary(["context_id"], Engine.close, pb.CloseContextResponse)
-    ListContexts = unary(["page_token", one_more], Engine.list, pb.ListContextsResponse, "contexts", by="context_id")
+    Flush = unary("Flush", "fill", ["context_id"])
+    Fork = unary("Fork", "fork", ["context_id", requests.children])
+    ListContexts = unary("ListContexts", "list", ["page_token", one_more])
 
     async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
         served, caller = self.begin(context, request)

@@ -29,20 +29,12 @@ from jaxctx.engine.remote import RemoteEngine
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound, Unavailable
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2
-from jaxctx_server.access import CONTRACT
+from jaxctx.v1.services import METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import Context, Handler
-from jaxctx_server.grpc.service import Service, one_more
+from jaxctx_server.grpc.service import ORDER, Service, one_more
 from jaxctx_server.serving import Serving
 
-SERVICES = ("ContextService", "SnapshotService", "ModelService", "AdminService")  # whose calls engines answer
-METHODS = {method.name: method for each in CONTRACT if each.name in SERVICES for method in each.methods}
-LISTS = {  # by what their entries are ordered; a list of a core is that of all its engines
-    "ListContexts": "context_id",
-    "ListSnapshots": "name",
-    "ListSnapshotVersions": "version",
-    "ListPublications": "publication_id",
-    "ListModels": "model_id",
-}
+ROUTED = ("ContextService", "SnapshotService", "ModelService", "AdminService")  # whose calls engines answer
 MAKING = ("CreateContext", "Open", "Take")  # their context_id is that of a context to be
 NEW_WORK = (*MAKING, "Fill", "Generate", "Forward", "Fork", "Flush")
 LOOKING = ("GetContext", "Plan", "Compare")
@@ -77,10 +69,9 @@ class Router(Service):
 
     def handlers(self) -> Iterator[grpc.GenericRpcHandler]:
         """For a server to add."""
-        for service in CONTRACT:
-            if service.name in SERVICES:
-                methods = {method.name: self._handler(method) for method in service.methods}
-                yield grpc.method_handlers_generic_handler(service.full_name, methods)
+        for service in (SERVICES[name] for name in ROUTED):
+            methods = {method.name: self._handler(method) for method in service.methods}
+            yield grpc.method_handlers_generic_handler(service.full_name, methods)
 
     def _handler(self, method: MethodDescriptor) -> "Handler":
         read, write = GetMessageClass(method.input_type).FromString, operator.methodcaller("SerializeToString")
@@ -115,7 +106,7 @@ class Router(Service):
         if method.name == "ClearCache":
             answers = await self._all(method, request, caller)
             return kind(pages_dropped=sum(answer.pages_dropped for answer in answers.values()))
-        if method.name in LISTS:
+        if method.name in ORDER:
             return await self._listed(method, request, caller)
         if method.name == "Compare":
             return await self._compared(method, request, caller)
@@ -241,7 +232,7 @@ class Router(Service):
 
     async def _listed(self, method: MethodDescriptor, request: Any, caller: Caller) -> Any:
         """A page of what all engines have; what several have (snapshots in one store) comes once."""
-        by, kind = LISTS[method.name], GetMessageClass(method.output_type)
+        by, kind = ORDER[method.name], GetMessageClass(method.output_type)
         answers = (await self._all(method, request, caller)).values()
         field = kind.DESCRIPTOR.fields[0].name
         entries = {getattr(each, by): each for answer in answers for each in getattr(answer, field)}

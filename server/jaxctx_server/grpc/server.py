@@ -7,15 +7,9 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jaxctx.v1 import (
-    admin_service_pb2_grpc,
-    context_service_pb2_grpc,
-    engine_service_pb2_grpc,
-    model_service_pb2_grpc,
-    session_service_pb2_grpc,
-    snapshot_service_pb2_grpc,
-)
-from jaxctx_server.access import CONTRACT, Key
+from jaxctx.v1.services import SERVE
+from jaxctx.v1.services import SERVICES as CONTRACT
+from jaxctx_server.access import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.context_service import ContextService
@@ -23,12 +17,13 @@ from jaxctx_server.grpc.engine_service import EngineService
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
 from jaxctx_server.grpc.router import Router
+from jaxctx_server.grpc.service import Service
 from jaxctx_server.grpc.session_service import SessionService
 from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
 HEALTH = "grpc.health.v1.Health"
-SERVICES = tuple(service.full_name for service in CONTRACT)
+SERVICES = tuple(service.full_name for service in CONTRACT.values())
 
 
 def options(max_calls: int) -> list[tuple[str, int]]:
@@ -65,15 +60,13 @@ def make_server(
     `clock` is the engine's clock of deadlines. `router` is a core's, in place of services of its own.
     """
     server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls, cluster.life)], options=options(max_calls))
+    services: list[Service] = [SessionService(serving, clock), EngineService(serving, clock, cluster.key)]
     if router is not None:
         server.add_generic_rpc_handlers(tuple(router.handlers()))
     else:
-        context_service_pb2_grpc.add_ContextServiceServicer_to_server(ContextService(serving, clock), server)
-        snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(serving, clock), server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(serving, clock), server)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(serving, clock), server)
-    session_service_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(serving, clock), server)
-    engine_service_pb2_grpc.add_EngineServiceServicer_to_server(EngineService(serving, clock, cluster.key), server)
+        services += [kind(serving, clock) for kind in (ContextService, SnapshotService, ModelService, AdminService)]
+    for service in services:
+        SERVE[type(service).__name__](service, server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     return server

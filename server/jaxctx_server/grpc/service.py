@@ -8,12 +8,21 @@ from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.codec import encode
 from jaxctx.engine.interface import Caller
+from jaxctx.v1.services import ENGINE_CALLS, METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import Served, ServedModel, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
 M = TypeVar("M", bound=Message)
+S = TypeVar("S")
+ORDER = {  # what the entries of lists are ordered by
+    "ListContexts": "context_id",
+    "ListSnapshots": "name",
+    "ListSnapshotVersions": "version",
+    "ListPublications": "publication_id",
+    "ListModels": "model_id",
+}
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
 
@@ -44,21 +53,28 @@ class Service:
         return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
-def unary(
-    parts: Sequence[Part], method: Callable[..., Awaitable[Any]], kind: type[M], field: str = "", by: str = ""
-) -> Callable[..., Awaitable[M]]:
-    """A method that hands its request to the engine's `method`, with an argument for each of `parts`, see `made`.
-
-    The answer goes back as a message of class `kind`, or as this `field` of one; with `by` in pages, see `page_of`.
+def unary(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Awaitable[Any]]:
+    """A call of the contract that hands its request to this method of the engine, with an argument for each of `parts`,
+    see `made`. The answer goes back as its response, or as what is in that; a list in pages, see `page_of`.
     """
+    kind: type[Any] = GetMessageClass(METHODS[rpc].output_type)
+    is_list = "next_page_token" in kind.DESCRIPTOR.fields_by_name
+    field = kind.DESCRIPTOR.fields[0].name if is_list or len(kind.DESCRIPTOR.fields) == 1 else ""
 
-    async def call(self: Service, request: Message, context: Context) -> M:
+    async def call(self: Service, request: Message, context: Context) -> Any:
         served, caller = self.begin(context, request)
-        arguments = [made(request, part) for part in parts]
-        answer = await getattr(served.engine, method.__name__)(caller, *arguments)
-        return page_of(request, answer, kind, field, by) if by else told(answer, kind, field)
+        answer = await getattr(served.engine, method)(caller, *(made(request, part) for part in parts))
+        return page_of(request, answer, kind, field, ORDER[rpc]) if is_list else told(answer, kind, field)
 
     return call
+
+
+def with_engine_calls(service: type[S]) -> type[S]:
+    """Decorates a service: what an engine does by one call, and it does not say itself, is handed to the engine."""
+    for method in SERVICES[service.__name__].methods:
+        if method.name in ENGINE_CALLS and method.name not in vars(service):
+            setattr(service, method.name, unary(method.name, *ENGINE_CALLS[method.name]))
+    return service
 
 
 def told(answer: Any, kind: type[M], field: str = "") -> M:

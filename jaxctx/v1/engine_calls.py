@@ -1,0 +1,90 @@
+"""What engines do, in process or not.
+
+Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxctx.caller import Caller
+from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, Publication, Snapshot
+from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, SaveRequest, UpdateRequest
+
+__all__ = [
+    "EngineCalls",
+    "ProgramCalls",
+]
+
+
+class ProgramCalls(Protocol):
+    """What programs have an engine do by one call of the contract."""
+
+    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+        """A new, empty context."""
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        """Give up the context. A running writer is cancelled first; forks of it live on."""
+
+
+class EngineCalls(Protocol):
+    """What clients have an engine do by one call of the contract."""
+
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page."""
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        """Go back to any length, across committed pages, without computing."""
+
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it or, on any error, nothing; only a deadline or a cancelled call may leave tokens in the context, as
+        above: Rewind takes them back.
+        """
+
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Allocate working pages ahead, so that what follows does not wait for them."""
+
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Make the first full working pages immutable and shareable."""
+
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Give back working pages from the tail, with the tokens in them."""
+
+    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        """Where two contexts part."""
+
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
+        """Keep a context's present state under a name. The context goes on as it is."""
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
+        """One version of a snapshot."""
+
+    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
+        """All versions of a name that are kept, latest first."""
+
+    async def update_snapshot(self, caller: Caller, name: str, version: int | None, changes: Changes) -> Snapshot:
+        """Change time to live or labels of a version. What is unset stays as it is."""
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        """Delete a name or one version of it, and tell how many versions that were.
+
+        Contexts that were opened from it live on.
+        """
+
+    async def publish(self, caller: Caller, context_id: str, changes: Changes) -> Publication:
+        """Let contexts of all tenants share the full pages of a context."""
+
+    async def update_publication(self, caller: Caller, publication_id: str, changes: Changes) -> Publication:
+        """Change time to live or labels of a publication. What is unset stays as it is."""
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        """End a publication. Contexts that share its pages keep them."""
+
+    async def publications(self, caller: Caller) -> Sequence[Publication]:
+        """The caller's publications in the order of their ids."""
