@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from jaxctx.answers import Criterion, EngineStats, PlanResult
+from jaxctx.answers import Criterion, EngineStats
 from jaxctx.apps.calls import BLOCK, Task
 from jaxctx.engine.interface import ProgramEngine
 from jaxctx.errors import NotFound
@@ -43,22 +43,15 @@ class EngineNode:
         self.prefixes: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
-        self._held = 0.0  # share of its pages that contexts hold
-        self.placed = 0  # contexts since the last beat, which does not know of them
+        self.stats: EngineStats | None = None  # as of the last beat
         self.draining = False  # what runs may end there, and nothing new begins
 
     def beat(self, stats: EngineStats) -> None:
         """Its load as it says."""
-        self.draining, self.placed = stats.draining, 0
-        self._held = stats.pages_held / max(1, stats.pages_total)
+        self.stats, self.draining = stats, stats.draining
         promised = stats.pages_reserved * self.engine.info.page_size  # what idle contexts hold can be had
         self._others = max(0, stats.running + stats.waiting - len(self.running))
         self._tokens_of_others = max(0, promised - sum(map(self.tokens_of, self.running)))
-
-    @property
-    def load(self) -> float:
-        """How much of its places and of its pages is in use, about."""
-        return (len(self.running) + self._others + self.placed) / self.engine.info.max_batch + self._held
 
     def bound_of(self, task: Task) -> int:
         """How many tasks this one bears beside it, itself included."""
@@ -143,11 +136,6 @@ class Engines:
         """The engines that compute a model, in the order in which they came."""
         return [node for node in self.nodes.values() if node.engine.info.model_id == model_id]
 
-    def taking(self, model_id: str = "") -> list[EngineNode]:
-        """The engines that take new work for a model ("": any), the least loaded first."""
-        of_model = self.serving(model_id) if model_id else self.nodes.values()
-        return sorted((node for node in of_model if not node.draining), key=lambda node: node.load)
-
     def model(self, model_id: str) -> tuple[str, int]:
         """A model's name ("": the first one's) and longest sequence. NotFound if no engine ever served it."""
         for name, longest in self.models.items():
@@ -175,15 +163,3 @@ class Engines:
                 await asyncio.sleep(self._beat_s)
         finally:
             self.lose(node)
-
-
-def preferred(plans: Mapping[EngineNode, PlanResult]) -> EngineNode:
-    """The engine to fill a new context, by what each would do: the one with the longest cached prefix that has room,
-    else the least loaded.
-    """
-
-    def merit(node: EngineNode) -> tuple[bool, int, float]:
-        plan = plans[node]
-        return plan.pages_needed <= plan.pages_available, plan.resident + plan.restored, -node.load
-
-    return max(plans, key=merit)

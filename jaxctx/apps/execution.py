@@ -44,6 +44,12 @@ class Execution:
 
     async def run(self, task: Task, node: EngineNode) -> None:
         """Generate the task's output into its variable, which is not set. Raises the engine's errors."""
+        try:
+            await self._go_on(task, node)
+        except NotFound:  # the call's context has expired, and was given up: once more in another
+            await self._go_on(task, node)
+
+    async def _go_on(self, task: Task, node: EngineNode) -> None:
         call, output = task.call, task.chain.output
         caller = Caller(call.tenant, task.deadline)
         if not task.appended:
@@ -80,7 +86,9 @@ class Execution:
             self.release(call)
         if call.home is None:
             await self._keep_prefix(call, node, caller)
-            new = CreateRequest(priority=SOON if task.criterion in FIRST else 0, labels=LABELS)
+            priority = SOON if task.criterion in FIRST else 0
+            ttl = Ttl(call.timeout_s + PREFIX_TIMEOUT_S, sliding=True)  # longer than a task of it may take
+            new = CreateRequest(priority=priority, ttl=ttl, labels=LABELS)
             call.home, call.held = (node, (await engine.create(caller, new)).context_id), 0
         context_id = call.home[1]
         if call.held < len(call.tokens):

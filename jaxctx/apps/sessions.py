@@ -32,6 +32,7 @@ MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
 MAX_TEXT_BYTES = 64 << 20  # of what a tenant's sessions were given
 SWEEP_S = 1.0
+DRAIN_LOOK_S = 0.05
 
 
 class Session:
@@ -240,6 +241,11 @@ class Programs:
                 each.cancel()
             for session in list(self._sessions.values()):
                 self._end(session, Unavailable("the server stops"))
+
+    async def drain(self) -> None:
+        """Return when nothing runs on any engine."""
+        while any(node.running for node in self.dispatcher.engines.nodes.values()):
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     def _end_if_over(self, session: Session) -> bool:
         if over := session.over():

@@ -57,7 +57,7 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """What the engines are, and how loaded.
+        """What the engines are, and how loaded; in a core as of their last beats.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +72,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Drop every cached page that no context holds, and tell how many. In a core: of all engines.
+        """Drop every cached page that no context holds, and tell how many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

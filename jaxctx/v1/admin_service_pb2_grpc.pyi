@@ -25,7 +25,7 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded."""
+    """What the engines are, and how loaded; in a core as of their last beats."""
 
     Drain: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.DrainRequest,
@@ -39,7 +39,7 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many. In a core: of all engines."""
+    """Drop every cached page that no context holds, and tell how many."""
 
 class AdminServiceAsyncStub:
     """Load, memory, drain and cache of the server."""
@@ -48,7 +48,7 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded."""
+    """What the engines are, and how loaded; in a core as of their last beats."""
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.DrainRequest,
@@ -62,7 +62,7 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many. In a core: of all engines."""
+    """Drop every cached page that no context holds, and tell how many."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""
@@ -73,7 +73,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.GetStatsResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.GetStatsResponse]]:
-        """What the engines are, and how loaded."""
+        """What the engines are, and how loaded; in a core as of their last beats."""
 
     @abc.abstractmethod
     def Drain(
@@ -91,6 +91,6 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.ClearCacheResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ClearCacheResponse]]:
-        """Drop every cached page that no context holds, and tell how many. In a core: of all engines."""
+        """Drop every cached page that no context holds, and tell how many."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -265,7 +265,7 @@ class ServerCalls:
 
     @operation
     async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
-        """What the engines are, and how loaded."""
+        """What the engines are, and how loaded; in a core as of their last beats."""
         told = await self._link.call("GetStats", timeout_s)
         return [decode(each, Engine) for each in told]
 
@@ -279,5 +279,5 @@ class ServerCalls:
 
     @operation
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
-        """Drop every cached page that no context holds, and tell how many. In a core: of all engines."""
+        """Drop every cached page that no context holds, and tell how many."""
         return await self._link.ask("ClearCache", timeout_s, int)

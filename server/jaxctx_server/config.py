@@ -59,9 +59,9 @@ class ServeConfig:
     """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it."""
 
     role: Literal["both", "core", "engine"] = "both"
-    """core: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
+    """core: programs alone, on engines that are processes of their own; engine: one of these; both: all in one."""
     core: None | str = None
-    """HOST:PORT of the core that an engine is for."""
+    """HOST:PORT of the core whose engine this is."""
     cluster_key: None | Path = None
     """File with a secret that a core and its engines share. None: they are on one machine, and listen on loopback."""
 
@@ -128,8 +128,8 @@ class ServeConfig:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
         if self.max_batch_tokens < self.max_batch:
             raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
-        if (self.core is not None) != (self.role == "engine"):
-            raise StartError("--core: must be set with --role engine, and only then", USAGE)
+        if (self.role == "engine" and self.core is None) or (self.role == "core" and self.core is not None):
+            raise StartError("--core: must be set for an engine, and not for a core", USAGE)
 
 
 @dataclass(frozen=True, slots=True)

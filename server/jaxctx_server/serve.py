@@ -17,7 +17,6 @@ from jaxctx_server.access import Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.grpc.router import Router
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.progress import Progress, shown
 from jaxctx_server.serving import Served, Serving
@@ -50,14 +49,13 @@ async def serve(
     """
     started = time.monotonic()
     serving = Serving()
-    router = Router(serving, time.monotonic) if config.role == "core" else None
-    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster, router=router)
+    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster)
     addresses = listen(server, config, keys=keys is not None)
     await server.start()
     joining, engine = None, None
     try:
-        if router is not None:
-            serving.opened(Served.core(Limits.of_core(queue_limit=config.queue_limit), router.drain))
+        if config.role == "core":
+            serving.opened(Served.core(Limits(queue_limit=config.queue_limit)))
         else:
             with shown(err) as progress:
                 loaded = await _unless(stop, asyncio.to_thread(load, config, progress))

@@ -58,9 +58,10 @@ class Served:
         return cls(limits, Programs(clock), ServedModel(engine, Texts(text, limits)), engine.drain)
 
     @classmethod
-    def core(cls, limits: Limits, drain: Callable[[], Coroutine[Any, Any, None]]) -> Self:
-        """Programs, for engines that register."""
-        return cls(limits, Programs(time.monotonic), None, drain)
+    def core(cls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
+        """Programs, on engines that register."""
+        programs = Programs(clock)
+        return cls(limits, programs, None, programs.drain)
 
     async def attend(self) -> None:
         """Run the programs. Never returns."""
@@ -91,7 +92,7 @@ class Serving:
     def model(self, model_id: str = "") -> ServedModel:
         """The model of this server. NotFound if it does not have this name, "" for any."""
         if (model := self.served().model) is None:
-            raise FailedPrecondition("a core has no model", reason="WRONG_ROLE")
+            raise FailedPrecondition("a core has no model: its engines do", reason="WRONG_ROLE")
         if model_id not in ("", model.engine.info.model_id):
             raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
         return model

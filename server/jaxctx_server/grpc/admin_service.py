@@ -27,9 +27,15 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
     """See the service in protos/jaxctx/v1/admin_service.proto."""
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
-        engine = self._serving.model().engine
-        told = Engine(info=engine.info, stats=await engine.stats())
-        return pb.GetStatsResponse(engines=[encode(told, pb.Engine)])
+        served = self._serving.served()
+        if served.model is not None:
+            engine = served.model.engine
+            engines = [Engine(info=engine.info, stats=await engine.stats())]
+        else:
+            nodes = served.programs.dispatcher.engines.nodes.values()
+            known = [(node, node.stats) for node in nodes if node.stats is not None]
+            engines = [Engine(info=each.engine.info, stats=at, address=each.id, epoch=each.epoch) for each, at in known]
+        return pb.GetStatsResponse(engines=[encode(each, pb.Engine) for each in engines])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         await self._serving.drain()

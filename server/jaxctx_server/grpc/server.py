@@ -16,8 +16,6 @@ from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.engine_service import EngineService
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
-from jaxctx_server.grpc.router import Router
-from jaxctx_server.grpc.service import Service
 from jaxctx_server.grpc.session_service import SessionService
 from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
@@ -53,20 +51,15 @@ def make_server(
     max_calls: int,
     clock: Callable[[], float] = time.monotonic,
     cluster: Cluster = ALONE,
-    router: Router | None = None,
 ) -> grpc.aio.Server:
     """A server without addresses, not started. Must be called on the event loop that will run it.
 
-    `clock` is the engine's clock of deadlines. `router` is a core's, in place of services of its own.
+    `clock` is the engine's clock of deadlines.
     """
     server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls, cluster.life)], options=options(max_calls))
-    services: list[Service] = [SessionService(serving, clock), EngineService(serving, clock, cluster.key)]
-    if router is not None:
-        server.add_generic_rpc_handlers(tuple(router.handlers()))
-    else:
-        services += [kind(serving, clock) for kind in (ContextService, SnapshotService, ModelService, AdminService)]
-    for service in services:
-        SERVE[type(service).__name__](service, server)
+    for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):
+        SERVE[kind.__name__](kind(serving, clock), server)
+    SERVE["EngineService"](EngineService(serving, clock, cluster.key), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     return server
