@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, and the
-operations of a client that are one call each.
+"""The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, the
+operations of a client that are one call each, and the errors that these end with.
 
     scripts/generate_classes.py DESCRIPTOR_SET FOLDER
 
-Writes answers.py, requests.py, options.py and operations.py into FOLDER, from what `protoc --descriptor_set_out
---include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs it. A message answers
-if a method responds with it or with what holds it. Of a response with one field, or with a part of a list, only what it
-holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what it holds, and responses
-of the same fields are one class.
+Writes answers.py, requests.py, options.py, operations.py and errors.py into FOLDER, from what `protoc
+--descriptor_set_out --include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs
+it. A message answers if a method responds with it or with what holds it. Of a response with one field, or with a part
+of a list, only what it holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what
+it holds, and responses of the same fields are one class.
 
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
 may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
 that it is empty.
+
+Errors are one class for each gRPC status, as the comments on the reasons say which goes with each.
 """
 
 import re
@@ -55,6 +57,13 @@ METHODS = {  # of each class that has these fields
     def cached(self) -> int:
         """Tokens that need not be computed."""
         return self.resident + self.restored''',
+}
+ERROR_METHODS = {  # of each class of these
+    "InvalidArgument": '''
+    @classmethod
+    def field(cls, field: str, description: str) -> "InvalidArgument":
+        """The common case: one field, one reason."""
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])''',
 }
 REQUESTS = {  # by class: the message whose fields they are, and those that whoever takes it gets in another way
     "CreateRequest": ("CreateContextRequest", ("model_id",)),
@@ -142,7 +151,7 @@ EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
-    "from dataclasses import ": r"dataclass(?=\()|field(?=\()",
+    "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
@@ -472,6 +481,29 @@ class Operations(Requests):
         return f"list[{kind}]", f"{values}\n        return {each}"
 
 
+def errors_of(reasons: Type) -> dict[str, str]:
+    """A class for each gRPC status that goes with reasons. Where no reason is given it is the first of them.
+
+    What a status with several says is in the list on the enum, which reasons it goes with in the comments on these.
+    """
+    together = dict(re.findall(r"^ - ([A-Z_]+): (.*(?:\n   .*)*)", reasons.comments[()], re.MULTILINE))
+    told: dict[str, dict[str, str]] = {}
+    for index, value in enumerate(reasons.proto.value):
+        status, _, words = reasons.comments[2, index].strip().partition(": ")
+        if status in ERRORS:
+            told.setdefault(status, {})[value.name.removeprefix("ERROR_REASON_")] = words
+    written = {}
+    for status, each in told.items():
+        (first, words), *more = each.items()
+        if more:
+            words = "\n\n".join([together[status], *(f"{reason}: {said}" for reason, said in each.items())])
+        name, words = ERRORS[status], words[:1].upper() + words[1:]
+        members = ["", f'    code = "{status}"', f'    default_reason = "{first}"']
+        code = [f"class {name}(JaxctxError):", docstring(words), *members]
+        written[name] = "\n".join([*code, *([ERROR_METHODS[name]] if name in ERROR_METHODS else [])])
+    return written
+
+
 def default(field: Field) -> str:
     return f" = {field.default}" if field.default else ""
 
@@ -592,16 +624,19 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
         "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
     }
+    raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
     done = "What clients do by one call each, as programs for either client."
+    failed = "How calls fail: a class for each gRPC status, with the reasons that go with it."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
         "options.py": module(chosen, options.written | listed.written),
         "operations.py": module(done, operations.written, {}, used, future, variable),
+        "errors.py": module(failed, errors_of(types[PACKAGE + "ErrorReason"]), {}, raised),
     }.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx import codec
+from jaxctx import codec, status
 
 protoc = pytest.importorskip("grpc_tools.protoc")
 
@@ -206,6 +206,28 @@ message TellRequest {
 message TellResponse {
   repeated string heard = 1;
 }
+// Why nothing is heard:
+//
+// - NOT_FOUND: there is no such
+//   station.
+// - ABORTED: somebody else tuned.
+//
+// Nothing is charged then.
+enum ErrorReason {
+  // Never sent.
+  ERROR_REASON_UNSPECIFIED = 0;
+  // ABORTED: another station was tuned.
+  ERROR_REASON_RETUNED = 1;
+  // DATA_LOSS: it rustles. It was
+  // not played.
+  ERROR_REASON_STATIC = 2;
+  // NOT_FOUND: silent.
+  ERROR_REASON_SILENT = 3;
+  // NOT_FOUND: off the dial.
+  ERROR_REASON_OFF_THE_DIAL = 4;
+  // ABORTED: switched off.
+  ERROR_REASON_OFF = 5;
+}
 """
 
 
@@ -390,6 +412,22 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert own.close() is None
     pair = {"first": "a", "second": 2}
     assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
+
+
+def test_errors(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BY_CODE", {})
+    errors = load("radio_errors", made / "errors.py")
+    assert errors.__all__ == ["Aborted", "DataLoss", "NotFound"]
+    assert {name: kind.__name__ for name, kind in status.BY_CODE.items()} == {
+        "ABORTED": "Aborted",
+        "DATA_LOSS": "DataLoss",
+        "NOT_FOUND": "NotFound",
+    }
+    assert [kind("why").reason for kind in status.BY_CODE.values()] == ["RETUNED", "STATIC", "SILENT"]
+    assert inspect.getdoc(errors.DataLoss) == "It rustles. It was not played."
+    assert (
+        inspect.getdoc(errors.NotFound) == "There is no such station.\n\nSILENT: silent.\n\nOFF_THE_DIAL: off the dial."
+    )
 
 
 def test_lines_are_broken_as_a_formatter_does(generator: ModuleType) -> None:
