@@ -14,7 +14,7 @@ A field of an answer may be left out if it is repeated, in a oneof or `optional`
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
 may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
-that it is empty.
+that it is empty, or another may stand in its place.
 
 Errors are one class for each gRPC status, as the comments on the reasons say which goes with each.
 """
@@ -86,12 +86,16 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
 }
 
 
+CONTENT = "Content"  # the client's class of what these fields are, beside a text that is given by place
+CONTENT_FIELDS = ("tokens", "messages", "add_special_tokens")
+
+
 class Operation(NamedTuple):
     """A method of a client that calls one of the contract's."""
 
     name: str
     by_place: str = ""  # the field whose argument is given by place
-    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword, or CONTENT
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
@@ -104,6 +108,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         raise NotImplementedError''',
         "self._change",
         {
+            "Fill": Operation("fill", "text", CONTENT),
             "Flush": Operation("flush"),
             "Truncate": Operation("truncate", "tokens"),
             "Rewind": Operation("rewind", "to"),
@@ -120,6 +125,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         "    _link: Link",
         "self._link.ask",
         {
+            "Plan": Operation("plan", "text", CONTENT),
             "GetSnapshot": Operation("snapshot", "name"),
             "ListSnapshots": Operation("snapshots", is_listing=True),
             "ListSnapshotVersions": Operation("history", "name"),
@@ -411,15 +417,19 @@ class Operations(Requests):
         written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
         written.insert(1 if by_place else 0, "*")
         keywords = [f"**options: Unpack[{options}]"] if options else []
-        fields = [f"{field.name}={self._value_of(field)}" for field in left]
+        is_content = options == CONTENT
+        sent = [each for each in left if not is_content or each.name != by_place]
+        fields = [f"{field.name}={self._value_of(field)}" for field in sent]
         is_update = any(each.name == "labels" and not self._is_map(each) for each in kind.proto.field)
         settings = f"requests.settings(options, {options}{', update=True' if is_update else ''})"
+        settings = f"requests.content({by_place}, options)" if is_content else settings
         fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
         told, answer = self._told(proto.output_type, ask, rpc, fields)
         if operation.is_listing:  # the items as they are, not a list of them
             told = told.replace("list", "AsyncIterator")
             answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
         words = [comment, *(f"`{each.name}`: {small(each.comment)}" for each in arguments if tells(each))]
+        words += [f"Instead of a text `tokens` or `messages`: see `{CONTENT}`."] if is_content else []
         return "\n".join(
             [
                 "    @listing" if operation.is_listing else "    @operation",
@@ -438,6 +448,8 @@ class Operations(Requests):
         """The names of the contract's fields that these options are."""
         if not options:
             return []
+        if options == CONTENT:
+            return [*CONTENT_FIELDS]
         message, others = OPTIONS[options]
         return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
 
@@ -449,7 +461,9 @@ class Operations(Requests):
             made = self._field(inner or kind, place)
             if made.default == "None":
                 made = made._replace(comment=re.sub(r"\bUnset\b", "None", made.comment))
-            yield made if each.name != by_place or "Empty:" in made.comment else made._replace(default="")
+            is_one_of = each.HasField("oneof_index") and not each.proto3_optional
+            may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
+            yield made if may_lack else made._replace(default="")
 
     def _value(self, field: FieldDescriptorProto) -> str:
         kind = self._types.get(field.type_name)
@@ -620,9 +634,10 @@ def main(descriptors: str, folder: str) -> None:
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
+        "from jaxctx.client.options import ": rf"(?<=Unpack\[){CONTENT}",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
-        "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
+        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+",
     }
     raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'

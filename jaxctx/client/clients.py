@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, PlanResult
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
@@ -94,20 +94,6 @@ class ClientOperations(ServerCalls, Generic[Context]):
                 yield decode(response, ContextEvent)
         finally:
             call.cancel()
-
-    @operation
-    async def plan(
-        self,
-        text: str | None = None,
-        *,
-        model_id: str = "",
-        salt: str = "",
-        timeout_s: float | None = None,
-        **content: Unpack[Content],
-    ) -> PlanResult:
-        """What filling a new context would find in the cache and need, without doing it."""
-        fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        return await self._ask("Plan", timeout_s, PlanResult, **fields)
 
     @operation
     async def open(

@@ -94,22 +94,6 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
     @operation
-    async def fill(
-        self,
-        text: str | None = None,
-        *,
-        defer: bool = False,
-        timeout_s: float | None = None,
-        **content: Unpack[Content],
-    ) -> FillResult:
-        """Append a text, `tokens` or `messages`, and compute what no cached page holds; with `defer` only buffer it.
-
-        `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
-        """
-        fields = requests.content(text, content)
-        return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
-
-    @operation
     async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion[Context]:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, Unpack
 from jaxctx.client import requests
 from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
+from jaxctx.client.options import Content
 from jaxctx.codec import decode
-from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, Publication, RenderedChat, Snapshot
+from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, PlanResult, Publication, RenderedChat, Snapshot
 from jaxctx.v1.options import KeepOptions, SaveOptions, UpdateOptions
 
 __all__ = [
@@ -29,6 +30,26 @@ class ContextCalls:
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""
         raise NotImplementedError
+
+    @operation
+    async def fill(
+        self,
+        text: str | None = None,
+        *,
+        defer: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> FillResult:
+        """Append text, tokens or messages, and compute whatever of it no cached page holds.
+
+        `text`: text, tokenised on its own: 1 byte to 2 MiB.
+
+        `defer`: only buffer: the next operation that computes takes these tokens along.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
 
     @operation
     async def flush(self, *, timeout_s: float | None = None) -> FillResult:
@@ -106,6 +127,29 @@ class ServerCalls:
     """Operations on a server that are one call each."""
 
     _link: Link
+
+    @operation
+    async def plan(
+        self,
+        text: str | None = None,
+        *,
+        model_id: str = "",
+        salt: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> PlanResult:
+        """What a Fill would find in the cache and need, without doing it.
+
+        `text`: text, tokenised on its own.
+
+        `model_id`: the model of a new context, and only of a new one, as in CreateContextRequest.
+
+        `salt`: the salt of a new context, and only of a new one.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return await self._link.ask("Plan", timeout_s, PlanResult, model_id=model_id, salt=salt, **fields)
 
     @operation
     async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:

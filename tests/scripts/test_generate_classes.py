@@ -53,6 +53,7 @@ service Radio {
   rpc Close(CloseRequest) returns (CloseResponse);
   rpc ListSongs(ListSongsRequest) returns (ListStationsResponse);
   rpc Tell(TellRequest) returns (TellResponse);
+  rpc Play(PlayRequest) returns (TellResponse);
 }
 enum Band {
   BAND_UNSPECIFIED = 0;
@@ -203,6 +204,16 @@ message TellRequest {
   // How loud it is told. Unset: as before.
   optional bool loud = 3;
 }
+message PlayRequest {
+  oneof content {
+    string text = 1 [(rule).min_bytes = 1];
+    Hush tokens = 2;
+    Hush messages = 3;
+  }
+  optional bool add_special_tokens = 4;
+  // Play it again and again.
+  bool loop = 5;
+}
 message TellResponse {
   repeated string heard = 1;
 }
@@ -263,6 +274,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "ListStations": generator.Operation("stations", options="TuneOptions"),
         "ListSongs": generator.Operation("songs", is_listing=True),
         "Tell": generator.Operation("tell", "first"),
+        "Play": generator.Operation("play", "text", generator.CONTENT),
         "Close": generator.Operation("close", "name"),
     }
     monkeypatch.setattr(
@@ -384,7 +396,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     radio = load("radio_operations", made / "operations.py").RadioCalls
     assert {
-        name: str(inspect.signature(getattr(radio, name))) for name in ("tune", "retune", "stations", "songs", "tell")
+        name: str(inspect.signature(getattr(radio, name)))
+        for name in ("tune", "retune", "stations", "songs", "tell", "play")
     } == {
         "tune": "(self, name: 'str', *, timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
         " -> 'TuneResult'",
@@ -396,6 +409,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
         " -> 'Iterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
+        "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, timeout_s: 'float | None' = None,"
+        " **options: 'Unpack[Content]') -> 'list[str]'",
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
@@ -412,6 +427,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert own.close() is None
     pair = {"first": "a", "second": 2}
     assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
+    assert own.play(tokens=[1], loop=True) == ["heard"]
+    assert {name: value for name, value in asked[2][2].items() if value} == {"tokens": {"ids": [1]}, "loop": True}
 
 
 def test_errors(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
