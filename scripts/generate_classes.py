@@ -110,6 +110,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         {
             "Fill": Operation("fill", "text", CONTENT),
             "Flush": Operation("flush"),
+            "Forward": Operation("forward", "tokens"),
             "Truncate": Operation("truncate", "tokens"),
             "Rewind": Operation("rewind", "to"),
             "ReservePages": Operation("reserve", "pages"),
@@ -398,6 +399,7 @@ class Operations(Requests):
 
     def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
         super().__init__(types, rules, answers)
+        self.names |= {PACKAGE + message: name for name, message in LISTED.items()}
         self._methods_of_contract = {each.proto.name: each for each in methods_of(files)}
 
     def add_class(self, name: str) -> None:
@@ -455,7 +457,7 @@ class Operations(Requests):
 
     def _arguments(self, kind: Type, field: FieldDescriptorProto, by_place: str) -> Iterator[Field]:
         """One for a field, or for each field of the message that it is."""
-        inner = self._types.get(field.type_name)
+        inner = None if field.label == FieldDescriptorProto.LABEL_REPEATED else self._types.get(field.type_name)
         for index, each in enumerate(inner.proto.field if inner else [field]):
             place = index if inner else [*kind.proto.field].index(field)
             made = self._field(inner or kind, place)
@@ -472,10 +474,12 @@ class Operations(Requests):
         return super()._value(field)
 
     def _value_of(self, field: FieldDescriptorProto) -> str:
-        """What a request is given for it."""
+        """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
         inner = self._types.get(field.type_name)
         if inner is None:
             return field.name
+        if field.label == FieldDescriptorProto.LABEL_REPEATED:
+            return f"requests.{field.name}({field.name})"
         return "{" + ", ".join(f'"{each.name}": {each.name}' for each in inner.proto.field) + "}"
 
     def _told(self, response: str, ask: str, rpc: str, fields: list[str]) -> tuple[str, str]:
@@ -483,11 +487,12 @@ class Operations(Requests):
         proto, call = self._types[response].proto, [f'"{rpc}"', "timeout_s"]
         if not proto.field:
             return "None", wrapped("        await self._link.call(", [*call, *fields], ")")
-        only, is_list = proto.field[0], proto.field[0].label == FieldDescriptorProto.LABEL_REPEATED
-        kind = self._name(response) if len(proto.field) > 1 and not is_list else self._value(only)
-        if not is_list:
+        only, is_paged = proto.field[0], any(each.name == "next_page_token" for each in proto.field)
+        is_class = len(proto.field) > 1 and not is_paged
+        kind = self._name(response) if is_class else self._value(only)
+        if is_class or only.label != FieldDescriptorProto.LABEL_REPEATED:
             return kind, wrapped(f"        return await {ask}(", [*call, kind, *fields], ")")
-        if len(proto.field) > 1:
+        if is_paged:
             items = wrapped("        items = self._link.items(", [*call, kind, *fields], ")")
             return f"list[{kind}]", f"{items}\n        return [each async for each in items]"
         values = wrapped("        told = await self._link.call(", [*call, *fields], ")")
@@ -578,10 +583,18 @@ def module(
     if table:
         table = ["# By the message or enum; a tuple is of its values.", "CLASSES: Mapping[str, type] = {", *table, "}"]
     body = "\n\n\n".join([*([variable] if variable else []), *classes.values(), *(["\n".join(table)] if table else [])])
-    lines = {line: ", ".join(sorted({*re.findall(used, body)})) for line, used in {**IMPORTS, **imports}.items()}
+    lines = {line: sorted({*re.findall(used, body)}) for line, used in {**IMPORTS, **imports}.items()}
     head = [f'"""{doc}', "", "Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.", '"""', ""]
     exports = ["", "__all__ = [", *(f'    "{name}",' for name in sorted(classes)), "]", *([] if variable else [""]), ""]
-    return "\n".join([*head, *first, *(line + names for line, names in lines.items() if names), *exports, body, ""])
+    return "\n".join(
+        [*head, *first, *(imported(line, names) for line, names in lines.items() if names), *exports, body, ""]
+    )
+
+
+def imported(line: str, names: list[str]) -> str:
+    """What imports these names; each on a line if all are too many for one."""
+    plain = line + ", ".join(names)
+    return plain if len(plain.strip()) <= WIDTH else "\n".join([f"{line}(", *(f"    {name}," for name in names), ")"])
 
 
 class Method(NamedTuple):
@@ -630,6 +643,7 @@ def main(descriptors: str, folder: str) -> None:
         operations.add_class(name)
     own = {each: name for each, name in requests.names.items() if each not in answers.names}
     known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
+    lists = "|".join(LISTED) or None
     used = {
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
@@ -637,7 +651,7 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.client.options import ": rf"(?<=Unpack\[){CONTENT}",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
-        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+",
+        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+|(?<=: Sequence\[)(?:{lists})\b",
     }
     raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.answers import (
@@ -15,14 +14,13 @@ from jaxctx.answers import (
     ContextPages,
     ContextState,
     FillResult,
-    ForwardResult,
     GetContextResult,
     PlanResult,
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import operation, outcome
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content, GenerateOptions, Output, Ranges
+from jaxctx.client.options import Content, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
 from jaxctx.errors import NotFound
@@ -111,33 +109,6 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         while (piece := await stream._next_piece()) is not None:
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
-
-    @operation
-    async def forward(
-        self,
-        tokens: Sequence[int],
-        *,
-        positions: Sequence[int] = (),
-        masks: Sequence[Ranges] = (),
-        keep_working: bool = False,
-        outputs: Sequence[Output] = (),
-        timeout_s: float | None = None,
-    ) -> ForwardResult:
-        """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
-
-        `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
-        deadline, or when cancelled, what was computed by then does.
-        """
-        return await self._change(
-            "Forward",
-            timeout_s,
-            ForwardResult,
-            tokens=tokens,
-            positions=positions,
-            masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
-            keep_working=keep_working,
-            outputs=[asdict(output) for output in outputs],
-        )
 
     @operation
     async def fork(

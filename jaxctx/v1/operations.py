@@ -13,8 +13,18 @@ from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content
 from jaxctx.codec import decode
-from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, PlanResult, Publication, RenderedChat, Snapshot
-from jaxctx.v1.options import KeepOptions, SaveOptions, UpdateOptions
+from jaxctx.v1.answers import (
+    ContextInfo,
+    Engine,
+    FillResult,
+    ForwardResult,
+    Model,
+    PlanResult,
+    Publication,
+    RenderedChat,
+    Snapshot,
+)
+from jaxctx.v1.options import KeepOptions, Output, SaveOptions, UpdateOptions
 
 __all__ = [
     "ContextCalls",
@@ -55,6 +65,46 @@ class ContextCalls:
     async def flush(self, *, timeout_s: float | None = None) -> FillResult:
         """Compute whatever is buffered."""
         return await self._change("Flush", timeout_s, FillResult)
+
+    @operation
+    async def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Sequence[tuple[int, int]]] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: Rewind takes them back.
+
+        `tokens`: token ids; 1 .. max_context_tokens of them.
+
+        `positions`: the position of each token, or none; 0 .. max_context_tokens - 1. Empty: its index in the
+        context.
+
+        `masks`: what each token sees, as ranges of indices: a mask for each of `tokens`, with up to 65,536 ranges
+        together. Empty: every token up to itself.
+
+        `keep_working`: full pages stay working, so that Truncate reaches them, until the next operation that
+        computes.
+
+        `outputs`: what to tell; up to 256, of different tokens.
+        """
+        return await self._change(
+            "Forward",
+            timeout_s,
+            ForwardResult,
+            tokens=tokens,
+            positions=positions,
+            masks=requests.masks(masks),
+            keep_working=keep_working,
+            outputs=requests.outputs(outputs),
+        )
 
     @operation
     async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:

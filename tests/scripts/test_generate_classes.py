@@ -53,7 +53,7 @@ service Radio {
   rpc Close(CloseRequest) returns (CloseResponse);
   rpc ListSongs(ListSongsRequest) returns (ListStationsResponse);
   rpc Tell(TellRequest) returns (TellResponse);
-  rpc Play(PlayRequest) returns (TellResponse);
+  rpc Play(PlayRequest) returns (PlayResponse);
 }
 enum Band {
   BAND_UNSPECIFIED = 0;
@@ -213,6 +213,11 @@ message PlayRequest {
   optional bool add_special_tokens = 4;
   // Play it again and again.
   bool loop = 5;
+  repeated Hush outputs = 6;
+}
+message PlayResponse {
+  repeated string heard = 1;
+  int32 times = 2;
 }
 message TellResponse {
   repeated string heard = 1;
@@ -265,7 +270,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
     monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
-    monkeypatch.setattr(generator, "LISTED", {})
+    monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "ORDERED", ("Order",))
     calls = {
@@ -286,7 +291,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_has_a_class(made: Path) -> None:
     answers = load("radio_answers", made / "answers.py")
-    assert answers.__all__ == ["Band", "HearResult", "Station", "StationQuality", "TuneResult"]
+    assert answers.__all__ == ["Band", "HearResult", "PlayResult", "Station", "StationQuality", "TuneResult"]
     names = {name.removeprefix("jaxctx.v1."): kind.__name__ for name, kind in answers.CLASSES.items()}
     assert names == {
         "Band": "Band",
@@ -296,6 +301,7 @@ def test_what_has_a_class(made: Path) -> None:
         "TuneResponse": "TuneResult",
         "RetuneResponse": "TuneResult",
         "HearResponse": "HearResult",
+        "PlayResponse": "PlayResult",
     }
     assert [(each.name, each.value) for each in answers.Band] == [("LONG", "long"), ("SHORT_WAVE", "short_wave")]
 
@@ -409,8 +415,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
         " -> 'Iterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
-        "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, timeout_s: 'float | None' = None,"
-        " **options: 'Unpack[Content]') -> 'list[str]'",
+        "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, outputs: 'Sequence[Quiet]' = (),"
+        " timeout_s: 'float | None' = None, **options: 'Unpack[Content]') -> 'PlayResult'",
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
@@ -420,6 +426,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
             asked.append((*told, fields))
             return ("heard",)
 
+        ask = call
+
     asked: list[Any] = []
     own = radio()
     own._link = Link()
@@ -427,8 +435,11 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert own.close() is None
     pair = {"first": "a", "second": 2}
     assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
-    assert own.play(tokens=[1], loop=True) == ["heard"]
-    assert {name: value for name, value in asked[2][2].items() if value} == {"tokens": {"ids": [1]}, "loop": True}
+    options = sys.modules["jaxctx.v1.options"]
+    assert own.play(tokens=[1], outputs=[options.Quiet(now=True)]) == ("heard",)
+    assert asked[2][:2] == ("Play", None)
+    sent = {name: value for name, value in asked[2][3].items() if value}
+    assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
 
 
 def test_errors(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
