@@ -45,7 +45,7 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
 
     def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
-        self._link, self._call = link, link.call
+        self._link = link
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
@@ -159,13 +159,13 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         if self._closed:
             return
         with contextlib.suppress(NotFound):
-            await self._call("CloseContext", timeout_s, context_id=self.id)
+            await self._link.call("CloseContext", timeout_s, context_id=self.id)
         self._closed = True
 
     async def _write(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
         await self._settle()
         try:
-            return await self._call(method, timeout_s, context_id=self.id, **fields)
+            return await self._link.call(method, timeout_s, context_id=self.id, **fields)
         except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise
