@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, and the
-operations of a client that are one call each.
+"""The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, the
+operations of a client that are one call each, and the errors that these end with.
 
     scripts/generate_classes.py DESCRIPTOR_SET FOLDER
 
-Writes answers.py, requests.py, options.py and operations.py into FOLDER, from what `protoc --descriptor_set_out
---include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs it. A message answers
-if a method responds with it or with what holds it. Of a response with one field, or with a part of a list, only what it
-holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what it holds, and responses
-of the same fields are one class.
+Writes answers.py, requests.py, options.py, operations.py and errors.py into FOLDER, from what `protoc
+--descriptor_set_out --include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs
+it. A message answers if a method responds with it or with what holds it. Of a response with one field, or with a part
+of a list, only what it holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what
+it holds, and responses of the same fields are one class.
 
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
 may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
-that it is empty.
+that it is empty, or another may stand in its place.
+
+Errors are one class for each gRPC status, as the comments on the reasons say which goes with each.
 """
 
 import re
@@ -56,6 +58,13 @@ METHODS = {  # of each class that has these fields
         """Tokens that need not be computed."""
         return self.resident + self.restored''',
 }
+ERROR_METHODS = {  # of each class of these
+    "InvalidArgument": '''
+    @classmethod
+    def field(cls, field: str, description: str) -> "InvalidArgument":
+        """The common case: one field, one reason."""
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])''',
+}
 REQUESTS = {  # by class: the message whose fields they are, and those that whoever takes it gets in another way
     "CreateRequest": ("CreateContextRequest", ("model_id",)),
     "UpdateRequest": ("UpdateContextRequest", ("context_id",)),
@@ -77,12 +86,16 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
 }
 
 
+CONTENT = "Content"  # the client's class of what these fields are, beside a text that is given by place
+CONTENT_FIELDS = ("tokens", "messages", "add_special_tokens")
+
+
 class Operation(NamedTuple):
     """A method of a client that calls one of the contract's."""
 
     name: str
     by_place: str = ""  # the field whose argument is given by place
-    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword, or CONTENT
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
@@ -95,7 +108,9 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         raise NotImplementedError''',
         "self._change",
         {
+            "Fill": Operation("fill", "text", CONTENT),
             "Flush": Operation("flush"),
+            "Forward": Operation("forward", "tokens"),
             "Truncate": Operation("truncate", "tokens"),
             "Rewind": Operation("rewind", "to"),
             "ReservePages": Operation("reserve", "pages"),
@@ -111,6 +126,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         "    _link: Link",
         "self._link.ask",
         {
+            "Plan": Operation("plan", "text", CONTENT),
             "GetSnapshot": Operation("snapshot", "name"),
             "ListSnapshots": Operation("snapshots", is_listing=True),
             "ListSnapshotVersions": Operation("history", "name"),
@@ -173,7 +189,7 @@ EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
-    "from dataclasses import ": r"dataclass(?=\()|field(?=\()",
+    "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
@@ -421,6 +437,7 @@ class Operations(Requests):
 
     def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
         super().__init__(types, rules, answers)
+        self.names |= {PACKAGE + message: name for name, message in LISTED.items()}
         self._methods_of_contract = {each.proto.name: each for each in methods_of(files)}
 
     def add_class(self, name: str) -> None:
@@ -440,15 +457,19 @@ class Operations(Requests):
         written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
         written.insert(1 if by_place else 0, "*")
         keywords = [f"**options: Unpack[{options}]"] if options else []
-        fields = [f"{field.name}={self._value_of(field)}" for field in left]
+        is_content = options == CONTENT
+        sent = [each for each in left if not is_content or each.name != by_place]
+        fields = [f"{field.name}={self._value_of(field)}" for field in sent]
         is_update = any(each.name == "labels" and not self._is_map(each) for each in kind.proto.field)
         settings = f"requests.settings(options, {options}{', update=True' if is_update else ''})"
+        settings = f"requests.content({by_place}, options)" if is_content else settings
         fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
         told, answer = self._told(proto.output_type, ask, rpc, fields)
         if operation.is_listing:  # the items as they are, not a list of them
             told = told.replace("list", "AsyncIterator")
             answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
         words = [comment, *(f"`{each.name}`: {small(each.comment)}" for each in arguments if tells(each))]
+        words += [f"Instead of a text `tokens` or `messages`: see `{CONTENT}`."] if is_content else []
         return "\n".join(
             [
                 "    @listing" if operation.is_listing else "    @operation",
@@ -467,18 +488,22 @@ class Operations(Requests):
         """The names of the contract's fields that these options are."""
         if not options:
             return []
+        if options == CONTENT:
+            return [*CONTENT_FIELDS]
         message, others = OPTIONS[options]
         return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
 
     def _arguments(self, kind: Type, field: FieldDescriptorProto, by_place: str) -> Iterator[Field]:
         """One for a field, or for each field of the message that it is."""
-        inner = self._types.get(field.type_name)
+        inner = None if field.label == FieldDescriptorProto.LABEL_REPEATED else self._types.get(field.type_name)
         for index, each in enumerate(inner.proto.field if inner else [field]):
             place = index if inner else [*kind.proto.field].index(field)
             made = self._field(inner or kind, place)
             if made.default == "None":
                 made = made._replace(comment=re.sub(r"\bUnset\b", "None", made.comment))
-            yield made if each.name != by_place or "Empty:" in made.comment else made._replace(default="")
+            is_one_of = each.HasField("oneof_index") and not each.proto3_optional
+            may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
+            yield made if may_lack else made._replace(default="")
 
     def _value(self, field: FieldDescriptorProto) -> str:
         kind = self._types.get(field.type_name)
@@ -487,10 +512,12 @@ class Operations(Requests):
         return super()._value(field)
 
     def _value_of(self, field: FieldDescriptorProto) -> str:
-        """What a request is given for it."""
+        """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
         inner = self._types.get(field.type_name)
         if inner is None:
             return field.name
+        if field.label == FieldDescriptorProto.LABEL_REPEATED:
+            return f"requests.{field.name}({field.name})"
         return "{" + ", ".join(f'"{each.name}": {each.name}' for each in inner.proto.field) + "}"
 
     def _told(self, response: str, ask: str, rpc: str, fields: list[str]) -> tuple[str, str]:
@@ -498,11 +525,12 @@ class Operations(Requests):
         proto, call = self._types[response].proto, [f'"{rpc}"', "timeout_s"]
         if not proto.field:
             return "None", wrapped("        await self._link.call(", [*call, *fields], ")")
-        only, is_list = proto.field[0], proto.field[0].label == FieldDescriptorProto.LABEL_REPEATED
-        kind = self._name(response) if len(proto.field) > 1 and not is_list else self._value(only)
-        if not is_list:
+        only, is_paged = proto.field[0], any(each.name == "next_page_token" for each in proto.field)
+        is_class = len(proto.field) > 1 and not is_paged
+        kind = self._name(response) if is_class else self._value(only)
+        if is_class or only.label != FieldDescriptorProto.LABEL_REPEATED:
             return kind, wrapped(f"        return await {ask}(", [*call, kind, *fields], ")")
-        if len(proto.field) > 1:
+        if is_paged:
             items = wrapped("        items = self._link.items(", [*call, kind, *fields], ")")
             return f"list[{kind}]", f"{items}\n        return [each async for each in items]"
         values = wrapped("        told = await self._link.call(", [*call, *fields], ")")
@@ -596,6 +624,29 @@ def services(files: FileDescriptorSet, table: str) -> str:
     )
 
 
+def errors_of(reasons: Type) -> dict[str, str]:
+    """A class for each gRPC status that goes with reasons. Where no reason is given it is the first of them.
+
+    What a status with several says is in the list on the enum, which reasons it goes with in the comments on these.
+    """
+    together = dict(re.findall(r"^ - ([A-Z_]+): (.*(?:\n   .*)*)", reasons.comments[()], re.MULTILINE))
+    told: dict[str, dict[str, str]] = {}
+    for index, value in enumerate(reasons.proto.value):
+        status, _, words = reasons.comments[2, index].strip().partition(": ")
+        if status in ERRORS:
+            told.setdefault(status, {})[value.name.removeprefix("ERROR_REASON_")] = words
+    written = {}
+    for status, each in told.items():
+        (first, words), *more = each.items()
+        if more:
+            words = "\n\n".join([together[status], *(f"{reason}: {said}" for reason, said in each.items())])
+        name, words = ERRORS[status], words[:1].upper() + words[1:]
+        members = ["", f'    code = "{status}"', f'    default_reason = "{first}"']
+        code = [f"class {name}(JaxctxError):", docstring(words), *members]
+        written[name] = "\n".join([*code, *([ERROR_METHODS[name]] if name in ERROR_METHODS else [])])
+    return written
+
+
 def default(field: Field) -> str:
     return f" = {field.default}" if field.default else ""
 
@@ -656,10 +707,18 @@ def module(
     if table:
         table = ["# By the message or enum; a tuple is of its values.", "CLASSES: Mapping[str, type] = {", *table, "}"]
     body = "\n\n\n".join([*([variable] if variable else []), *classes.values(), *(["\n".join(table)] if table else [])])
-    lines = {line: ", ".join(sorted({*re.findall(used, body)})) for line, used in {**IMPORTS, **imports}.items()}
+    lines = {line: sorted({*re.findall(used, body)}) for line, used in {**IMPORTS, **imports}.items()}
     head = [f'"""{doc}', "", "Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.", '"""', ""]
     exports = ["", "__all__ = [", *(f'    "{name}",' for name in sorted(classes)), "]", *([] if variable else [""]), ""]
-    return "\n".join([*head, *first, *(line + names for line, names in lines.items() if names), *exports, body, ""])
+    return "\n".join(
+        [*head, *first, *(imported(line, names) for line, names in lines.items() if names), *exports, body, ""]
+    )
+
+
+def imported(line: str, names: list[str]) -> str:
+    """What imports these names; each on a line if all are too many for one."""
+    plain = line + ", ".join(names)
+    return plain if len(plain.strip()) <= WIDTH else "\n".join([f"{line}(", *(f"    {name}," for name in names), ")"])
 
 
 def methods_of(files: FileDescriptorSet) -> Iterator[Method]:
@@ -701,13 +760,15 @@ def main(descriptors: str, folder: str) -> None:
         operations.add_class(name)
     own = {each: name for each, name in requests.names.items() if each not in answers.names}
     known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
+    lists = "|".join(LISTED) or None
     used = {
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
+        "from jaxctx.client.options import ": rf"(?<=Unpack\[){CONTENT}",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
-        "from jaxctx.v1.options import ": r"(?<=Unpack\[)\w+",
+        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+|(?<=: Sequence\[)(?:{lists})\b",
     }
     calls = EngineCalls(types, rules, answers, files)
     of_calls = {
@@ -716,12 +777,14 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{'|'.join(answers.written)})\b",
         "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
     }
+    raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
     future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
     engine = "What engines do, in process or not."
     done = "What clients do by one call each, as programs for either client."
+    failed = "How calls fail: a class for each gRPC status, with the reasons that go with it."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
@@ -729,6 +792,7 @@ def main(descriptors: str, folder: str) -> None:
         "operations.py": module(done, operations.written, {}, used, future, variable),
         "engine_calls.py": module(engine, calls.written, {}, of_calls, future),
         "services.py": services(files, calls.table()),
+        "errors.py": module(failed, errors_of(types[PACKAGE + "ErrorReason"]), {}, raised),
     }.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

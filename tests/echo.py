@@ -127,6 +127,22 @@ def echo_text() -> ModelText:
     )
 
 
+def character_text() -> ModelText:
+    """Text for the echo model in which every id is one character, ASCII its own: however a text is cut, its tokens are
+    the same, so that what goes on behind a text goes on behind the tokens that wrote it.
+    """
+    entries = {character_of(token): token for token in range(VOCAB_SIZE)}
+    backend = tokenizers.Tokenizer(models.WordLevel(entries, unk_token=character_of(0)))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return ModelText(tokenizer=Tokenizer(backend), chat_template=None, bos_id=None, eos_ids=(EOS_ID,))
+
+
+def character_of(token: int) -> str:
+    """What `character_text` writes for it."""
+    return chr(token) if 0x20 <= token < 0x7F else chr(0x4E00 + token)
+
+
 def _byte_alphabet() -> list[str]:
     """The character that byte-level BPE writes for each byte (GPT-2): itself if printable, else one from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -134,12 +150,12 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def echo_model(**settings: Any) -> ServedModel:
-    """The whole of it, as the engine takes it. `settings` are those of `EchoModel`."""
+def echo_model(text: ModelText | None = None, **settings: Any) -> ServedModel:
+    """The whole of it, as the engine takes it. `settings` are those of `EchoModel`; its text is `echo_text`'s."""
     return ServedModel(
         model=EchoModel(**settings),
         params=(),
-        text=echo_text(),
+        text=text or echo_text(),
         model_id="echo",
         revision="echo-1",
         architecture="echo",

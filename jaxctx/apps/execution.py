@@ -44,12 +44,6 @@ class Execution:
 
     async def run(self, task: Task, node: EngineNode) -> None:
         """Generate the task's output into its variable, which is not set. Raises the engine's errors."""
-        try:
-            await self._go_on(task, node)
-        except NotFound:  # the call's context has expired, and was given up: once more in another
-            await self._go_on(task, node)
-
-    async def _go_on(self, task: Task, node: EngineNode) -> None:
         call, output = task.call, task.chain.output
         caller = Caller(call.tenant, task.deadline)
         if not task.appended:

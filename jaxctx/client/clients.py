@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, PlanResult
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
@@ -38,13 +38,12 @@ class ClientOperations(ServerCalls, Generic[Context]):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._link = Link(self._transport, target, credentials, api_key, timeout_s)
-        self._ask, self._items = self._link.ask, self._link.items
 
     def _made(self, info: ContextInfo) -> Context:
         return self._context_class(self._link, info.context_id, info)
 
     async def _opened(self, method: str, timeout_s: float | None, **fields: Any) -> Context:
-        opened = await self._ask(method, timeout_s, FillResult, **fields)
+        opened = await self._link.ask(method, timeout_s, FillResult, **fields)
         context = self._made(opened.context)
         context.opened = opened
         return context
@@ -60,7 +59,7 @@ class ClientOperations(ServerCalls, Generic[Context]):
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
         settings = {name: value for name, value in options.items() if name not in content}
         fields = requests.settings(settings, CreateOptions)
-        new = self._made(await self._ask("CreateContext", timeout_s, ContextInfo, **fields))
+        new = self._made(await self._link.ask("CreateContext", timeout_s, ContextInfo, **fields))
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 await outcome(new.fill(text, timeout_s=timeout_s, **content))
@@ -82,7 +81,7 @@ class ClientOperations(ServerCalls, Generic[Context]):
     @listing
     async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        async for info in self._items("ListContexts", timeout_s, ContextInfo, limit=page):
+        async for info in self._link.items("ListContexts", timeout_s, ContextInfo, limit=page):
             yield self._made(info)
 
     @listing
@@ -94,20 +93,6 @@ class ClientOperations(ServerCalls, Generic[Context]):
                 yield decode(response, ContextEvent)
         finally:
             call.cancel()
-
-    @operation
-    async def plan(
-        self,
-        text: str | None = None,
-        *,
-        model_id: str = "",
-        salt: str = "",
-        timeout_s: float | None = None,
-        **content: Unpack[Content],
-    ) -> PlanResult:
-        """What filling a new context would find in the cache and need, without doing it."""
-        fields = {"model_id": model_id, "salt": salt, **requests.content(text, content)}
-        return await self._ask("Plan", timeout_s, PlanResult, **fields)
 
     @operation
     async def open(

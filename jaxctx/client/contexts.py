@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.answers import (
@@ -15,14 +14,13 @@ from jaxctx.answers import (
     ContextPages,
     ContextState,
     FillResult,
-    ForwardResult,
     GetContextResult,
     PlanResult,
 )
 from jaxctx.client import requests
 from jaxctx.client.drive import operation, outcome
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content, GenerateOptions, Output, Ranges
+from jaxctx.client.options import Content, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
 from jaxctx.codec import decode
 from jaxctx.errors import NotFound
@@ -47,7 +45,7 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
 
     def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
-        self._link, self._call = link, link.call
+        self._link = link
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
@@ -94,22 +92,6 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
     @operation
-    async def fill(
-        self,
-        text: str | None = None,
-        *,
-        defer: bool = False,
-        timeout_s: float | None = None,
-        **content: Unpack[Content],
-    ) -> FillResult:
-        """Append a text, `tokens` or `messages`, and compute what no cached page holds; with `defer` only buffer it.
-
-        `add_special_tokens`, `add_generation_prompt` and their defaults: FillRequest and ChatMessages.
-        """
-        fields = requests.content(text, content)
-        return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
-
-    @operation
     async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion[Context]:
@@ -127,33 +109,6 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         while (piece := await stream._next_piece()) is not None:
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
-
-    @operation
-    async def forward(
-        self,
-        tokens: Sequence[int],
-        *,
-        positions: Sequence[int] = (),
-        masks: Sequence[Ranges] = (),
-        keep_working: bool = False,
-        outputs: Sequence[Output] = (),
-        timeout_s: float | None = None,
-    ) -> ForwardResult:
-        """One pass over tokens, which join the context, at positions and seeing indices of the caller's choice.
-
-        `positions` and `masks` are of all tokens or of none: ForwardRequest. On an error nothing of it stays; after a
-        deadline, or when cancelled, what was computed by then does.
-        """
-        return await self._change(
-            "Forward",
-            timeout_s,
-            ForwardResult,
-            tokens=tokens,
-            positions=positions,
-            masks=[requests.mask(f"masks[{place}]", ranges) for place, ranges in enumerate(masks)],
-            keep_working=keep_working,
-            outputs=[asdict(output) for output in outputs],
-        )
 
     @operation
     async def fork(
@@ -204,13 +159,13 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         if self._closed:
             return
         with contextlib.suppress(NotFound):
-            await self._call("CloseContext", timeout_s, context_id=self.id)
+            await self._link.call("CloseContext", timeout_s, context_id=self.id)
         self._closed = True
 
     async def _write(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
         await self._settle()
         try:
-            return await self._call(method, timeout_s, context_id=self.id, **fields)
+            return await self._link.call(method, timeout_s, context_id=self.id, **fields)
         except (*CUT_SHORT, asyncio.CancelledError):
             self.cut_short = True
             raise

@@ -29,17 +29,14 @@ T = TypeVar("T")
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
-# Methods that may be repeated: those that change nothing, and those that set rather than add. Others may have happened:
-# whoever wants to make a context once chooses its id, and takes AlreadyExists for the answer that was lost.
-_REPEATABLE = {
-    "ContextService": "GetContext ListContexts UpdateContext Plan Compare WatchContexts",
-    "SnapshotService": "GetSnapshot ListSnapshots ListSnapshotVersions UpdateSnapshot ListPublications",
-    "ModelService": "ListModels GetModel Tokenize Detokenize ApplyChatTemplate",
-    "AdminService": "GetStats",
-}
-_SERVICE_OF = {each: f"jaxctx.v1.{service}" for service, methods in _REPEATABLE.items() for each in methods.split()}
+_STUBS = (ContextServiceStub, SnapshotServiceStub, ModelServiceStub, AdminServiceStub)
+_NAMES = [f"jaxctx.v1.{stub.__name__.removesuffix('Stub')}" for stub in _STUBS]
+_SERVICES = [descriptor_pool.Default().FindServiceByName(name) for name in _NAMES]
+# The contract says which methods may be repeated. Others may have happened: whoever wants to make a context once
+# chooses its id, and takes AlreadyExists for the answer that was lost.
+_REPEATABLE = [each for service in _SERVICES for each in service.methods if each.GetOptions().idempotency_level]
 _RETRIES = {
-    "name": [{"service": service, "method": method} for method, service in _SERVICE_OF.items()],
+    "name": [{"service": each.containing_service.full_name, "method": each.name} for each in _REPEATABLE],
     "retryPolicy": {
         "maxAttempts": 4,
         "initialBackoff": "0.1s",
@@ -48,8 +45,6 @@ _RETRIES = {
         "retryableStatusCodes": ["UNAVAILABLE"],
     },
 }
-_STUBS = (ContextServiceStub, SnapshotServiceStub, ModelServiceStub, AdminServiceStub)
-_SERVICES = [descriptor_pool.Default().FindServiceByName(f"jaxctx.v1.{each}") for each in _REPEATABLE]
 _CHANNEL_OPTIONS = [
     # A prefill may be silent for long; a server that is gone must show all the same.
     ("grpc.keepalive_time_ms", 30_000),

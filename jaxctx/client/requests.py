@@ -5,14 +5,15 @@ names the field as the server would.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import Content, GenerateOptions, Ranges, SamplingOptions
+from jaxctx.client.options import Content, GenerateOptions, Output, Ranges, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 
@@ -109,9 +110,17 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateReque
     return make(GenerateRequest, context_id=context_id, n=n, sampling=drawn, **fields)
 
 
-def mask(path: str, ranges: Ranges) -> dict[str, Any]:
-    """Of ForwardRequest."""
-    try:
-        return {"bounds": [bound for start, stop in ranges for bound in (start, stop)]}
-    except REFUSALS as error:
-        raise InvalidArgument.field(path, "must be pairs of start and stop") from error
+def masks(of_tokens: Sequence[Ranges]) -> list[dict[str, Any]]:
+    """The field of this name of ForwardRequest."""
+    made = []
+    for place, ranges in enumerate(of_tokens):
+        try:
+            made.append({"bounds": [bound for start, stop in ranges for bound in (start, stop)]})
+        except REFUSALS as error:
+            raise InvalidArgument.field(f"masks[{place}]", "must be pairs of start and stop") from error
+    return made
+
+
+def outputs(wanted: Sequence[Output]) -> list[dict[str, Any]]:
+    """The field of this name of ForwardRequest."""
+    return [asdict(each) for each in wanted]

@@ -1017,9 +1017,9 @@ class PlanRequest(google.protobuf.message.Message):
     context_id: builtins.str
     """The context to extend. Unset: a new one."""
     model_id: builtins.str
-    """The model of a new context, as in CreateContextRequest. Not with `context_id`."""
+    """The model of a new context, and only of a new one, as in CreateContextRequest."""
     salt: builtins.str
-    """The salt of a new context. Not with `context_id`."""
+    """The salt of a new context, and only of a new one."""
     text: builtins.str
     """Text, tokenised on its own."""
     add_special_tokens: builtins.bool

@@ -172,8 +172,8 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request, context):
-        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
-        or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only after a
+        deadline or a cancelled call may tokens be left in the context: Rewind takes them back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

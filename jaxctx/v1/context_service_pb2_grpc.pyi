@@ -56,8 +56,8 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.ForwardRequest,
         jaxctx.v1.context_service_pb2.ForwardResponse,
     ]
-    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
-    or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only after a
+    deadline or a cancelled call may tokens be left in the context: Rewind takes them back.
     """
 
     Fork: grpc.UnaryUnaryMultiCallable[
@@ -178,8 +178,8 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.ForwardRequest,
         jaxctx.v1.context_service_pb2.ForwardResponse,
     ]
-    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
-    or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+    """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only after a
+    deadline or a cancelled call may tokens be left in the context: Rewind takes them back.
     """
 
     Fork: grpc.aio.UnaryUnaryMultiCallable[
@@ -310,8 +310,8 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.ForwardRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.ForwardResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.ForwardResponse]]:
-        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only a deadline
-        or a cancelled call may leave tokens in the context, as above: Rewind takes them back.
+        """One pass over explicit tokens, positions and attention masks. All of it or, on any error, nothing; only after a
+        deadline or a cancelled call may tokens be left in the context: Rewind takes them back.
         """
 
     @abc.abstractmethod

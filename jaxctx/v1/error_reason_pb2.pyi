@@ -29,7 +29,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 10
     """INVALID_ARGUMENT: a field is wrong, whatever the state of the server."""
     ERROR_REASON_OUT_OF_RANGE: _ErrorReason.ValueType  # 11
-    """OUT_OF_RANGE: more was asked of a context than it holds."""
+    """OUT_OF_RANGE: more was asked of a context than it holds (Truncate, Rewind, CommitPages, ReleasePages past the end)."""
     ERROR_REASON_CONTEXT_TOO_LONG: _ErrorReason.ValueType  # 12
     """OUT_OF_RANGE: the context would be, or is, as long as the model's longest sequence."""
     ERROR_REASON_FAILED_PRECONDITION: _ErrorReason.ValueType  # 20
@@ -116,7 +116,14 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
 
     The gRPC status that goes with each reason stands beside it. Clients must expect reasons that they do not know yet, and
     then act on the status. The message of a status is for people and may change. Errors that gRPC itself raises have no
-    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB.
+    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB. Those with several reasons say together:
+
+    - OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence has room for.
+    - FAILED_PRECONDITION: the object, or the server, is not in a state that allows this.
+    - NOT_FOUND: no such object in the caller's namespace. Another tenant's object answers exactly the same.
+    - ABORTED: another writer holds the context (retry when it is done), or saved a later version of the snapshot.
+    - RESOURCE_EXHAUSTED: not enough pages, queue places, room in the store or quota.
+    - UNAVAILABLE: the server is loading, draining, or gone, or its store cannot be reached.
 
     An error means that nothing changed, unless said otherwise here.
     """
@@ -128,7 +135,7 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 10
 """INVALID_ARGUMENT: a field is wrong, whatever the state of the server."""
 ERROR_REASON_OUT_OF_RANGE: ErrorReason.ValueType  # 11
-"""OUT_OF_RANGE: more was asked of a context than it holds."""
+"""OUT_OF_RANGE: more was asked of a context than it holds (Truncate, Rewind, CommitPages, ReleasePages past the end)."""
 ERROR_REASON_CONTEXT_TOO_LONG: ErrorReason.ValueType  # 12
 """OUT_OF_RANGE: the context would be, or is, as long as the model's longest sequence."""
 ERROR_REASON_FAILED_PRECONDITION: ErrorReason.ValueType  # 20

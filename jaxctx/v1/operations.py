@@ -11,9 +11,20 @@ from typing import Any, TypeVar, Unpack
 from jaxctx.client import requests
 from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
+from jaxctx.client.options import Content
 from jaxctx.codec import decode
-from jaxctx.v1.answers import ContextInfo, Engine, FillResult, Model, Publication, RenderedChat, Snapshot
-from jaxctx.v1.options import KeepOptions, SaveOptions, UpdateOptions
+from jaxctx.v1.answers import (
+    ContextInfo,
+    Engine,
+    FillResult,
+    ForwardResult,
+    Model,
+    PlanResult,
+    Publication,
+    RenderedChat,
+    Snapshot,
+)
+from jaxctx.v1.options import KeepOptions, Output, SaveOptions, UpdateOptions
 
 __all__ = [
     "ContextCalls",
@@ -31,9 +42,69 @@ class ContextCalls:
         raise NotImplementedError
 
     @operation
+    async def fill(
+        self,
+        text: str | None = None,
+        *,
+        defer: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> FillResult:
+        """Append text, tokens or messages, and compute whatever of it no cached page holds.
+
+        `text`: text, tokenised on its own: 1 byte to 2 MiB.
+
+        `defer`: only buffer: the next operation that computes takes these tokens along.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
+
+    @operation
     async def flush(self, *, timeout_s: float | None = None) -> FillResult:
         """Compute whatever is buffered."""
         return await self._change("Flush", timeout_s, FillResult)
+
+    @operation
+    async def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Sequence[tuple[int, int]]] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: Rewind takes them back.
+
+        `tokens`: token ids; 1 .. max_context_tokens of them.
+
+        `positions`: the position of each token, or none; 0 .. max_context_tokens - 1. Empty: its index in the
+        context.
+
+        `masks`: what each token sees, as ranges of indices: a mask for each of `tokens`, with up to 65,536 ranges
+        together. Empty: every token up to itself.
+
+        `keep_working`: full pages stay working, so that Truncate reaches them, until the next operation that
+        computes.
+
+        `outputs`: what to tell; up to 256, of different tokens.
+        """
+        return await self._change(
+            "Forward",
+            timeout_s,
+            ForwardResult,
+            tokens=tokens,
+            positions=positions,
+            masks=requests.masks(masks),
+            keep_working=keep_working,
+            outputs=requests.outputs(outputs),
+        )
 
     @operation
     async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
@@ -106,6 +177,29 @@ class ServerCalls:
     """Operations on a server that are one call each."""
 
     _link: Link
+
+    @operation
+    async def plan(
+        self,
+        text: str | None = None,
+        *,
+        model_id: str = "",
+        salt: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> PlanResult:
+        """What a Fill would find in the cache and need, without doing it.
+
+        `text`: text, tokenised on its own.
+
+        `model_id`: the model of a new context, and only of a new one, as in CreateContextRequest.
+
+        `salt`: the salt of a new context, and only of a new one.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return await self._link.ask("Plan", timeout_s, PlanResult, model_id=model_id, salt=salt, **fields)
 
     @operation
     async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:

@@ -7,6 +7,10 @@ A server checks these rules of every request before anything else, and a client 
 They are named after those of protovalidate. A rule of a field with presence holds where it is set, of any other field
 always. In a list they are rules of each entry and in a map of each value, unless they say otherwise. In a message
 that is not a request, or part of one, they say nothing.
+
+Which methods may be called again when nobody knows whether they were is said by protobuf's own `idempotency_level`:
+those that change nothing (NO_SIDE_EFFECTS), and those that set rather than add, or whose only effect is that of any
+use, which begins a sliding time to live again (IDEMPOTENT). Others may have happened.
 """
 
 import builtins

@@ -10,6 +10,7 @@ import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.local import LocalEngine
 from jaxctx_server.access import Key, Role
+from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
@@ -40,11 +41,15 @@ def keys() -> list[Key] | None:
 
 @asynccontextmanager
 async def served(
-    engine: LocalEngine, config: EngineConfig, clock: Clock, keys: list[Key] | None = None
+    engine: LocalEngine,
+    config: EngineConfig,
+    clock: Clock,
+    keys: list[Key] | None = None,
+    cluster: Cluster = ALONE,
 ) -> AsyncIterator[str]:
     """Where a server of this engine listens."""
     serving = Serving()
-    server = make_server(serving, keys, max_calls=1024, clock=clock)
+    server = make_server(serving, keys, max_calls=1024, clock=clock, cluster=cluster)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)

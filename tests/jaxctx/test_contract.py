@@ -79,6 +79,14 @@ def test_every_method_has_messages_of_its_own() -> None:
     assert len({message.full_name for message in messages}) == len(messages)
 
 
+def test_what_adds_or_takes_away_may_not_be_repeated() -> None:
+    """Nobody knows whether a call that was lost was made: only what does no more the second time is sent once more."""
+    methods = [each for file in FILES for every in file.DESCRIPTOR.services_by_name.values() for each in every.methods]
+    level = {each.name: each.GetOptions().idempotency_level for each in methods}
+    may = ("Get", "List", "Watch", "Read", "Update", "Plan", "Compare", "Tokenize", "Detokenize", "ApplyChatTemplate")
+    assert {name for name in level if level[name]} == {name for name in level if name.startswith(may)}
+
+
 def test_stubs_lie_beside_every_proto() -> None:
     import jaxctx.v1
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx import codec
+from jaxctx import codec, status
 
 protoc = pytest.importorskip("grpc_tools.protoc")
 
@@ -53,6 +53,7 @@ service Radio {
   rpc Close(CloseRequest) returns (CloseResponse);
   rpc ListSongs(ListSongsRequest) returns (ListStationsResponse);
   rpc Tell(TellRequest) returns (TellResponse);
+  rpc Play(PlayRequest) returns (PlayResponse);
 }
 enum Band {
   BAND_UNSPECIFIED = 0;
@@ -203,8 +204,45 @@ message TellRequest {
   // How loud it is told. Unset: as before.
   optional bool loud = 3;
 }
+message PlayRequest {
+  oneof content {
+    string text = 1 [(rule).min_bytes = 1];
+    Hush tokens = 2;
+    Hush messages = 3;
+  }
+  optional bool add_special_tokens = 4;
+  // Play it again and again.
+  bool loop = 5;
+  repeated Hush outputs = 6;
+}
+message PlayResponse {
+  repeated string heard = 1;
+  int32 times = 2;
+}
 message TellResponse {
   repeated string heard = 1;
+}
+// Why nothing is heard:
+//
+// - NOT_FOUND: there is no such
+//   station.
+// - ABORTED: somebody else tuned.
+//
+// Nothing is charged then.
+enum ErrorReason {
+  // Never sent.
+  ERROR_REASON_UNSPECIFIED = 0;
+  // ABORTED: another station was tuned.
+  ERROR_REASON_RETUNED = 1;
+  // DATA_LOSS: it rustles. It was
+  // not played.
+  ERROR_REASON_STATIC = 2;
+  // NOT_FOUND: silent.
+  ERROR_REASON_SILENT = 3;
+  // NOT_FOUND: off the dial.
+  ERROR_REASON_OFF_THE_DIAL = 4;
+  // ABORTED: switched off.
+  ERROR_REASON_OFF = 5;
 }
 """
 
@@ -232,7 +270,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
     monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
-    monkeypatch.setattr(generator, "LISTED", {})
+    monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "ORDERED", ("Order",))
     calls = {
@@ -241,6 +279,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "ListStations": generator.Operation("stations", options="TuneOptions"),
         "ListSongs": generator.Operation("songs", is_listing=True),
         "Tell": generator.Operation("tell", "first"),
+        "Play": generator.Operation("play", "text", generator.CONTENT),
         "Close": generator.Operation("close", "name"),
     }
     monkeypatch.setattr(
@@ -252,7 +291,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_has_a_class(made: Path) -> None:
     answers = load("radio_answers", made / "answers.py")
-    assert answers.__all__ == ["Band", "HearResult", "Station", "StationQuality", "TuneResult"]
+    assert answers.__all__ == ["Band", "HearResult", "PlayResult", "Station", "StationQuality", "TuneResult"]
     names = {name.removeprefix("jaxctx.v1."): kind.__name__ for name, kind in answers.CLASSES.items()}
     assert names == {
         "Band": "Band",
@@ -262,6 +301,7 @@ def test_what_has_a_class(made: Path) -> None:
         "TuneResponse": "TuneResult",
         "RetuneResponse": "TuneResult",
         "HearResponse": "HearResult",
+        "PlayResponse": "PlayResult",
     }
     assert [(each.name, each.value) for each in answers.Band] == [("LONG", "long"), ("SHORT_WAVE", "short_wave")]
 
@@ -362,7 +402,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     radio = load("radio_operations", made / "operations.py").RadioCalls
     assert {
-        name: str(inspect.signature(getattr(radio, name))) for name in ("tune", "retune", "stations", "songs", "tell")
+        name: str(inspect.signature(getattr(radio, name)))
+        for name in ("tune", "retune", "stations", "songs", "tell", "play")
     } == {
         "tune": "(self, name: 'str', *, timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
         " -> 'TuneResult'",
@@ -374,6 +415,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
         " -> 'Iterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
+        "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, outputs: 'Sequence[Quiet]' = (),"
+        " timeout_s: 'float | None' = None, **options: 'Unpack[Content]') -> 'PlayResult'",
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
@@ -383,6 +426,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
             asked.append((*told, fields))
             return ("heard",)
 
+        ask = call
+
     asked: list[Any] = []
     own = radio()
     own._link = Link()
@@ -390,6 +435,27 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert own.close() is None
     pair = {"first": "a", "second": 2}
     assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
+    options = sys.modules["jaxctx.v1.options"]
+    assert own.play(tokens=[1], outputs=[options.Quiet(now=True)]) == ("heard",)
+    assert asked[2][:2] == ("Play", None)
+    sent = {name: value for name, value in asked[2][3].items() if value}
+    assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
+
+
+def test_errors(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BY_CODE", {})
+    errors = load("radio_errors", made / "errors.py")
+    assert errors.__all__ == ["Aborted", "DataLoss", "NotFound"]
+    assert {name: kind.__name__ for name, kind in status.BY_CODE.items()} == {
+        "ABORTED": "Aborted",
+        "DATA_LOSS": "DataLoss",
+        "NOT_FOUND": "NotFound",
+    }
+    assert [kind("why").reason for kind in status.BY_CODE.values()] == ["RETUNED", "STATIC", "SILENT"]
+    assert inspect.getdoc(errors.DataLoss) == "It rustles. It was not played."
+    assert (
+        inspect.getdoc(errors.NotFound) == "There is no such station.\n\nSILENT: silent.\n\nOFF_THE_DIAL: off the dial."
+    )
 
 
 def test_lines_are_broken_as_a_formatter_does(generator: ModuleType) -> None:

@@ -1,0 +1,197 @@
+"""How calls fail: a class for each gRPC status, with the reasons that go with it.
+
+Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
+"""
+
+from jaxctx.status import FieldViolation, JaxctxError
+
+__all__ = [
+    "Aborted",
+    "AlreadyExists",
+    "Cancelled",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "OutOfRange",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "Unauthenticated",
+    "Unavailable",
+]
+
+
+class Internal(JaxctxError):
+    """A defect of the server. Other requests are not affected."""
+
+    code = "INTERNAL"
+    default_reason = "INTERNAL"
+
+
+class InvalidArgument(JaxctxError):
+    """A field is wrong, whatever the state of the server."""
+
+    code = "INVALID_ARGUMENT"
+    default_reason = "INVALID_FIELD"
+
+    @classmethod
+    def field(cls, field: str, description: str) -> "InvalidArgument":
+        """The common case: one field, one reason."""
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
+
+
+class OutOfRange(JaxctxError):
+    """More was asked of a context than it holds, or than the model's longest sequence has room for.
+
+    OUT_OF_RANGE: more was asked of a context than it holds (Truncate, Rewind, CommitPages, ReleasePages past the
+    end).
+
+    CONTEXT_TOO_LONG: the context would be, or is, as long as the model's longest sequence.
+    """
+
+    code = "OUT_OF_RANGE"
+    default_reason = "OUT_OF_RANGE"
+
+
+class FailedPrecondition(JaxctxError):
+    """The object, or the server, is not in a state that allows this.
+
+    FAILED_PRECONDITION: the object is not in a state that allows this.
+
+    PAGE_NOT_FULL: a page to be committed is not full.
+
+    CONTEXT_EMPTY: the context has no token to continue from.
+
+    NO_CHAT_TEMPLATE: the model has no chat template, so messages have no meaning to it.
+
+    NO_STORE: the server has no store, so nothing can be durable.
+
+    MODEL_MISMATCH: the snapshot was computed by another model revision, so its KV means nothing to this one.
+    """
+
+    code = "FAILED_PRECONDITION"
+    default_reason = "FAILED_PRECONDITION"
+
+
+class NotFound(JaxctxError):
+    """No such object in the caller's namespace.
+
+    Another tenant's object answers exactly the same.
+
+    CONTEXT_NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same.
+
+    MODEL_NOT_FOUND: this server serves no model of this id.
+
+    SERVICE_NOT_FOUND: a health check names no service of this server.
+
+    SNAPSHOT_NOT_FOUND: the caller has no snapshot of this name, or not this version of it.
+
+    PUBLICATION_NOT_FOUND: the caller has no publication of this id.
+
+    CONTEXT_EXPIRED: the caller had a context of this id, and its time to live ended. Later this becomes
+    CONTEXT_NOT_FOUND.
+
+    SESSION_NOT_FOUND: the caller has no session of this id, or its time to live ended.
+
+    VARIABLE_NOT_FOUND: the session has no variable of this id.
+
+    CALL_NOT_FOUND: the session has no call of this id.
+    """
+
+    code = "NOT_FOUND"
+    default_reason = "CONTEXT_NOT_FOUND"
+
+
+class AlreadyExists(JaxctxError):
+    """The name, or the id chosen by the client, is taken."""
+
+    code = "ALREADY_EXISTS"
+    default_reason = "ALREADY_EXISTS"
+
+
+class Aborted(JaxctxError):
+    """Another writer holds the context (retry when it is done), or saved a later version of the snapshot.
+
+    CONTEXT_BUSY: another writer holds the context. Retry when it is done.
+
+    VERSION_MISMATCH: the version to overwrite or to take is not the latest one. Somebody else saved in between.
+    """
+
+    code = "ABORTED"
+    default_reason = "CONTEXT_BUSY"
+
+
+class ResourceExhausted(JaxctxError):
+    """Not enough pages, queue places, room in the store or quota.
+
+    OUT_OF_PAGES: not enough free pages now. Waiting may help.
+
+    NEVER_FITS: needs more pages than the server has in all. Waiting never helps.
+
+    QUEUE_FULL: as many requests wait as may wait. Waiting helps.
+
+    TOO_MANY_CONTEXTS: the server holds as many contexts as it can. Waiting helps if others close theirs.
+
+    PIN_BUDGET: the caller may not pin so many pages. Unpinning others helps.
+
+    QUOTA: the caller may not have so many contexts, pages or stored bytes. Giving up others helps.
+
+    STORE_FULL: the store has no room. Nothing of the snapshot was kept.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    default_reason = "OUT_OF_PAGES"
+
+
+class Unavailable(JaxctxError):
+    """The server is loading, draining, or gone, or its store cannot be reached.
+
+    NOT_SERVING: the server is still loading, or gone.
+
+    DRAINING: the server finishes what it has and takes nothing new.
+
+    ENGINE_FAILED: the engine met an internal error that it cannot recover from. The process ends and may be
+    restarted.
+
+    STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has.
+    """
+
+    code = "UNAVAILABLE"
+    default_reason = "NOT_SERVING"
+
+
+class DeadlineExceeded(JaxctxError):
+    """The caller's deadline passed. What was computed until then stays in the context."""
+
+    code = "DEADLINE_EXCEEDED"
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(JaxctxError):
+    """The caller went away, or the context was closed under it. What was computed stays in a context that lives."""
+
+    code = "CANCELLED"
+    default_reason = "CANCELLED"
+
+
+class Unauthenticated(JaxctxError):
+    """No key, or an unknown one."""
+
+    code = "UNAUTHENTICATED"
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(JaxctxError):
+    """The key is known and its role does not allow this method."""
+
+    code = "PERMISSION_DENIED"
+    default_reason = "PERMISSION_DENIED"
+
+
+class DataLoss(JaxctxError):
+    """Stored data failed its checksum and could not be rebuilt. It was not used."""
+
+    code = "DATA_LOSS"
+    default_reason = "DATA_LOSS"

@@ -1,0 +1,439 @@
+"""A core and its engines, each a server of its own, over gRPC in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.caller import Caller as Asker
+from jaxctx.codec import decode, encode
+from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.remote import LIFE, TENANT, RemoteEngine, bearing
+from jaxctx.v1 import context_service_pb2, requests
+from jaxctx.v1 import session_service_pb2 as pb
+from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.engine_service_pb2 import RegisterRequest
+from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from jaxctx.wire import from_rpc_error
+from jaxctx_server.access import Key, Role
+from jaxctx_server.cluster import ALONE, Cluster, join
+from jaxctx_server.grpc.server import make_server
+from jaxctx_server.serving import Served, Serving
+from jaxctx_server.validate import Limits
+from tests.e2e.conftest import CONFIG, served
+from tests.e2e.test_programs import SYSTEM, Caller, out
+from tests.engines import Clock
+
+KEY = "the cluster's key, of which nobody knows" * 2
+USERS = [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for name in ("alice", "bob")]
+
+
+@dataclass
+class Company:
+    """A core, and servers of engines that may join it."""
+
+    clock: Clock
+    keys: list[Key] | None
+    cluster: Cluster
+    core: str = ""
+    programs: Any = None
+    serving: Any = None
+    server: Any = None
+    engines: dict[str, LocalEngine] = field(default_factory=dict)  # by address
+    joining: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> dict[str, Any]:
+        return dict(self.programs.dispatcher.engines.nodes)
+
+    async def joined(self, address: str, cluster: Cluster | None = None) -> None:
+        port = int(address.rpartition(":")[2])
+        self.joining[address] = asyncio.create_task(join(self.core, cluster or self.cluster, port))
+        await until(lambda: address in self.nodes)
+
+    def leave(self, address: str) -> None:
+        self.joining.pop(address).cancel()
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return ALONE
+
+
+@asynccontextmanager
+async def core_of(company: Company, port: int = 0) -> AsyncIterator[None]:
+    serving = Serving()
+    server = make_server(serving, company.keys, max_calls=1024, clock=company.clock, cluster=company.cluster)
+    company.core = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    await server.start()
+    core = Served.core(Limits(queue_limit=64), company.clock)
+    serving.opened(core)
+    company.programs, company.serving, company.server = core.programs, serving, server
+    yield
+    serving.stop()
+    await server.stop(None)
+
+
+@pytest.fixture
+async def company(
+    make_engine: Any, echo_served: Any, clock: Clock, keys: Any, cluster: Cluster
+) -> AsyncIterator[Company]:
+    """A core that two engines have joined."""
+    accepted = None if keys is None else [*keys, cluster.accepted]
+    found = Company(clock, accepted, cluster)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(core_of(found))
+        for name in ("a", "b"):  # revisions of their own, or they would share a test's device
+            engine, own = make_engine(CONFIG, replace(echo_served, revision=name), whole=False), Cluster(cluster.key)
+            address = await stack.enter_async_context(served(engine, CONFIG, clock, accepted, own))
+            found.engines[address] = engine
+            await found.joined(address, own)
+        yield found
+        for task in found.joining.values():
+            task.cancel()
+
+
+@asynccontextmanager
+async def caller_of(company: Company, key: str | None = None) -> AsyncIterator[Caller]:
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        yield await Caller(SessionServiceStub(channel), key).begin()
+
+
+@pytest.fixture
+async def caller(company: Company) -> AsyncIterator[Caller]:
+    async with caller_of(company) as caller:
+        yield caller
+
+
+async def alone(address: str, prompt: str, tokens: int) -> str:
+    async with (
+        jaxctx.aio.Client(address, timeout_s=60) as client,
+        await client.create(prompt, salt="alone") as context,
+    ):
+        return str(await context.complete(max_tokens=tokens, temperature=0, ignore_eos=True))
+
+
+async def test_a_program_says_what_each_prompt_says_alone(company: Company, caller: Caller) -> None:
+    topic = (await caller("CreateVariable", name="topic")).variable.variable_id
+    drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=out())
+    review = await caller.call(
+        "Of {{text}}: {{a}} and {{b}}", text={"variable_id": drafts["draft"]}, a=out(5), b=out(4)
+    )
+    await caller("SetVariable", variable_id=topic, text="pages")
+    text = await caller.get(review["b"])
+    address = next(iter(company.engines))
+    draft = await alone(address, SYSTEM + "Draft pages: ", 8)
+    assert await caller.get(drafts["draft"]) == draft
+    first = await caller.get(review["a"])
+    assert first == await alone(address, f"Of {draft}: ", 5)
+    assert text
+    assert "".join([part.text async for part in caller.read(review["b"])]) == text
+    tasks = (await caller("GetGraph")).tasks
+    assert {each.engine_id for each in tasks} <= company.engines.keys()
+    await caller("DeleteSession")
+    held = [await engine.list(Asker()) for engine in company.engines.values()]
+    assert all(len(contexts) <= 1 for contexts in held)  # constant prefixes
+
+
+async def test_eight_latency_calls_sit_four_and_four(company: Company, caller: Caller) -> None:
+    ids = [(await caller.call("Say {{o}}" + " " * n, o=out(300)))["o"] for n in range(8)]
+    reads = [asyncio.create_task(caller.get(each)) for each in ids]
+    await until(lambda: sum(len(node.running) for node in company.nodes.values()) == 8)
+    assert [len(node.running) for node in company.nodes.values()] == [4, 4]
+    assert all(await asyncio.gather(*reads))
+
+
+async def test_the_core_tells_of_its_engines(company: Company) -> None:
+    async with jaxctx.aio.Client(company.core, timeout_s=10) as client:
+        await until(lambda: all(node.stats for node in company.nodes.values()))
+        told = await client.engines()
+        assert [(each.address, each.epoch) for each in told] == [(a, n) for n, a in enumerate(company.engines, 1)]
+        assert told[0].info == next(iter(company.engines.values())).info
+        for call in (client.create("x"), client.models(), client.clear_cache()):
+            with pytest.raises(errors.FailedPrecondition) as error:
+                await call
+            assert error.value.reason == "WRONG_ROLE"
+
+
+async def test_an_engine_that_leaves_in_the_middle_of_an_output(company: Company, caller: Caller) -> None:
+    """Its part is kept, and the rest comes from the other; what was there is not said twice."""
+    ids = await caller.call("Tell: {{story}}", story=out(400))
+    parts: list[str] = []
+
+    async def read() -> None:
+        async for part in caller.read(ids["story"]):
+            parts.append(part.text)
+
+    reading = asyncio.create_task(read())
+    await until(lambda: len(parts) > 3)
+    (busy,) = [address for address, node in company.nodes.items() if node.running]
+    company.leave(busy)
+    await until(lambda: busy not in company.nodes)
+    before = "".join(parts)
+    await reading
+    text = await caller.get(ids["story"])
+    assert "".join(parts) == text
+    assert text.startswith(before)
+    (task,) = (await caller("GetGraph")).tasks
+    assert task.engine_id in company.engines.keys() - {busy}
+
+
+async def test_a_new_core_finds_its_engines_again(company: Company, clock: Clock) -> None:
+    port = int(company.core.rpartition(":")[2])
+    company.serving.stop()
+    await company.server.stop(None)
+    again = Company(clock, None, ALONE)
+    async with core_of(again, port):
+        await until(lambda: again.nodes.keys() == company.engines.keys())
+        async with caller_of(again) as caller:
+            assert await caller.get((await caller.call("Say {{o}}", o=out()))["o"])
+
+
+async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller: Caller, clock: Clock) -> None:
+    """A core that is killed closes nothing; its calls' contexts live as long as a call may take, and a while."""
+    late = (await caller("CreateVariable", name="late")).variable.variable_id
+    ids = await caller.call("First {{a}} then {{late}} and {{b}}", a=out(6), late={"variable_id": late}, b=out(6))
+    waiting = asyncio.create_task(caller.get(ids["b"]))
+    await caller.get(ids["a"])
+    (held,) = [one for engine in company.engines.values() for one in await engine.list(Asker())]
+    assert held.labels == {"jaxctx": "program"}
+    assert held.expiry is not None
+    assert held.expiry.seconds > 600
+    assert held.expiry.sliding
+    waiting.cancel()
+
+
+async def test_a_core_drains(company: Company, caller: Caller) -> None:
+    reading = asyncio.create_task(caller.get((await caller.call("Tell: {{story}}", story=out(300)))["story"]))
+    await until(lambda: any(node.running for node in company.nodes.values()))
+    await asyncio.wait_for(company.serving.drain(), 30)
+    assert (await asyncio.wait_for(reading, 1)) != ""
+
+
+class Forwarder:
+    """Forwards connections to a port, until it is cut: then it is silent, as a network that was cut off."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def begin(self) -> int:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _connected(self, reader: Any, writer: Any) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def forward(source: Any, sink: Any) -> None:
+            while data := await source.read(1 << 16):
+                await self.open.wait()
+                sink.write(data)
+                await sink.drain()
+
+        tasks = [asyncio.create_task(forward(*each)) for each in ((reader, far_writer), (far_reader, writer))]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in (writer, far_writer):
+            each.close()
+
+
+async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller: Caller) -> None:
+    cut_off, other = company.engines
+    forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
+    port = await forwarder.begin()
+    life = company.programs.dispatcher.engines.nodes[cut_off].engine._headers[-1][1]
+    company.leave(cut_off)
+    company.leave(other)
+    await until(lambda: not company.nodes)
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, life=life))
+        epoch = (await registered.read()).epoch
+        ids = await caller.call("Tell: {{story}}", story=out(1000))
+        reading = asyncio.create_task(caller.get(ids["story"]))
+        await until(lambda: any(node.running for node in company.nodes.values()))
+        forwarder.open.clear()
+        await until(lambda: not company.nodes)
+        assert not reading.done()
+        forwarder.open.set()
+        await until(lambda: bool(company.nodes))
+        (node,) = company.nodes.values()
+        assert node.epoch > epoch
+        assert await asyncio.wait_for(reading, 30)
+        registered.cancel()
+
+
+# --- who may --------------------------------------------------------------------------------------------------------
+
+
+async def refused(call: Any) -> errors.JaxctxError:
+    with pytest.raises(grpc.RpcError) as raised:
+        await (call.read() if hasattr(call, "read") else call)
+    return from_rpc_error(raised.value)
+
+
+def register(channel: Any, key: str = "", **fields: Any) -> Any:
+    request = RegisterRequest(**{"port": 1, "life": "l", **fields})
+    return EngineServiceStub(channel).Register(request, metadata=bearing(key), timeout=20)
+
+
+async def test_who_may_register(company: Company) -> None:
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        error = await refused(register(channel, port=1))
+        assert (type(error), error.reason) == (errors.Unavailable, "NOT_SERVING") or error.code == "UNAVAILABLE"
+        for fields, name in (({"port": 0}, "port"), ({"port": 70000}, "port"), ({"life": ""}, "life")):
+            error = await refused(register(channel, **fields))
+            assert [each.field for each in error.violations] == [name]
+    async with grpc.aio.insecure_channel(next(iter(company.engines))) as channel:
+        assert (await refused(register(channel))).reason == "WRONG_ROLE"
+
+
+class TestWithKeys:
+    @pytest.fixture
+    def keys(self) -> list[Key]:
+        return USERS
+
+    @pytest.fixture
+    def cluster(self) -> Cluster:
+        return Cluster(KEY)
+
+    async def test_registering_needs_the_clusters_key(self, company: Company) -> None:
+        async with grpc.aio.insecure_channel(company.core) as channel:
+            assert isinstance(await refused(register(channel)), errors.Unauthenticated)
+            assert isinstance(await refused(register(channel, "alice")), errors.PermissionDenied)
+
+    async def test_a_program_is_its_tenants_on_the_engine(self, company: Company) -> None:
+        async with caller_of(company, "alice") as caller:
+            assert await caller.get((await caller.call(SYSTEM + "{{o}}", o=out()))["o"])
+        async with asyncio.timeout(10):
+            while (
+                len(left := [one for each in company.engines.values() for one in await each.list(Asker("alice"))]) > 1
+            ):
+                await asyncio.sleep(0.01)  # the call's own is given back in the background
+        assert [each.labels for each in left] == [{"jaxctx": "program"}]
+        for engine in company.engines.values():
+            assert not await engine.list(Asker("bob"))
+            assert not await engine.list(Asker(""))
+
+    async def test_the_headers_of_a_core_are_a_cores_alone(self, company: Company) -> None:
+        address, engine = next(iter(company.engines.items()))
+        await engine.create(Asker("bob"), requests.CreateRequest(context_id="bobs"))
+        wanted = context_service_pb2.GetContextRequest(context_id="bobs")
+        async with grpc.aio.insecure_channel(address) as channel:
+            get = ContextServiceStub(channel).GetContext
+            assert isinstance(
+                await refused(get(wanted, metadata=(*bearing("alice"), (TENANT, "bob")))), errors.NotFound
+            )
+            assert (await get(wanted, metadata=(*bearing(KEY), (TENANT, "bob")))).context.context_id == "bobs"
+            error = await refused(get(wanted, metadata=(*bearing(KEY), (TENANT, "bob"), (LIFE, "another"))))
+            assert (error.code, error.reason) == ("UNAVAILABLE", "ENGINE_LOST")
+        await engine.close(Asker("bob"), "bobs")
+
+
+# --- an engine elsewhere --------------------------------------------------------------------------------------------
+
+SAMPLING = requests.Sampling(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5})
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (
+            requests.CreateRequest(
+                context_id="c",
+                salt="s",
+                priority=3,
+                pinned=True,
+                pin_s=2.5,
+                ttl=requests.Ttl(600.5, sliding=True),
+                labels={"a": "b"},
+                manual_commit=True,
+            ),
+            context_service_pb2.CreateContextRequest,
+        ),
+        (requests.CreateRequest(), context_service_pb2.CreateContextRequest),
+        (requests.UpdateRequest(ttl=requests.Ttl(600, sliding=True)), context_service_pb2.UpdateContextRequest),
+        (requests.UpdateRequest(labels={}, priority=0, pinned=False), context_service_pb2.UpdateContextRequest),
+        (
+            requests.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
+            context_service_pb2.GenerateRequest,
+        ),
+        (
+            requests.GenerateRequest(
+                context_id="c", max_tokens=5, min_tokens=2, stop_token_ids=[4], ignore_eos=True, n=2
+            ),
+            context_service_pb2.GenerateRequest,
+        ),
+    ],
+)
+def test_requests_arrive_as_they_were(request_: Any, kind: type[Message]) -> None:
+    sent = kind.FromString(encode(request_, kind).SerializeToString())
+    assert plain(decode(sent, type(request_))) == plain(request_)
+
+
+def plain(value: Any) -> Any:
+    """With lists for tuples."""
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return dict(value) if isinstance(value, dict) else value
+
+
+async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, address: str, clock: Clock) -> None:
+    remote, me = RemoteEngine(address, "", "", clock), Asker(deadline=clock() + 30)
+    remote._headers = ()  # of no life
+    assert await remote.stats() == await engine.stats()
+    assert remote.info == engine.info
+    tokens = await remote.encode("Hello there, you", True)
+    created = await remote.create(me, requests.CreateRequest(labels={"a": "b"}))
+    assert created == await engine.get(me, created.context_id)
+    filled = await remote.fill(me, created.context_id, tokens[:5])
+    assert (filled.computed, filled.context.seq_len) == (5, 5)
+    assert (await remote.fill(me, created.context_id, tokens[5:], defer=True)).context.buffered_tokens == len(
+        tokens
+    ) - 5
+    assert (await remote.fill(me, created.context_id)).context.seq_len == len(tokens)
+    wanted = requests.GenerateRequest(
+        context_id=created.context_id, max_tokens=5, sampling=requests.Sampling(temperature=0)
+    )
+    pieces = [piece async for piece in remote.generate(me, wanted)]
+    assert sum(len(piece.token_ids) for piece in pieces) == 5
+    assert pieces[-1].finish is not None
+    assert (await remote.update(me, created.context_id, requests.UpdateRequest(priority=7))).priority == 7
+    await remote.close(me, created.context_id)
+    with pytest.raises(errors.NotFound):
+        await remote.close(me, created.context_id)
+    await remote.disconnect()
+
+
+async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, address: str, clock: Clock) -> None:
+    forwarder = Forwarder(int(address.rpartition(":")[2]))
+    remote = RemoteEngine(f"127.0.0.1:{await forwarder.begin()}", "", "", clock)
+    remote._headers = ()
+    await remote.stats()
+    forwarder.open.clear()
+    creating = asyncio.create_task(remote.create(Asker(), requests.CreateRequest()))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(remote.stats(), 0.1)
+    with pytest.raises(errors.Unavailable) as error:
+        await asyncio.wait_for(creating, 1)
+    assert error.value.reason == "ENGINE_LOST"
+    await remote.disconnect()
+    forwarder.open.set()
