@@ -1,4 +1,4 @@
-"""Errors on the wire: `jaxctx.errors` to the trailers of a gRPC call and back.
+"""The wire: methods of the contract through a channel, and errors, `jaxctx.errors` to the trailers of a call and back.
 
 The server calls `to_status`, the client `from_rpc_error`; the pair is here so that what one writes the other reads. The
 form is `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo (google/rpc/error_details.proto), as
@@ -6,15 +6,17 @@ protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an er
 """
 
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from jaxctx.errors import BY_CODE, FieldViolation, JaxctxError
+from jaxctx.v1.services import METHODS
 
 DOMAIN = "jaxctx"
 UNSPECIFIED = "UNSPECIFIED"  # the reason of an error that names none
@@ -24,6 +26,25 @@ MAX_MESSAGE_BYTES = 512
 MAX_VIOLATIONS = 16
 MAX_FIELD_BYTES = 96  # `labels[KEY]` with the longest key, and room
 MAX_DESCRIPTION_BYTES = 128
+
+
+CHANNEL_OPTIONS = [
+    # A prefill may be silent for long; a server that is gone must show all the same.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
+    ("grpc.max_send_message_length", 64 << 20),
+]
+
+
+def method_of(channel: Any, rpc: str) -> Any:
+    """What calls a method of the contract, by its name, through a channel of `grpc` or `grpc.aio`."""
+    method = METHODS[rpc]
+    write, read = GetMessageClass(method.input_type).SerializeToString, GetMessageClass(method.output_type).FromString
+    kind = channel.unary_stream if method.server_streaming else channel.unary_unary  # the contract has no others
+    return kind(f"/{method.containing_service.full_name}/{rpc}", write, read)
 
 
 def to_status(error: JaxctxError) -> grpc.Status:

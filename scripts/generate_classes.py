@@ -615,9 +615,6 @@ def services(files: FileDescriptorSet, table: str) -> str:
             "SERVE: Mapping[str, Callable[[Any, Any], None]] = {",
             *(f'    "{stem}": {name}_pb2_grpc.add_{stem}Servicer_to_server,' for name, stem in stems.items()),
             "}",
-            "STUBS: Mapping[str, Callable[[Any], Any]] = {",
-            *(f'    "{stem}": {name}_pb2_grpc.{stem}Stub,' for name, stem in stems.items()),
-            "}",
             table,
             "",
         ]

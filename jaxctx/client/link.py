@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -18,23 +17,17 @@ from jaxctx.client.drive import outcome
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
-from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
-from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
-from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
-from jaxctx.wire import from_rpc_error
+from jaxctx.v1.services import METHODS
+from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
-_STUBS = (ContextServiceStub, SnapshotServiceStub, ModelServiceStub, AdminServiceStub)
-_NAMES = [f"jaxctx.v1.{stub.__name__.removesuffix('Stub')}" for stub in _STUBS]
-_SERVICES = [descriptor_pool.Default().FindServiceByName(name) for name in _NAMES]
 # The contract says which methods may be repeated. Others may have happened: whoever wants to make a context once
 # chooses its id, and takes AlreadyExists for the answer that was lost.
-_REPEATABLE = [each for service in _SERVICES for each in service.methods if each.GetOptions().idempotency_level]
+_REPEATABLE = [each for each in METHODS.values() if each.GetOptions().idempotency_level]
 _RETRIES = {
     "name": [{"service": each.containing_service.full_name, "method": each.name} for each in _REPEATABLE],
     "retryPolicy": {
@@ -45,14 +38,8 @@ _RETRIES = {
         "retryableStatusCodes": ["UNAVAILABLE"],
     },
 }
-_CHANNEL_OPTIONS = [
-    # A prefill may be silent for long; a server that is gone must show all the same.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
-    ("grpc.max_send_message_length", 64 << 20),
+_OPTIONS = [
+    *CHANNEL_OPTIONS,
     ("grpc.enable_retries", 1),
     ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
 ]
@@ -81,26 +68,22 @@ class Link:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
         if credentials is None:
-            self.channel = transport.insecure_channel(target, options=_CHANNEL_OPTIONS)
+            self.channel = transport.insecure_channel(target, options=_OPTIONS)
         else:
-            self.channel = transport.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
-        self._methods = {  # of all services, by their names; and the class of each one's request
-            method.name: (getattr(stub(self.channel), method.name), GetMessageClass(method.input_type))
-            for stub, service in zip(_STUBS, _SERVICES, strict=True)
-            for method in service.methods
-        }
+            self.channel = transport.secure_channel(target, credentials, options=_OPTIONS)
+        self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
 
     def begin(self, method: str, request: object, timeout_s: float | None, *, endless: bool = False) -> Any:
         """Begin a call with the client's key, and its deadline if the call has none of its own and is not `endless`."""
         timeout_s = self._timeout_s if timeout_s is None and not endless else timeout_s
-        return self._methods[method][0](request, timeout=timeout_s, metadata=self._metadata)
+        return self._methods[method](request, timeout=timeout_s, metadata=self._metadata)
 
     async def call(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
         """Call a method with a request of these fields; its response, or of a response with one field what that holds.
 
         Raises the errors of `jaxctx.errors`.
         """
-        request = make(self._methods[method][1], **fields)
+        request = make(GetMessageClass(METHODS[method].input_type), **fields)
         try:
             response = await outcome(self.begin(method, request, timeout_s))
         except grpc.RpcError as error:

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import answers
 from jaxctx.codec import decode, encode
@@ -22,17 +21,10 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.admin_service_pb2 import GetStatsRequest
 from jaxctx.v1.content_pb2 import TokenIds
 from jaxctx.v1.model_service_pb2 import TokenizeRequest
-from jaxctx.v1.services import METHODS
-from jaxctx.wire import from_rpc_error
+from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
-OPTIONS = [
-    ("grpc.max_receive_message_length", 64 << 20),  # as servers send
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-]
+OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
 def bearing(key: str) -> tuple[tuple[str, str], ...]:
@@ -110,12 +102,9 @@ class RemoteEngine(ProgramEngine):
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """
-        method = METHODS[rpc]
-        begin: Any = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
-        path, read = f"/{method.containing_service.full_name}/{rpc}", GetMessageClass(method.output_type).FromString
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT, caller.tenant))
-        call = begin(path, type(request).SerializeToString, read)(request, timeout=timeout_s, metadata=headers)
+        call = method_of(self._channel, rpc)(request, timeout=timeout_s, metadata=headers)
         self._calls.add(call)
         try:
             yield call

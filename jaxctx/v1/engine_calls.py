@@ -43,8 +43,8 @@ class EngineCalls(Protocol):
     async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
         """One pass over explicit tokens, positions and attention masks.
 
-        All of it or, on any error, nothing; only a deadline or a cancelled call may leave tokens in the context, as
-        above: Rewind takes them back.
+        All of it or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: Rewind takes them back.
         """
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:

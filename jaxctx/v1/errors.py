@@ -66,6 +66,8 @@ class FailedPrecondition(JaxctxError):
 
     NO_CHAT_TEMPLATE: the model has no chat template, so messages have no meaning to it.
 
+    WRONG_ROLE: the server is not of the role that this is for (a core, or one with an engine of its own).
+
     NO_STORE: the server has no store, so nothing can be durable.
 
     MODEL_MISMATCH: the snapshot was computed by another model revision, so its KV means nothing to this one.
@@ -156,6 +158,8 @@ class Unavailable(JaxctxError):
     restarted.
 
     STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has.
+
+    ENGINE_LOST: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
     """
 
     code = "UNAVAILABLE"

@@ -44,14 +44,6 @@ SERVE: Mapping[str, Callable[[Any, Any], None]] = {
     "SessionService": session_service_pb2_grpc.add_SessionServiceServicer_to_server,
     "SnapshotService": snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server,
 }
-STUBS: Mapping[str, Callable[[Any], Any]] = {
-    "AdminService": admin_service_pb2_grpc.AdminServiceStub,
-    "ContextService": context_service_pb2_grpc.ContextServiceStub,
-    "EngineService": engine_service_pb2_grpc.EngineServiceStub,
-    "ModelService": model_service_pb2_grpc.ModelServiceStub,
-    "SessionService": session_service_pb2_grpc.SessionServiceStub,
-    "SnapshotService": snapshot_service_pb2_grpc.SnapshotServiceStub,
-}
 # Methods of an engine, and what they take of requests.
 ENGINE_CALLS: Mapping[str, tuple[str, Sequence[str | type]]] = {
     "CreateContext": ("create", [requests.CreateRequest]),

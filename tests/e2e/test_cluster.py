@@ -20,7 +20,6 @@ from jaxctx.codec import decode, encode
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.remote import LIFE, TENANT, RemoteEngine, bearing
 from jaxctx.v1 import context_service_pb2, requests
-from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
