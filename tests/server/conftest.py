@@ -49,6 +49,7 @@ from jaxctx.model.text import ModelText
 from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
+    engine_service_pb2_grpc,
     model_service_pb2_grpc,
     session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
@@ -459,6 +460,7 @@ class Door:
             "SessionService": session_service_pb2_grpc.SessionServiceStub(self.channel),
             "ModelService": self.models,
             "AdminService": self.admin,
+            "EngineService": engine_service_pb2_grpc.EngineServiceStub(self.channel),
         }[service]
 
     def last(self, name: str) -> tuple[Caller, Any]:

@@ -59,6 +59,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "grpc_port": ("0", 0),
     "unix_socket": ("/run/s", Path("/run/s")),
     "keys": ("keys", Path("keys")),
+    "role": ("core", "core"),
+    "core": ("host:1", "host:1"),
+    "cluster_key": ("secret", Path("secret")),
     "dtype": ("bfloat16", "bfloat16"),
     "kv_dtype": ("int8", "int8"),
     "tensor": ("2", 2),
@@ -212,3 +215,11 @@ def test_the_compile_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch) 
 def test_variables_of_others_are_left_alone() -> None:
     environ = {"JAXCTX_PYTHON": "x", "JAXCTX_VENV": "x", "JAXCTX_EXTRA": "x", "JAXCTX_PAGE_SIZE_X": "x", "OTHER": "x"}
     assert read(environ=environ) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    "argv", [["--role", "engine"], ["--role", "core", "--core", "here:1"], ["--role", "both-ends"]]
+)
+def test_an_engine_has_a_core_and_a_core_has_none(argv: list[str]) -> None:
+    assert refused(*argv)
+    assert read("--role", "engine", "--core", "here:1").core == "here:1"

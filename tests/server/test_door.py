@@ -22,14 +22,20 @@ from grpc_status import rpc_status
 
 from jaxctx import errors, wire
 from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.v1 import admin_service_pb2, model_service_pb2, session_service_pb2, snapshot_service_pb2
+from jaxctx.v1 import (
+    admin_service_pb2,
+    engine_service_pb2,
+    model_service_pb2,
+    session_service_pb2,
+    snapshot_service_pb2,
+)
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.access import METHODS, Key, Role
 from jaxctx_server.grpc import pipeline
 from jaxctx_server.grpc.server import SERVICES, options
 from jaxctx_server.grpc.service import LONGEST_S
 
-STREAMED = ("Generate", "WatchContexts", "ReadVariable")
+STREAMED = ("Generate", "WatchContexts", "ReadVariable", "Register")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -131,6 +137,7 @@ async def test_request_ids(door: Any) -> None:
 def test_every_method_of_every_service_has_a_role() -> None:
     files = [
         pb,
+        engine_service_pb2,
         session_service_pb2,
         snapshot_service_pb2,
         model_service_pb2,
@@ -148,6 +155,7 @@ def test_every_method_of_every_service_has_a_role() -> None:
     assert {method for method, role in METHODS.items() if role is Role.ADMIN} == {
         f"/jaxctx.v1.AdminService/{name}" for name in ("GetStats", "Drain", "ClearCache")
     }
+    assert {method for method, role in METHODS.items() if role is Role.CLUSTER} == {"/jaxctx.v1.EngineService/Register"}
     assert {method for method, role in METHODS.items() if role is Role.ANYONE} == {
         f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")
     }
@@ -174,7 +182,14 @@ async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
 
 
 def _request(method: str) -> Any:
-    modules = (pb, session_service_pb2, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
+    modules = (
+        pb,
+        session_service_pb2,
+        snapshot_service_pb2,
+        model_service_pb2,
+        admin_service_pb2,
+        engine_service_pb2,
+    )
     return next(getattr(module, f"{method}Request") for module in modules if hasattr(module, f"{method}Request"))()
 
 
@@ -340,7 +355,7 @@ async def test_an_error_after_some_pieces(door: Any, make_engine: Any) -> None:
             raise errors.Unavailable("gone")
 
     served = door.serving.served()
-    door.serving.opened(replace(served, engine=Broken()))
+    door.serving.opened(replace(served, model=replace(served.model, engine=Broken())))
     call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
     assert (await call.read()).text == "x"
     assert isinstance(await failure(call.read()), errors.Unavailable)

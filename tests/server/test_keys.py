@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx_server.access import Role, read_keys
+from jaxctx_server.access import Role, authorise, read_cluster_key, read_keys
+from jaxctx_server.cluster import Cluster
 from jaxctx_server.start import USAGE, StartError
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
@@ -58,3 +59,22 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(StartError, match="not text"):
         read_keys(tmp_path / "binary")
+
+
+def test_a_clusters_key(tmp_path: Path) -> None:
+    secret = "s" * 32
+    assert read_cluster_key(write(tmp_path, f"{secret}\n")) == secret
+    accepted = Cluster(secret).accepted
+    found = authorise([accepted], "/jaxctx.v1.EngineService/Register", f"Bearer {secret}")
+    assert (found, found.role) == (accepted, Role.CLUSTER)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "s" * 31, "s" * 513, "ü" * 40, "two\nlines of what could have been a key"]
+)
+def test_what_is_no_clusters_key(text: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="must have 32 to 512 printable") as raised:
+        read_cluster_key(write(tmp_path, text))
+    assert raised.value.exit_status == USAGE
+    with pytest.raises(StartError, match=r"--cluster-key: .*No such file"):
+        read_cluster_key(tmp_path / "missing")

@@ -1,0 +1,207 @@
+"""Statement 8 of programs: engines that are real processes die, freeze and come back, and the core goes on.
+
+Every id of the echo model is one character there, so that an output which went on elsewhere must say, character for
+character, what it would have said without: any token that was lost or came twice changes all that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from tests.e2e.test_command import COMMAND, SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from tests.e2e.test_programs import SYSTEM, Caller, out
+from tests.echo import EOS_ID, character_of, character_text, echo_next
+
+CHARACTERS = (sys.executable, "-m", "tests.serve_characters")
+KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
+
+
+def said(prompt: str, tokens: int) -> str:
+    """What the echo model says after a text."""
+    ids = character_text().tokenizer.encode(prompt)
+    begin = len(ids)
+    for _ in range(tokens):
+        ids.append(echo_next(ids))
+    return "".join(map(character_of, ids[begin:]))
+
+
+class Cluster:
+    """A core and engines, each a process."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._servers: list[Server] = []
+        self.core = self._begun("--role", "core", command=(COMMAND,)).address
+
+    def _begun(self, *arguments: str, command: Any = CHARACTERS) -> Server:
+        self._servers.append(Server(*arguments, cache=self._cache, command=command))
+        return self._servers[-1]
+
+    def engine(self) -> Server:
+        return self._begun(*SMALL, "--role", "engine", "--core", self.core)
+
+    def end(self) -> None:
+        for server in self._servers:
+            server.process.send_signal(signal.SIGCONT)
+            server.kill()
+
+    async def engines(self) -> dict[str, int]:
+        """Epochs, by address."""
+        async with jaxctx.aio.Client(self.core, timeout_s=10) as client:
+            return {each.address: each.epoch for each in await client.engines()}
+
+    async def until(self, *there: Server, timeout_s: float = 10.0) -> float:
+        """Wait until these engines are there and no others; how long that took."""
+        began = time.monotonic()
+        async with asyncio.timeout(timeout_s):
+            while (await self.engines()).keys() != {each.address for each in there}:
+                await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def cluster(compile_cache: Path) -> Iterator[Cluster]:  # noqa: F811
+    found = Cluster(compile_cache)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+async def stub(cluster: Cluster) -> AsyncIterator[SessionServiceStub]:
+    async with grpc.aio.insecure_channel(cluster.core) as channel:
+        yield SessionServiceStub(channel)
+
+
+async def begun(reading: Any) -> str:
+    """What has been said, once something has."""
+    return str((await anext(reading)).text)
+
+
+async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServiceStub) -> None:
+    first, second = cluster.engine(), cluster.engine()
+    await cluster.until(first, second)
+    by_address = {each.address: each for each in (first, second)}
+    caller = await Caller(stub).begin()
+    story = said("Tell: ", 900)
+
+    async def telling() -> tuple[Any, Server, str]:
+        """A story that is being told, and by whom."""
+        ids = await caller.call("Tell: {{story}}", story=out(900))
+        reading = aiter(caller.read(ids["story"]))
+        beginning = await begun(reading)
+        return reading, by_address[(await caller("GetGraph")).tasks[-1].engine_id], beginning
+
+    async def rest(reading: Any, beginning: str) -> str:
+        return beginning + "".join([part.text async for part in reading])
+
+    # Frozen: lost after three beats, its work goes on elsewhere; it is taken back in a new life, and says nothing late.
+    reading, frozen, beginning = await telling()
+    epoch = (await cluster.engines())[frozen.address]
+    frozen.process.send_signal(signal.SIGSTOP)
+    (other,) = {first, second} - {frozen}
+    await cluster.until(other)
+    assert await rest(reading, beginning) == story
+    frozen.process.send_signal(signal.SIGCONT)
+    await cluster.until(first, second)
+    assert (await cluster.engines())[frozen.address] > epoch
+
+    # Killed: noticed within a second.
+    reading, killed, beginning = await telling()
+    killed.process.send_signal(signal.SIGKILL)
+    (other,) = {first, second} - {killed}
+    assert await cluster.until(other) < 1.0 + 1.0  # and a second for this machine to notice that it was
+    assert await rest(reading, beginning) == story
+
+    # The last one too: what is asked waits for an engine, until its time is over.
+    other.process.send_signal(signal.SIGKILL)
+    await cluster.until()
+    waiting = await caller.call("Say {{o}}", o=out(20))
+    asked = asyncio.create_task(caller.get(waiting["o"]))
+    timed = await caller(
+        "SubmitCall", template="Now {{o}}", parameters=[{"name": "o", **out(20)}], timeout={"seconds": 1}
+    )
+    with pytest.raises(errors.DeadlineExceeded):
+        await caller.get(timed.outputs[0].variable_id)
+    assert not asked.done()
+    cluster.engine()
+    assert await asked == said("Say ", 20)
+
+
+async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionServiceStub) -> None:
+    """SIGTERM: what it has it finishes; it gets nothing new, and no work is done twice."""
+    engine = cluster.engine()
+    async with asyncio.timeout(10):
+        while engine.address not in await cluster.engines():
+            await asyncio.sleep(0.02)
+    caller = await Caller(stub).begin()
+    ids = [(await caller.call(f"Tell {n}: {{{{o}}}}", o=out(700)))["o"] for n in range(6)]
+    readings = [aiter(caller.read(each)) for each in ids]
+    beginnings = [await begun(each) for each in readings]
+    engine.process.send_signal(signal.SIGTERM)
+    for number, (reading, beginning) in enumerate(zip(readings, beginnings, strict=True)):
+        assert beginning + "".join([part.text async for part in reading]) == said(f"Tell {number}: ", 700)
+    assert engine.end()[0] == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(6 * 3600)
+async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: SessionServiceStub) -> None:
+    """Under load: every request ends once, with all of its text; a kill is noticed within a second."""
+    rng = random.Random(8)
+    engines = [cluster.engine() for _ in range(3)]  # two serve, and the third is on its way
+    done, slowest, stop = 0, 0.0, False
+
+    async def work(number: int) -> None:
+        nonlocal done
+        caller, ended = await Caller(stub).begin(), 0
+        while not stop:
+            prompt, tokens = f"{SYSTEM} Worker {number}, request {ended}: ", 20 + (ended * 37) % 200
+            ids = await caller.call(prompt + "{{a}} and {{b}}", a=out(tokens), b=out(20))
+            b = await caller.get(ids["b"])
+            a = await caller.get(ids["a"])
+            assert a == said(prompt, tokens)
+            assert b == said(f"{prompt}{a} and ", 20)
+            ended, done = ended + 1, done + 1
+            if ended % 10 == 0:
+                await caller("DeleteSession")
+                await caller.begin()
+
+    workers = [asyncio.create_task(work(number)) for number in range(8)]
+    for kill in range(KILLS):
+        await asyncio.sleep(rng.random() * 0.5)
+        victim = engines.pop(0)
+        victim.process.kill()
+        began = time.monotonic()
+        while victim.address in await cluster.engines():
+            await asyncio.sleep(0.02)
+        slowest = max(slowest, time.monotonic() - began)
+        victim.process.communicate()
+        engines.append(await asyncio.to_thread(cluster.engine))
+        for worker in workers:
+            if worker.done():
+                worker.result()
+        if kill % 10 == 9:
+            print(f"{kill + 1} kills, {done} requests, slowest to notice {slowest:.2f} s", flush=True)
+    stop = True
+    await asyncio.wait_for(asyncio.gather(*workers), 60)
+    assert done > KILLS
+    assert slowest < 2.0
+
+
+def test_the_echo_says_no_end() -> None:
+    """Else outputs would be shorter than asked for."""
+    assert character_of(EOS_ID) not in said("Tell: ", 900)
