@@ -65,7 +65,6 @@ class Archive:
             "identity": frozen.identity.encode(),
             "salt": frozen.identity.salt,
             "tokens": frozen.tokens(),
-            "marks": frozen.marks,
         }
         return Lineage(**named(Lineage, frozen, self.contexts.model, self.device) | others)
 
