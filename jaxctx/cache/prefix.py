@@ -96,14 +96,6 @@ class PageNode(Stored):
             assert node.parent is not None
             node = node.parent
 
-    def ancestor(self, depth: int) -> PageNode:
-        """The node `depth` pages from the root on the way to this one."""
-        node = self
-        while node.depth > depth:
-            assert node.parent is not None
-            node = node.parent
-        return node
-
     def forget(self) -> None:
         """Off the index: no tier has its data any more."""
         assert self.parent is not None
