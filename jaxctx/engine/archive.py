@@ -61,12 +61,8 @@ class Archive:
 
     def lineage(self, frozen: Context) -> Lineage:
         """All of a frozen context that is on the device, page data apart."""
-        others = {
-            "identity": frozen.identity.encode(),
-            "salt": frozen.identity.salt,
-            "tokens": frozen.tokens(),
-        }
-        return Lineage(**named(Lineage, frozen, self.contexts.model, self.device) | others)
+        others = {"identity": frozen.identity.encode(), "tokens": frozen.tokens()}
+        return Lineage(**named(Lineage, frozen, frozen.identity, self.device) | others)
 
     def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
         """The data of the first few of some of its pages, by their places in its sequence; ready when the device is."""
