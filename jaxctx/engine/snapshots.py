@@ -224,12 +224,10 @@ class Reading:
                 else:
                     self._pages[number].set_result(self._loop.core.device.page(data))
                 del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
-                self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
         for page in self._pages.values():
             page.set_exception(loss)
-        self._loop.wake()
 
 
 def _add(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:

@@ -158,12 +158,13 @@ class Transfers:
         if disk_pages:
             path = disk_file or Path(tempfile.gettempdir()) / f"jaxctx-{uuid.uuid4()}.pages"
             self._disk = DiskTier(path, disk_pages, device.page_shape, device.page_dtype, self.host)
-        self.on_arrival: Callable[[], None] = lambda: None  # called from any thread when data has come from a disk
+        self.on_arrival: Callable[[], None] = lambda: None  # called from any thread when data has come, or is lost
         self._on_drop: dict[int, Callable[[], None]] = {}
 
     def stage(self, slot: int, data: Future[np.ndarray], on_drop: Callable[[], None]) -> None:
         """Data that will come from elsewhere; `on_drop` is called when it is not needed any more."""
         self.host[slot] = data
+        data.add_done_callback(lambda _: self.on_arrival())
         self._on_drop[slot] = on_drop
 
     def carry_out(self, moves: Sequence[Move]) -> None:
