@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The contract as plain Python: dataclasses of what is asked and answered, what callers may choose by keyword, the
-operations of a client that are one call each, and the errors that these end with.
+operations of clients and of engines that are one call each, and the errors that these end with. And the fields of the
+store's records.
 
     scripts/generate_classes.py DESCRIPTOR_SET FOLDER
 
-Writes answers.py, requests.py, options.py, operations.py and errors.py into FOLDER, from what `protoc
---descriptor_set_out --include_source_info --include_imports` says of protos/, comments included; `scripts/stubs` runs
-it. A message answers if a method responds with it or with what holds it. Of a response with one field, or with a part
+Writes answers.py, requests.py, options.py, operations.py, engine_calls.py, services.py, errors.py and stored.py into
+FOLDER, from what `protoc --descriptor_set_out --include_source_info --include_imports` says of protos/, comments
+included; `scripts/stubs` runs it. A message answers if a method responds with it or with what holds it. Of a response with one field, or with a part
 of a list, only what it holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what
 it holds, and responses of the same fields are one class.
 
@@ -83,6 +84,13 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     "UpdateOptions": ("UpdateContextRequest", ("context_id",)),
     "SaveOptions": ("SaveRequest", ("context_id", "name")),
     "KeepOptions": ("PublishRequest", ("context_id",)),
+}
+STORED = {  # by class: the message whose fields they are, and those that whoever extends it has in another way
+    "VersionFields": ("StoredVersion", ("expires_at", "ttl_s", "sliding")),
+    "LineageFields": (
+        "StoredManifest",
+        ("id", "tokens", "marks", "packs", "page_keys", "page_checksums", "page_packs", "page_offsets"),
+    ),
 }
 
 
@@ -269,6 +277,7 @@ def types_of(files: FileDescriptorSet) -> dict[str, Type]:
 class Classes:
     """Writes classes, each once and after those that it refers to."""
 
+    _options = "frozen=True, slots=True"  # of dataclasses
     _by_place = 0  # fields of the largest class that is made by their order, too
     _methods: Mapping[tuple[str, ...], str] = METHODS
 
@@ -351,7 +360,7 @@ class Classes:
             members.append(member(f"{each.name}: {each.type}{default}", words))
         members += [code for needed, code in self._methods.items() if {each.name for each in fields}.issuperset(needed)]
         by_name = "" if len(fields) <= self._by_place else ", kw_only=True"
-        self._write(name, f"@dataclass(frozen=True, slots=True{by_name})\nclass {name}:", kind, members)
+        self._write(name, f"@dataclass({self._options}{by_name})\nclass {name}:", kind, members)
         return self._of_fields.setdefault(same, name)
 
     def _write(self, name: str, head: str, kind: Type, members: list[str]) -> None:
@@ -400,6 +409,15 @@ class Classes:
 
     def _is_map(self, field: FieldDescriptorProto) -> bool:
         return field.type_name in self._types and self._types[field.type_name].is_map
+
+
+class Fields(Classes):
+    """Classes to extend. Which of those are equal is told there."""
+
+    _options = "frozen=True, slots=True, eq=False"
+
+    def add(self, name: str, message: str, others: Iterable[str]) -> None:
+        self._dataclass(name, self._types[PACKAGE + message], others)
 
 
 class Requests(Classes):
@@ -748,6 +766,9 @@ def main(descriptors: str, folder: str) -> None:
         requests.add(name, message, others)
     for name in OPTIONS:
         options.add_options(name)
+    stored = Fields(types, rules)
+    for name, (message, others) in STORED.items():
+        stored.add(name, message, others)
     listed = Requests(types, rules, answers)
     listed.names |= {PACKAGE + message: name for name, (message, _) in OPTIONS.items()}
     for name, message in LISTED.items():
@@ -780,12 +801,14 @@ def main(descriptors: str, folder: str) -> None:
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
     engine = "What engines do, in process or not."
+    kept = "What records of the store say as they are; classes of the store have these fields, and their own."
     done = "What clients do by one call each, as programs for either client."
     failed = "How calls fail: a class for each gRPC status, with the reasons that go with it."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
         "options.py": module(chosen, options.written | listed.written),
+        "stored.py": module(kept, stored.written),
         "operations.py": module(done, operations.written, {}, used, future, variable),
         "engine_calls.py": module(engine, calls.written, {}, of_calls, future),
         "services.py": services(files, calls.table()),

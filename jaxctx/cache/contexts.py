@@ -206,7 +206,7 @@ class ContextCache:
     def find(self, identity: Identity, tokens: TokenIds) -> Found:
         """What a new context filled with `tokens` would find."""
         index = self.memory.index
-        return found(index.search(index.root(identity), encode_tokens(tokens)))
+        return found(index.search(index.root(identity), encode_tokens(tokens), marks={}))
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> Found:
         """What a context would find once `more` is appended, within its first `tokens` tokens. Changes nothing."""

@@ -39,7 +39,7 @@ def rewind(cache: ContextCache, context: Context, to: int) -> None:
     # Its own pages behind `to` serve as well, if no other context holds them.
     if partial and not context.working and not cache.memory.available and context.tail.holders > 1:
         raise OutOfPages("a rewind into a page needs a working page, and other contexts hold all")
-    source = context.tail.ancestor(pages + 1).page
+    source = [*context.tail.lineage(pages)][-1].page
     cache.memory.free_working(context, keep=min(partial, 1))
     cache.memory.shorten(context, to)
     if not partial:

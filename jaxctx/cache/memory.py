@@ -97,7 +97,7 @@ class Memory:
         """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
         tail, pages = context.tail, length // self.page_size
         if pages < tail.depth:
-            cut = tail.ancestor(pages + 1)
+            cut = [*tail.lineage(pages)][-1]  # the first page that goes
             context.recent = cut.tokens
             context.working_tokens = 0
             self._move_hold(context, cut.parent if pages else context.root)

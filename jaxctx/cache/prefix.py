@@ -26,7 +26,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -39,8 +38,6 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]  # whoever has them 
 
 TOKEN_BYTES = 4  # tokens are kept as the bytes of int32
 NOWHERE = -1
-
-NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,6 @@ class PageNode(Stored):
             assert node.parent is not None
             node = node.parent
 
-    def ancestor(self, depth: int) -> PageNode:
-        """The node `depth` pages from the root on the way to this one."""
-        node = self
-        while node.depth > depth:
-            assert node.parent is not None
-            node = node.parent
-        return node
-
     def forget(self) -> None:
         """Off the index: no tier has its data any more."""
         assert self.parent is not None
@@ -153,14 +142,12 @@ class PrefixIndex:
         if not roots:
             del self._published[_anybody(root)]
 
-    def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes] = NO_MARKS) -> list[PageNode]:
+    def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes]) -> list[PageNode]:
         """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
         published = self._published.get(_anybody(root), ()) if self._published else ()
         return max((self.walk(start, tokens, root, marks) for start in (root, *published)), key=len)
 
-    def walk(
-        self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes] = NO_MARKS
-    ) -> list[PageNode]:
+    def walk(self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes]) -> list[PageNode]:
         """The indexed nodes that continue `node` with the full pages at the front of `tokens`, as far as there are any.
 
         `node` is a root or indexed; `marks` by index in the sequence. Nothing is acquired.

@@ -42,8 +42,8 @@ class Archive:
         """Of a snapshot that is saved or changed now."""
         return Lifetime.begin(ttl.seconds, ttl.sliding, self.contexts.lives.clock())
 
-    def version(self, caller: Caller, request: SaveRequest, frozen: Context) -> Version:
-        """What the catalogue will say of it."""
+    def version(self, caller: Caller, request: SaveRequest, frozen: Context, saving: object) -> Version:
+        """What the catalogue will say of it; `saving` is what it is known by until then."""
         tokens = frozen.computed if frozen.suspended else frozen.seq_len
         pages = -(-tokens // frozen.page_size)
         others = {
@@ -53,7 +53,7 @@ class Archive:
             "size_bytes": pages * self.device.page_bytes,
             "manual_commit": frozen.manual_commit,
             "held": None if request.durable else frozen,
-            "saving": object(),
+            "saving": saving,
             "lifetime": self.lifetime(request.ttl),
             "durable": False,  # not yet
         }
@@ -61,13 +61,8 @@ class Archive:
 
     def lineage(self, frozen: Context) -> Lineage:
         """All of a frozen context that is on the device, page data apart."""
-        others = {
-            "identity": frozen.identity.encode(),
-            "salt": frozen.identity.salt,
-            "tokens": frozen.tokens(),
-            "marks": frozen.marks,
-        }
-        return Lineage(**named(Lineage, frozen, self.contexts.model, self.device) | others)
+        others = {"identity": frozen.identity.encode(), "tokens": frozen.tokens()}
+        return Lineage(**named(Lineage, frozen, frozen.identity, self.device) | others)
 
     def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
         """The data of the first few of some of its pages, by their places in its sequence; ready when the device is."""

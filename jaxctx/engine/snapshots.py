@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +35,7 @@ class Snapshots:
         self.loop = loop
         self.store = store
         self._archive = loop.core.archive
-        self._saves: dict[int, list[Version]] = {}  # under way, by identity: the version of each, once it is known
+        self._saves: dict[object, Version | None] = {}  # under way, by their `saving`; None: it is not known yet
         self._stopped = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="jaxctx-reaper", daemon=True)
 
@@ -44,21 +43,21 @@ class Snapshots:
         overwrite = request.overwrite_version
         await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
         hidden: list[Context] = []  # dropped at the end
-        saving: list[Version] = []
+        saving = object()
 
         def freeze() -> None:
             self.loop.core.raise_if_draining()
             hidden.append(self._archive.freeze(caller, request.context_id))
 
-        self._saves[id(saving)] = saving
+        self._saves[saving] = None
         try:
             await self.loop.call(freeze)
             frozen = hidden[0]
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self._resume(caller, frozen)
-            version = await self.loop.call(self._archive.version, caller, request, frozen)
-            saving.append(version)
-            count, size = self.store.usage(caller.tenant, chain.from_iterable(self._saves.values()))
+            version = await self.loop.call(self._archive.version, caller, request, frozen, saving)
+            self._saves[saving] = version
+            count, size = self.store.usage(caller.tenant, filter(None, self._saves.values()))
             self.loop.core.lives.quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
@@ -68,7 +67,7 @@ class Snapshots:
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
         finally:
-            del self._saves[id(saving)]
+            del self._saves[saving]
             self.loop.tell(partial(self._archive.drop, hidden))
         return told(Snapshot, version, latest=True)
 
@@ -225,12 +224,10 @@ class Reading:
                 else:
                     self._pages[number].set_result(self._loop.core.device.page(data))
                 del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
-                self._loop.wake()
         except Exception as error:
             loss = DataLoss(f"pages could not be read: {error}")
         for page in self._pages.values():
             page.set_exception(loss)
-        self._loop.wake()
 
 
 def _add(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:

@@ -71,7 +71,6 @@ class DiskTier:
         slots: int,
         page_shape: tuple[int, ...],
         page_dtype: np.dtype[Any],
-        host: HostTier,
         *,
         pending: int = 1024,
         threads: int = 2,
@@ -80,7 +79,6 @@ class DiskTier:
         self._path = path
         self._shape, self._dtype = page_shape, page_dtype
         self._page_bytes = int(np.prod(page_shape)) * page_dtype.itemsize
-        self._host = host
         self._room = threading.Semaphore(pending)
         self._sums: dict[int, int] = {}  # of what is in the file, by slot; an entry is its slot's thread's
         self._failing = False
@@ -89,16 +87,13 @@ class DiskTier:
         os.ftruncate(self._file, slots * self._page_bytes)
         self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(threads)]
 
-    def spill(self, host_slot: int, disk_slot: int) -> None:
-        """Write what the host slot holds to the disk slot. The host slot may be used again at once."""
-        data = self._host[host_slot] if self._room.acquire(blocking=False) else None
-        self._submit(disk_slot, self._write, data)
+    def spill(self, data: PageData | Future[np.ndarray], slot: int) -> None:
+        """Write what a host slot holds to the slot. The host slot may be used again at once."""
+        self._submit(slot, self._write, data if self._room.acquire(blocking=False) else None)
 
-    def fetch(self, disk_slot: int, host_slot: int) -> Future[np.ndarray]:
-        """Read the disk slot to the host slot, which is ready once the future is done. Both may be reused at once."""
-        future = self._submit(disk_slot, self._read)
-        self._host[host_slot] = future
-        return future
+    def fetch(self, slot: int) -> Future[np.ndarray]:
+        """Read the slot, which may be reused at once."""
+        return self._submit(slot, self._read)
 
     def close(self) -> None:
         """End the threads without waiting for what is queued, and remove the file."""
@@ -157,13 +152,14 @@ class Transfers:
         self._disk: DiskTier | None = None
         if disk_pages:
             path = disk_file or Path(tempfile.gettempdir()) / f"jaxctx-{uuid.uuid4()}.pages"
-            self._disk = DiskTier(path, disk_pages, device.page_shape, device.page_dtype, self.host)
-        self.on_arrival: Callable[[], None] = lambda: None  # called from any thread when data has come from a disk
+            self._disk = DiskTier(path, disk_pages, device.page_shape, device.page_dtype)
+        self.on_arrival: Callable[[], None] = lambda: None  # called from any thread when data has come, or is lost
         self._on_drop: dict[int, Callable[[], None]] = {}
 
-    def stage(self, slot: int, data: Future[np.ndarray], on_drop: Callable[[], None]) -> None:
-        """Data that will come from elsewhere; `on_drop` is called when it is not needed any more."""
+    def stage(self, slot: int, data: Future[np.ndarray], on_drop: Callable[[], None] = lambda: None) -> None:
+        """A host slot for data that will come from elsewhere; `on_drop` is called when it is not needed any more."""
         self.host[slot] = data
+        data.add_done_callback(lambda _: self.on_arrival())
         self._on_drop[slot] = on_drop
 
     def carry_out(self, moves: Sequence[Move]) -> None:
@@ -180,12 +176,12 @@ class Transfers:
                     self._device.load_pages(targets, [self.host.page(slot) for slot in sources])
                 case Way.SPILL:
                     assert self._disk is not None
-                    for ends in zip(sources, targets, strict=True):
-                        self._disk.spill(*ends)
+                    for source, target in zip(sources, targets, strict=True):
+                        self._disk.spill(self.host[source], target)
                 case Way.FETCH:
                     assert self._disk is not None
-                    for ends in zip(sources, targets, strict=True):
-                        self._disk.fetch(*ends).add_done_callback(lambda _: self.on_arrival())
+                    for source, target in zip(sources, targets, strict=True):
+                        self.stage(target, self._disk.fetch(source))
             for move in batch:
                 if move.way is Way.DROP:
                     self.host.pop(move.source, None)

@@ -6,7 +6,7 @@ Each names itself and stands behind a checksum: damage, or another's in its plac
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ import xxhash
 from jaxctx.answers import named
 from jaxctx.codec import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
+from jaxctx.v1.stored import LineageFields, VersionFields
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
 
 M = TypeVar("M", StoredName, StoredManifest)
@@ -26,21 +27,11 @@ checksum = xxhash.xxh3_128_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lineage:
+class Lineage(LineageFields):
     """What a snapshot holds, page data apart: `seq_len == committed_pages * page_size + working_tokens`."""
 
-    identity: bytes  # all else that determines KV, the tenant's namespace included
-    model_revision: str
-    salt: str
-    kv_dtype: str
-    page_size: int  # tokens
-    page_bytes: int  # of every page, a partly filled one too
     tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
     marks: Mapping[int, bytes]  # by index, of tokens not computed in the usual way
-    seq_len: int  # tokens with KV
-    committed_pages: int
-    working_tokens: int
-    manual_commit: bool
 
     @property
     def pages(self) -> int:
@@ -65,7 +56,7 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class Version(VersionFields):
     """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's.
 
     For what else it says see Snapshot in snapshot.proto.
@@ -74,17 +65,7 @@ class Version:
     tenant: str
     name: str
     version: int = 0
-    parent_version: int = 0
     durable: bool = False
-    tokens: int
-    seq_len: int
-    pages: int
-    size_bytes: int
-    model_revision: str
-    salt: str
-    manual_commit: bool
-    context_id: str
-    labels: Mapping[str, str] = field(default_factory=dict)
     held: object = None  # of one in memory: whatever the engine holds it by
     saving: object = None  # of one that this process made: what it was known by before it had a number
     lifetime: Lifetime = FOREVER
@@ -156,8 +137,7 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     record = _unseal(StoredManifest(), data)
     if record is None or record.id != manifest_id:
         return None
-    tokens = np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False)
-    lineage = Lineage(**named(Lineage, record) | {"tokens": tokens, "marks": dict(record.marks)})
+    lineage = decode(record, Lineage, tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False))
     keys, checksums = _split(record.page_keys, _KEY), _split(record.page_checksums, _CHECKSUM)
     packs = [record.packs[number] for number in record.page_packs]
     return Manifest(manifest_id, lineage, keys, [*map(Place, packs, record.page_offsets, checksums)])

@@ -87,9 +87,9 @@ class StoredVersion(google.protobuf.message.Message):
     MANUAL_COMMIT_FIELD_NUMBER: builtins.int
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """1, 2, ..."""
+    """1, 2, and so on."""
     parent_version: builtins.int
-    """The version that it replaced, or 0."""
+    """The version that it replaced. 0: none."""
     manifest: builtins.str
     """The manifest that says what it holds."""
     created_at: builtins.float

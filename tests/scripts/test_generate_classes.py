@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -272,6 +273,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
     monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
+    monkeypatch.setattr(generator, "STORED", {"StationFields": ("Station", ("since", "until", "seconds"))})
     monkeypatch.setattr(generator, "ORDERED", ("Order",))
     calls = {
         "Tune": generator.Operation("tune", "name", "TuneOptions"),
@@ -356,6 +358,25 @@ def test_comments(made: Path) -> None:
     text = "There is more of it every second, and all of it would not fit on a line that has one hundred and twenty."
     assert f'\n    """What is heard.\n\n    {text}\n\n    One thing at a time.\n    """\n' in source
     assert max(map(len, source.splitlines())) <= 120
+
+
+def test_fields_that_are_extended(made: Path) -> None:
+    stored = load("radio_stored", made / "stored.py")
+    assert stored.__all__ == ["Band", "StationFields", "StationQuality"]
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Kept(stored.StationFields):  # type: ignore[misc, name-defined]
+        stereo: bool = False
+        since: float
+
+    needed: dict[str, Any] = {"name": "a", "band": stored.Band.LONG, "extra": None, "quality": stored.StationQuality()}
+    needed |= {"since": 1.5}
+    kept = Kept(**needed)
+    for name in needed:
+        with pytest.raises(TypeError, match=name):
+            Kept(**{each: value for each, value in needed.items() if each != name})
+    assert (kept.payer, kept.listeners, kept.stereo, hasattr(kept, "until")) == ("", 0, False, False)
+    assert stored.StationFields.__eq__ is object.__eq__, "whoever extends it says what is equal"
 
 
 def test_options(made: Path) -> None:

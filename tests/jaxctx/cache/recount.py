@@ -36,7 +36,8 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
     assert all(0 <= at < context.length for at in context.marks), "marks of other tokens"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
-    chain, start = context.chain(), context.tail.ancestor(0)
+    chain = context.chain()
+    start = chain[0].parent if chain else context.tail
     assert context.root is index.root(context.identity), "another root"
     assert start.parent is None, "lineage ends at no root"
     assert all(node.owner in (context.root, start) for node in chain), "a page of somebody else"

@@ -164,7 +164,7 @@ BUGS = [
         "pass",
     ),
     Bug("rewind does not copy", control, "rewind", "!= source:", "!= target:"),
-    Bug("rewind copies the page before", control, "rewind", "ancestor(pages + 1)", "ancestor(pages)"),
+    Bug("rewind copies the page before", control, "rewind", "lineage(pages)", "lineage(pages - 1)"),
     Bug("rewind at the edge drops a page", control, "rewind", "if to >= context", "if to > context"),
     Bug("rewind keeps working pages", control, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
     Bug("rewind changes before it refuses", control, "rewind", "and context.tail.holders > 1", "and False"),

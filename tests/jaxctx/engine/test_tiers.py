@@ -6,6 +6,7 @@ import random
 import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,21 @@ SLOTS = 8
 
 def page(value: int) -> np.ndarray:
     return np.full(SHAPE, value, DTYPE)
+
+
+class WithHost(DiskTier):
+    """A disk, and the host slots that transfers keep beside it."""
+
+    def __init__(self, path: Path, slots: int, shape: tuple[int, ...], dtype: Any, host: HostTier, **others: Any):
+        super().__init__(path, slots, shape, dtype, **others)
+        self._host = host
+
+    def spill(self, host_slot: int, disk_slot: int) -> None:
+        super().spill(self._host[host_slot], disk_slot)
+
+    def fetch(self, disk_slot: int, host_slot: int) -> Any:
+        self._host[host_slot] = future = super().fetch(disk_slot)
+        return future
 
 
 def arrived(host: HostTier, slot: int) -> np.ndarray:
@@ -43,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def disk(host: HostTier, path: Path):
-    tier = DiskTier(path, SLOTS, SHAPE, DTYPE, host, pending=100)
+    tier = WithHost(path, SLOTS, SHAPE, DTYPE, host, pending=100)
     yield tier
     tier.close()
 
@@ -77,7 +93,7 @@ def test_a_host_slot_holds_what_was_put_last(host: HostTier) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "uint32"])
 def test_pages_of_every_type_come_back_as_they_were(host: HostTier, path: Path, kind: str) -> None:
     data = jax.random.normal(jax.random.key(1), (2, 1, 1, 4, 1)).astype(kind)
-    tier = DiskTier(path, 3, data.shape, np.dtype(jnp.dtype(kind)), host)
+    tier = WithHost(path, 3, data.shape, np.dtype(jnp.dtype(kind)), host)
     host[0] = data
     tier.spill(0, 2)
     host[0] = data * 2  # the slot is used again at once
@@ -88,7 +104,7 @@ def test_pages_of_every_type_come_back_as_they_were(host: HostTier, path: Path, 
     tier.close()
 
 
-def test_reused_slots_never_mix(host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_slots_never_mix(host: HostTier, disk: WithHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is asked for while the disk stands still: each read is of the write before it, not of a later one."""
     gate = Gate(monkeypatch)
     for value in range(5):
@@ -103,7 +119,7 @@ def test_reused_slots_never_mix(host: HostTier, disk: DiskTier, monkeypatch: pyt
     assert arrived(host, 0)[0, 0, 0, 0, 0] == 99
 
 
-def test_a_page_on_its_way_from_disk_may_be_spilled(host: HostTier, disk: DiskTier) -> None:
+def test_a_page_on_its_way_from_disk_may_be_spilled(host: HostTier, disk: WithHost) -> None:
     """Also to slots of the other thread, to and fro."""
     host[0] = page(7)
     disk.spill(0, 0)
@@ -114,7 +130,7 @@ def test_a_page_on_its_way_from_disk_may_be_spilled(host: HostTier, disk: DiskTi
     assert np.array_equal(arrived(host, 5), page(7))
 
 
-def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: DiskTier) -> None:
+def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: WithHost) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -137,7 +153,7 @@ def test_random_moves_equal_tables_of_numbers(host: HostTier, disk: DiskTier) ->
                 assert np.array_equal(arrived(host, slot), page(in_host[slot]))
 
 
-def lost(host: HostTier, disk: DiskTier, slot: int) -> str:
+def lost(host: HostTier, disk: WithHost, slot: int) -> str:
     disk.fetch(slot, 50)
     with pytest.raises(DataLoss) as error:
         arrived(host, 50)
@@ -145,7 +161,7 @@ def lost(host: HostTier, disk: DiskTier, slot: int) -> str:
 
 
 def test_a_full_disk_loses_the_page_and_not_the_tier(
-    host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: HostTier, disk: WithHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host[0] = page(1)
     disk.spill(0, 2)
@@ -169,7 +185,7 @@ def test_a_full_disk_loses_the_page_and_not_the_tier(
     assert np.array_equal(arrived(host, 1), page(1))
 
 
-def test_writes_and_reads_may_be_short(host: HostTier, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_and_reads_may_be_short(host: HostTier, disk: WithHost, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:7], at))
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: preadv(file, [buffers[0][:9]], at))
@@ -179,7 +195,7 @@ def test_writes_and_reads_may_be_short(host: HostTier, disk: DiskTier, monkeypat
     assert np.array_equal(arrived(host, 1), host.page(0))
 
 
-def test_a_damaged_page_is_lost(host: HostTier, disk: DiskTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_page_is_lost(host: HostTier, disk: WithHost, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host[0] = page(3)
     for slot in range(4):
         disk.spill(0, slot)
@@ -201,7 +217,7 @@ def test_a_damaged_page_is_lost(host: HostTier, disk: DiskTier, path: Path, monk
 
 def test_more_than_may_wait_is_lost(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host, pending=2)
+    disk = WithHost(path, SLOTS, SHAPE, DTYPE, host, pending=2)
     host[0] = page(1)
     disk.spill(0, 0)
     disk.fetch(0, 1)
@@ -221,7 +237,7 @@ def test_the_file_is_new_sparse_private_and_gone_at_the_end(host: HostTier, tmp_
     other.write_bytes(b"untouched")
     path = tmp_path / "pages"
     path.symlink_to(other)  # what lies there from a former run, whatever it is, is replaced and not written to
-    disk = DiskTier(path, 1 << 20, SHAPE, DTYPE, host)
+    disk = WithHost(path, 1 << 20, SHAPE, DTYPE, host)
     state = path.lstat()
     assert (state.st_mode & 0o777, state.st_size) == (0o600, page(0).nbytes << 20)
     assert state.st_blocks * 512 < 1 << 20
@@ -232,7 +248,7 @@ def test_the_file_is_new_sparse_private_and_gone_at_the_end(host: HostTier, tmp_
 
 def test_closing_waits_for_nothing_that_is_queued(host: HostTier, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    disk = DiskTier(path, SLOTS, SHAPE, DTYPE, host)
+    disk = WithHost(path, SLOTS, SHAPE, DTYPE, host)
     host[0] = page(1)
     for slot in range(SLOTS):
         disk.spill(0, slot)
