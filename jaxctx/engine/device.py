@@ -123,8 +123,6 @@ class Device:
         self._chunk = program.chunk
         self._compiled: dict[Function, Executable] = {}
         self.compilations = 0  # on threads that count them
-        self._counting: int | None = None  # the thread that does
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
         self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
         self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -249,12 +247,14 @@ class Device:
     @contextmanager
     def count_compilations(self) -> Iterator[None]:
         """Count XLA compilations of the calling thread until the block ends (the step thread's: there must be none)."""
-        self._counting = threading.get_ident()
+        thread = threading.get_ident()
+
+        def count(event: str, duration_secs: float, **_: object) -> None:
+            if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
+                self.compilations += 1
+
+        jax.monitoring.register_event_duration_secs_listener(count)
         try:
             yield
         finally:
-            self._counting = None
-
-    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._counting:
-            self.compilations += 1
+            jax.monitoring.unregister_event_duration_listener(count)
