@@ -26,7 +26,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state, slot_words
-from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
+from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
 from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
 Executable = Callable[..., Any]
@@ -90,7 +90,7 @@ class Program:
         sizes = spec.kv_heads, held * (self._config.pages + 1), self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
         if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
-            sharding = RULES.sharding(mesh, KV_POOL_AXES)
+            sharding = logical_sharding(mesh, KV_POOL_AXES)
         pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
         return (LayerPool(pool, pool),) * (spec.layers // held)
 
