@@ -119,10 +119,9 @@ def write_rows(pool: Pool, values: Shaped[Array, "rows kv_heads head_dim"], slot
     return pool.at[:, slots // page_size, slots % page_size].set(values)
 
 
-def copy_pages(pool: Pool, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Pool:
-    """Copy whole pages; all sources are read before any target is written. Pairs (0, 0) are padding."""
-    changed: Pool = jax.tree.map(lambda array: array.at[:, targets].set(array[:, sources]), pool)
-    return changed
+def copy_pages(pools: Any, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Any:
+    """Copy whole pages of each pool; all sources are read before any target is written. Pairs (0, 0) are padding."""
+    return jax.tree.map(lambda array: array.at[:, targets].set(array[:, sources]), pools)
 
 
 def read_pages(pool: Pool, pages: Int32[Array, " n"]) -> Shaped[Array, "n kv_heads page_size head_dim"]:
