@@ -27,7 +27,7 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
 from jaxctx.engine.mail import Reply
 from jaxctx.errors import JaxctxError
-from jaxctx.model.bundled import bundled_path
+from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
 
@@ -80,7 +80,7 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    loaded = load_model(bundled_path(), dtype="float32")
+    loaded = load_model(BUNDLED, dtype="float32")
     config = EngineConfig(pages=64 * 240, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + ROOM)
     device = Device(loaded.model, loaded.params, config)
     device.compile()
@@ -89,7 +89,7 @@ def main() -> None:
         for drafts in (0, 8):
             identity = Identity(namespace="", model_revision=loaded.revision, kv_dtype=loaded.model.kv.dtype)
             sizes = replace(config, draft_tokens=drafts)
-            core = EngineCore(sizes, device, load_text(bundled_path()), identity, "bundled", REAL_WORLD)
+            core = EngineCore(sizes, device, load_text(BUNDLED), identity, "bundled", REAL_WORLD)
             sent, booked = (statistics.median(each) for each in zip(*measure(core, streams), strict=True))
             print(f"{streams:7d}  {drafts:6d} {sent:6.2f} {booked:7.2f}")
 

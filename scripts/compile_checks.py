@@ -38,7 +38,7 @@ from jaxctx.engine.targets import TARGETS, compiling_for, memory_of
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.bind import abstract
 from jaxctx.model.config import SHAPES
-from jaxctx.model.sharding import RULES, TENSOR
+from jaxctx.model.sharding import TENSOR, logical_sharding
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
 
@@ -95,7 +95,7 @@ def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bf
     def lower(chips: Chips) -> jax.stages.Lowered:
         model, params = abstract(read_config(SHAPES / model_name), "bfloat16", kv_dtype=kv_dtype)
         if split:
-            places = [RULES.sharding(chips.four, spec.axes) for spec in model.specs]
+            places = [logical_sharding(chips.four, spec.axes) for spec in model.specs]
             params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
         program = Program(model, params, SIZES, chips.four if split else chips.one)
         if program.shapes[0].plan.kernel == "reference":

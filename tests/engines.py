@@ -24,7 +24,7 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.bind import DecoderModel, FlatParams
-from jaxctx.model.sharding import RULES, check_divisible
+from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.store import SnapshotStore
 from tests.echo import echo_model
 from tests.jaxctx.cache.recount import check
@@ -69,7 +69,7 @@ def on_demand(served: ServedModel, config: EngineConfig, mesh: Mesh | None = Non
 def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
     """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
     check_divisible(model.config, mesh)
-    places = (RULES.sharding(mesh, spec.axes) for spec in model.specs)
+    places = (logical_sharding(mesh, spec.axes) for spec in model.specs)
     return tuple(jax.device_put(array, place) for array, place in zip(params, places, strict=True))
 
 

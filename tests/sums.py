@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from jaxctx.engine.step import PagedKV
-from jaxctx_kernels import AttentionPlan, PlanShape, write_rows
+from jaxctx_kernels import PlanShape, write_rows
+from jaxctx_kernels.plan import AttentionPlan
 from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import Mask, Round, allowed_in, in_plan_order, read, walk
 

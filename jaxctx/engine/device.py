@@ -26,7 +26,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state, slot_words
-from jaxctx.model.sharding import KV_POOL_AXES, RULES, TENSOR
+from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
 from jaxctx_kernels import kernel_for, plan_shape, pool_struct
 
 Executable = Callable[..., Any]
@@ -90,7 +90,7 @@ class Program:
         sizes = spec.kv_heads, held * (self._config.pages + 1), self._config.page_size, spec.head_dim
         stored = pool_struct(*sizes, spec.dtype, self.platform)
         if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
-            sharding = RULES.sharding(mesh, KV_POOL_AXES)
+            sharding = logical_sharding(mesh, KV_POOL_AXES)
         pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
         return (LayerPool(pool, pool),) * (spec.layers // held)
 
@@ -120,11 +120,8 @@ class Device:
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), (program.pools, program.state)
         )
         self._neutral = row_words()
-        self._chunk = program.chunk
         self._compiled: dict[Function, Executable] = {}
         self.compilations = 0  # on threads that count them
-        self._counting: int | None = None  # the thread that does
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
         self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
         self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -193,11 +190,8 @@ class Device:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        for start in range(0, len(sources), self._chunk):
-            pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
-            part = slice(start, start + self._chunk)
-            pairs[:, : len(sources[part])] = sources[part], targets[part]
-            self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
+        for _, pairs in self._chunks([sources, targets]):  # (0, 0) pads: scratch onto itself
+            self._pools = self._compiled["page copy"](self._pools, pairs)
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
         """What is in the pages after all steps dispatched so far, an array each, in host memory where possible.
@@ -205,8 +199,8 @@ class Device:
         Returns at once; the pages may be written to again at once. The arrays are ready when the device got there.
         """
         saved: list[jax.Array] = []
-        for start in range(0, len(pages), self._chunk):
-            saved += self._compiled["page save"](self._pools, self._padded(pages[start : start + self._chunk]))
+        for _, ids in self._chunks(pages):
+            saved += self._compiled["page save"](self._pools, ids)
         del saved[len(pages) :]
         if self._kept is self._program.page.sharding:
             for page in saved:
@@ -223,10 +217,9 @@ class Device:
 
         numpy arrays must not be written to afterwards.
         """
-        for start in range(0, len(pages), self._chunk):
-            chunk = [jax.device_put(page, self._kept) for page in data[start : start + self._chunk]]
-            chunk += [self._no_page] * (self._chunk - len(chunk))
-            ids = self._padded(pages[start : start + self._chunk])
+        for part, ids in self._chunks(pages):
+            chunk = [jax.device_put(page, self._kept) for page in data[part]]
+            chunk += [self._no_page] * (len(ids) - len(chunk))
             self._pools = self._compiled["page load"](self._pools, ids, tuple(chunk))
 
     def load_slot(
@@ -236,11 +229,14 @@ class Device:
         words = slot_words(slot, self._program.state.bias.shape[1], prompt, output, bias, stops)
         self._state = self._compiled["slot load"](self._state, self._put(words))
 
-    def _padded(self, pages: Sequence[int]) -> jax.Array:
-        """int32 `[chunk]`, padded with the scratch page."""
-        padded = np.zeros(self._chunk, np.int32)
-        padded[: len(pages)] = pages
-        return self._put(padded)
+    def _chunks(self, pages: Sequence[Any]) -> Iterator[tuple[slice, jax.Array]]:
+        """Pages `[…, n]` in parts that one call moves: where each is, and int32 `[…, chunk]`, padded with scratch."""
+        ids, size = np.asarray(pages, np.int32), self._program.chunk
+        for start in range(0, ids.shape[-1], size):
+            part = ids[..., start : start + size]
+            padded = np.zeros((*ids.shape[:-1], size), np.int32)
+            padded[..., : part.shape[-1]] = part
+            yield slice(start, start + size), self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
         placed: jax.Array = jax.device_put(array, self._program.whole)
@@ -249,12 +245,14 @@ class Device:
     @contextmanager
     def count_compilations(self) -> Iterator[None]:
         """Count XLA compilations of the calling thread until the block ends (the step thread's: there must be none)."""
-        self._counting = threading.get_ident()
+        thread = threading.get_ident()
+
+        def count(event: str, duration_secs: float, **_: object) -> None:
+            if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
+                self.compilations += 1
+
+        jax.monitoring.register_event_duration_secs_listener(count)
         try:
             yield
         finally:
-            self._counting = None
-
-    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._counting:
-            self.compilations += 1
+            jax.monitoring.unregister_event_duration_listener(count)

@@ -160,7 +160,7 @@ def in_layers(pools: Pools, layers: int, pages: jax.Array) -> jax.Array:
 def copy_in(layers: int, pools: Pools, pairs: jax.Array) -> Pools:
     """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`."""
     sources, targets = (in_layers(pools, layers, pages) for pages in pairs)
-    copied: Pools = jax.tree.map(lambda array: kernels.copy_pages(array, sources, targets), pools)
+    copied: Pools = kernels.copy_pages(pools, sources, targets)
     return copied
 
 

@@ -60,8 +60,8 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     `kv_dtype` is the type of keys and values, see `KVSpec`; None: that of the parameters.
     """
     graph, state = nnx.split(decoder)
-    entries, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    specs = tuple(ParamSpec(_name(path), tuple(variable.shape), variable.axes) for path, variable in entries)
+    flat = nnx.to_flat_state(state)
+    specs = tuple(ParamSpec(_name(path), tuple(variable.shape), variable.axes) for path, variable in flat)
     leaves, leaf_tree = jax.tree.flatten(state)
     assert len(leaves) == len(specs)
 
@@ -74,8 +74,7 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    parts = [str(entry.key) for entry in path]
-    return ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
+    return ".".join(map(str, path if path[0] == "lm_head" else ("model", *path)))
 
 
 def abstract(config: ModelConfig, dtype: str, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:

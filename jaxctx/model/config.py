@@ -57,6 +57,7 @@ class ModelConfig:
 
 SHAPES = Path(__file__).with_name("shapes")  # of configurations alone: what can be planned for by name
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DTYPES = ("float32", "bfloat16", "float16")  # of the tensors in a checkpoint
 
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
@@ -234,6 +235,6 @@ def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
 
 def _dtype(read: Reader) -> str:
     name = read.raw.get("dtype") or read.raw.get("torch_dtype") or "float32"
-    if name not in ("float32", "bfloat16", "float16"):
-        read.refuse("dtype", f"{name!r} is not supported; supported are float32, bfloat16 and float16")
+    if name not in DTYPES:
+        read.refuse("dtype", f"{name!r} is not supported; supported are {', '.join(DTYPES)}")
     return str(name)

@@ -16,19 +16,13 @@ from jaxctx.model.config import ModelConfig
 
 TENSOR = "tensor"
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
+SPLIT = dict.fromkeys(("vocab", "heads", "kv_heads", "ffn"), TENSOR)
+RULES = SPLIT | dict.fromkeys(("embed", "head_dim", "pages", "page"))  # None: every device holds all of it
 
 
-class LogicalRules(dict[str, str | None]):
-    """Mesh axis by logical axis; None: every device holds all of it."""
-
-    def sharding(self, mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
-        """Raises KeyError for an axis the table does not know."""
-        return NamedSharding(mesh, PartitionSpec(*(self[axis] for axis in axes)))
-
-
-RULES = LogicalRules(
-    vocab=TENSOR, heads=TENSOR, kv_heads=TENSOR, ffn=TENSOR, embed=None, head_dim=None, pages=None, page=None
-)
+def logical_sharding(mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
+    """Where an array of these logical axes lies. Raises KeyError for an axis the table does not know."""
+    return NamedSharding(mesh, PartitionSpec(*(RULES[axis] for axis in axes)))
 
 
 def make_mesh(*, tensor: int = 1) -> Mesh:

@@ -12,16 +12,13 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 `NOTES.md` keeps what was measured, what won and what failed.
 """
 
-from jaxctx_kernels.attention import attend, kernel_for
-from jaxctx_kernels.plan import AttentionPlan, PlanOverflow, PlanShape, Segment, plan_attention, plan_shape, unpack
-from jaxctx_kernels.pool import Pool, Scaled, copy_pages, pool_struct, read_pages, write_pages, write_rows
+from jaxctx_kernels.attention import attend
+from jaxctx_kernels.plan import PlanShape, Segment, plan_attention, plan_shape, unpack
+from jaxctx_kernels.pool import Pool, copy_pages, kernel_for, pool_struct, read_pages, write_pages, write_rows
 
 __all__ = [
-    "AttentionPlan",
-    "PlanOverflow",
     "PlanShape",
     "Pool",
-    "Scaled",
     "Segment",
     "attend",
     "copy_pages",

@@ -4,30 +4,14 @@ Kernels know nothing of masks, which only passes have: under a mask the referenc
 """
 
 from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.plan import AttentionPlan, Kernel, PlanShape
-from jaxctx_kernels.pool import Pool, held
+from jaxctx_kernels.plan import AttentionPlan, PlanShape
+from jaxctx_kernels.pool import Pool
 from jaxctx_kernels.reference import Mask
-
-
-def kernel_for(platform: str, pool: Any) -> Kernel:
-    """What computes attention over such pools on `platform`: its kernel, if that is made for them.
-
-    `pool` is of arrays or ShapeDtypeStructs.
-    """
-    (page_size, lanes), kind = held(pool).shape[2:], held(pool).dtype
-    narrow = kind in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn)
-    if platform == "gpu" and narrow and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
-        return "gpu"
-    if platform == "tpu" and kind != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
-        return "tpu"
-    return "reference"
 
 
 @partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it

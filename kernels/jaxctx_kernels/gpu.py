@@ -33,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx_kernels.plan import AttentionPlan, PlanShape
-from jaxctx_kernels.pool import BITS_OF, Pool, Scaled, held
+from jaxctx_kernels.pool import BITS_OF, Pool, Scaled, held, kernel_for
 from jaxctx_kernels.reference import FAR
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
@@ -110,11 +110,10 @@ def attend(
     """See `attention.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
     pools = k_pool, v_pool  # what CPUs keep as bits becomes numbers
     k_pool, v_pool = jax.tree.map(lambda x: lax.bitcast_convert_type(x, BITS_OF.get(x.dtype, x.dtype)), pools)
-    (rows, heads, dim), (kv_heads, *_), kind = q.shape, held(k_pool).shape, held(k_pool).dtype
+    (rows, heads, dim), (kv_heads, _, page_size, _), kind = q.shape, held(k_pool).shape, held(k_pool).dtype
     group = heads // kv_heads
-    known = dim in (64, 128, 256) and group <= SIDE and shape.page_size in (16, 32, 64, 128)
-    if kind not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn) or not known:
-        raise ValueError(f"no kernel for {kind}, heads of {dim}, groups of {group}, pages of {shape.page_size}")
+    if kernel_for("gpu", k_pool) != "gpu" or group > SIDE:
+        raise ValueError(f"no kernel for {kind}, heads of {dim}, groups of {group}, pages of {page_size}")
     parts, size = CONSUMERS if rows >= WIDE else 1, SIDE // group
     cut = Cut(group, size, parts, CONSUMERS // parts, -(-rows // (size * parts)), max(1, PROCESSORS // kv_heads))
     row = jnp.arange(cut.tiles * parts)[:, None] * size + jnp.arange(SIDE) // group

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float32, Int32, Shaped
 
+from jaxctx_kernels.plan import Kernel
+
 CPU_FLAGS = Path("/proc/cpuinfo")
 NARROW_PRODUCTS = CPU_FLAGS.is_file() and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(
     CPU_FLAGS.read_text().split()
@@ -56,6 +58,20 @@ def pool_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype:
         return numbers
     scales: Any = jax.ShapeDtypeStruct((kv_heads // n, pages, n, page_size), jnp.float32)
     return Scaled(numbers, scales)
+
+
+def kernel_for(platform: str, pool: Any) -> Kernel:
+    """What computes attention over such pools on `platform`: its kernel, if that is made for them.
+
+    `pool` is of arrays or ShapeDtypeStructs.
+    """
+    (page_size, lanes), kind = held(pool).shape[2:], held(pool).dtype
+    narrow = kind in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn)
+    if platform == "gpu" and narrow and lanes in (64, 128, 256) and page_size in (16, 32, 64, 128):
+        return "gpu"
+    if platform == "tpu" and kind != jnp.uint32 and lanes % 128 == 0 and page_size % 16 == 0:
+        return "tpu"
+    return "reference"
 
 
 def held(pool: Any) -> Any:
@@ -103,10 +119,9 @@ def write_rows(pool: Pool, values: Shaped[Array, "rows kv_heads head_dim"], slot
     return pool.at[:, slots // page_size, slots % page_size].set(values)
 
 
-def copy_pages(pool: Pool, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Pool:
-    """Copy whole pages; all sources are read before any target is written. Pairs (0, 0) are padding."""
-    changed: Pool = jax.tree.map(lambda array: array.at[:, targets].set(array[:, sources]), pool)
-    return changed
+def copy_pages(pools: Any, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Any:
+    """Copy whole pages of each pool; all sources are read before any target is written. Pairs (0, 0) are padding."""
+    return jax.tree.map(lambda array: array.at[:, targets].set(array[:, sources]), pools)
 
 
 def read_pages(pool: Pool, pages: Int32[Array, " n"]) -> Shaped[Array, "n kv_heads page_size head_dim"]:

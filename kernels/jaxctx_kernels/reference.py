@@ -83,14 +83,11 @@ def attend(
         weight = (exp2 if v.dtype == jnp.bfloat16 else jnp.exp2)(score - new_peak[..., None])
         if allowed is not None:  # else a row that is inside sees something, and FAR below its peak is 0
             weight = jnp.where(seen, weight, 0)
-        if v_scale is None:  # narrow weights are summed as they are multiplied: what rounding does to them cancels
-            weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
-            new_total = weight.sum(-1, dtype=jnp.float32)
-        else:
-            new_total = weight.sum(-1)
-            weight *= jnp.where(known[:, None], v_scale, 0)
-            weight = jax.lax.optimization_barrier(weight.astype(v.dtype))
-        new_out = matmul("hnms,hnsd->hnmd", weight, v)
+        scaled = weight if v_scale is None else weight * jnp.where(known[:, None], v_scale, 0)
+        scaled = jax.lax.optimization_barrier(scaled.astype(v.dtype))
+        # Without scales narrow weights are summed as they are multiplied: what rounding does to them cancels.
+        new_total = (scaled if v_scale is None else weight).sum(-1, dtype=jnp.float32)
+        new_out = matmul("hnms,hnsd->hnmd", scaled, v)
         if odd is not None:
             new_out = jnp.where((seen & odd[:, :, None]).any(-1)[..., None], jnp.nan, new_out)
         if len(at.row) > 1:

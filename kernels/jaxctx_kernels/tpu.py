@@ -84,8 +84,9 @@ def attend(
     most = max(c.pages for c in shape.classes)
     together = heads_at_once(stored, height, lanes, most * page_size, jnp.dtype(kind).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
-    ring = jax.tree.map(lambda array: pltpu.VMEM((RING, together, most, *array.shape[2:]), array.dtype), k_pool)
-    anywhere = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), k_pool)
+    pools = k_pool, v_pool
+    rings = jax.tree.map(lambda array: pltpu.VMEM((RING, together, most, *array.shape[2:]), array.dtype), pools)
+    anywhere = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pools)
     scales = pltpu.VMEM((2, together, beside, most * page_size), jnp.float32)
     out = pl.pallas_call(
         partial(kernel, shape=shape, group=group, scale=dim**-0.5 / math.log(2)),
@@ -96,14 +97,12 @@ def attend(
                 of_heads,
                 pl.BlockSpec((height, 1), lambda *_: (0, 0)),
                 anywhere,
-                anywhere,
             ],
             out_specs=of_heads,
             scratch_shapes=[
                 pltpu.VMEM((together, height, LANES), jnp.float32),
                 pltpu.VMEM((together, height, LANES), jnp.float32),
-                ring,
-                ring,
+                rings,
                 scales if isinstance(k_pool, Scaled) else None,
                 pltpu.SemaphoreType.DMA((RING,)),
             ],
@@ -112,7 +111,7 @@ def attend(
         # The host checked the page ids; on the chip a check takes longer than ordering the copy.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
-    )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, k_pool, v_pool)
+    )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, pools)
     parts = out[:, : rows * group].reshape(stored, rows, beside, group // beside, beside, dim)
     result = jnp.stack([parts[:, :, n, :, n] for n in range(beside)], 2)  # of each head its own lanes
     return result.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)[plan.inverse]
@@ -132,13 +131,11 @@ def kernel(
     pages: Any,
     query: Any,
     length: Any,
-    k_pool: Any,
-    v_pool: Any,
+    pools: Any,
     out: Any,
     peak: Any,
     total: Any,
-    k_ring: Any,
-    v_ring: Any,
+    rings: Any,
     scales: Any,
     arrived: Any,
     *,
@@ -150,11 +147,10 @@ def kernel(
 
     In SMEM: ends, items, pages. In VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
     `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. In HBM: pools.
-    Of 8 bits pools and rings are `Scaled`, `scales` `[2, heads, beside, tokens]` those of an item's keys and values.
+    Pools and rings are pairs, of 8 bits `Scaled`; `scales` `[2, heads, beside, tokens]` those of an item's two.
     """
     heads, height, lanes = query.shape
-    copied = list(zip(jax.tree.leaves((k_pool, v_pool)), jax.tree.leaves((k_ring, v_ring)), strict=True))
-    rings = k_ring, v_ring
+    copied = list(zip(jax.tree.leaves(pools), jax.tree.leaves(rings), strict=True))
     k_ring, v_ring = map(held, rings)
     page_size = k_ring.shape[3]
     count = ends[len(shape.classes) - 1]

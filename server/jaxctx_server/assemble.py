@@ -16,7 +16,7 @@ from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.targets import MemoryPlan, compiling_for, plan_memory
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bind import abstract
-from jaxctx.model.bundled import bundled_path
+from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, CheckpointError
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import make_mesh
@@ -47,7 +47,7 @@ def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
     with mendable(config.model), compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
             raise InvalidArgument.field("tensor", "a plan is for one chip")
-        path = Path(config.model or bundled_path())
+        path = Path(config.model or BUNDLED)
         shape = read_config(path if path.exists() else SHAPES / path)
         dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
         stored = "float32" if shape.dtype == "float32" else "bfloat16"
@@ -74,7 +74,7 @@ def mendable(model: str | Path | None) -> Iterator[None]:
 
 
 def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:
-    path = bundled_path() if config.model is None else Path(config.model)
+    path = BUNDLED if config.model is None else Path(config.model)
     if not path.is_dir():
         raise CheckpointError("not a directory" if path.exists() else "no such directory")
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing

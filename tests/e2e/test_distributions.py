@@ -9,7 +9,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
-from jaxctx.model.bundled import bundled_path
+from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
 from scripts.dense import DenseCausal
@@ -25,11 +25,11 @@ CONFIG = EngineConfig(pages=80, max_batch=4, max_batch_tokens=8, max_context_tok
 
 @pytest.fixture(scope="module")
 def bundled() -> ServedModel:
-    loaded = load_model(bundled_path(), dtype="float32")
+    loaded = load_model(BUNDLED, dtype="float32")
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
-        text=load_text(bundled_path()),
+        text=load_text(BUNDLED),
         model_id="bundled",
         revision="bundled-float32",
         architecture="Qwen3ForCausalLM",

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import Pool, Scaled, Segment, pool_struct
-from jaxctx_kernels.pool import numbers
+from jaxctx_kernels import Pool, Segment, pool_struct
+from jaxctx_kernels.pool import Scaled, numbers
 
 Generator = np.random.Generator
 

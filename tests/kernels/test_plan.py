@@ -10,8 +10,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 import pytest
 
-from jaxctx_kernels import PlanOverflow, PlanShape, Segment, plan_attention, plan_shape, unpack
-from jaxctx_kernels.plan import Kernel
+from jaxctx_kernels import PlanShape, Segment, plan_attention, plan_shape, unpack
+from jaxctx_kernels.plan import Kernel, PlanOverflow
 
 Generator = np.random.Generator
 for_every_kernel = pytest.mark.parametrize("kernel", get_args(Kernel))

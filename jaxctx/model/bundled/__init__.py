@@ -6,7 +6,4 @@ records how it was trained and what it is worth. It completes Python; it knows n
 
 from pathlib import Path
 
-
-def bundled_path() -> Path:
-    """Directory of the checkpoint, for `load_model` and `load_text`."""
-    return Path(__file__).parent / "checkpoint"
+BUNDLED = Path(__file__).with_name("checkpoint")  # for `load_model` and `load_text`

@@ -11,13 +11,13 @@ from itertools import accumulate, groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 from safetensors import SafetensorError, safe_open
 
-from jaxctx.model.config import CheckpointError, read_json
+from jaxctx.model.config import DTYPES, CheckpointError, read_json
 
 HostArray = npt.NDArray[Any]
 
@@ -25,11 +25,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PARAMS = "params"
-NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: jnp.dtype(name) for name in DTYPES}
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _READ_AT_ONCE_BYTES = 256 << 20  # of Orbax: enough to read in parallel, little beside the model

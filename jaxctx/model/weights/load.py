@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
-from jaxctx.model.sharding import RULES, check_divisible
+from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
 
 Progress = Callable[[int, int], None]
@@ -56,7 +56,7 @@ def load_model(
     digests: dict[str, str] = {}
     for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
-        placed = jax.device_put(data, None if mesh is None else RULES.sharding(mesh, spec.axes))
+        placed = jax.device_put(data, None if mesh is None else logical_sharding(mesh, spec.axes))
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     return LoadedModel(
         model=model,

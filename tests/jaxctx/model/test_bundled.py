@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.bundled import bundled_path
+from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import LoadedModel, load_model
 from scripts.dense import DenseCausal
@@ -21,12 +21,12 @@ LENGTH = 128  # tokens; one shape, one compilation
 
 @pytest.fixture(scope="module")
 def text() -> ModelText:
-    return load_text(bundled_path())
+    return load_text(BUNDLED)
 
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model(bundled_path(), dtype="float32")
+    return load_model(BUNDLED, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def logprobs(loaded: LoadedModel) -> object:
 
 
 def test_it_is_small() -> None:
-    files = [path for path in bundled_path().parent.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [path for path in BUNDLED.parent.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sum(path.stat().st_size for path in files) <= 9_000_000
     assert len(files) <= 24
     assert "commit_success.txt" not in {path.name for path in files}  # names a directory of the machine that wrote it
@@ -65,7 +65,7 @@ def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) 
 
 
 def test_the_record_says_it_beats_its_baselines() -> None:
-    record = json.loads((bundled_path().parent / "TRAINING.json").read_text("utf-8"))
+    record = json.loads((BUNDLED.parent / "TRAINING.json").read_text("utf-8"))
     losses = [entry["nats_per_token"] for entry in record["validation"].values()]
     assert next(iter(record["validation"])) == "model"
     assert losses == sorted(losses)
@@ -96,5 +96,5 @@ def test_completing_def_looks_like_python(text: ModelText, logprobs: object) -> 
 
 
 def test_the_package_names_its_directory() -> None:
-    assert (bundled_path() / "params").is_dir()
-    assert bundled_path().parent == Path(__file__).parents[3] / "jaxctx" / "model" / "bundled"
+    assert (BUNDLED / "params").is_dir()
+    assert BUNDLED.parent == Path(__file__).parents[3] / "jaxctx" / "model" / "bundled"

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sharding import KV_POOL_AXES, RULES, make_mesh
+from jaxctx.model.sharding import KV_POOL_AXES, logical_sharding, make_mesh
 from jaxctx.model.weights import load_model
 from scripts.checkpoints import init_random, write_random
 from tests.engines import shard
@@ -53,10 +53,10 @@ def test_a_mesh_of_one_changes_nothing(tiny, dense_logits):
 
 def test_the_pool_is_split_by_kv_heads():
     mesh = make_mesh(tensor=2)
-    assert RULES.sharding(mesh, KV_POOL_AXES).spec == PartitionSpec("tensor", None, None, None)
+    assert logical_sharding(mesh, KV_POOL_AXES).spec == PartitionSpec("tensor", None, None, None)
     with pytest.raises(KeyError):
-        RULES.sharding(mesh, ("colour",))
-    pool = jax.device_put(jnp.zeros((2, 4, 16, 8)), RULES.sharding(mesh, KV_POOL_AXES))
+        logical_sharding(mesh, ("colour",))
+    pool = jax.device_put(jnp.zeros((2, 4, 16, 8)), logical_sharding(mesh, KV_POOL_AXES))
     assert pool.addressable_shards[0].data.shape == (1, 4, 16, 8)
 
 
