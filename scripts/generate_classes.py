@@ -7,9 +7,9 @@ store's records.
 
 Writes answers.py, requests.py, options.py, operations.py, engine_calls.py, services.py, errors.py and stored.py into
 FOLDER, from what `protoc --descriptor_set_out --include_source_info --include_imports` says of protos/, comments
-included; `scripts/stubs` runs it. A message answers if a method responds with it or with what holds it. Of a response with one field, or with a part
-of a list, only what it holds has a class. A message of two plain values is a tuple, one of a map or of ranges is what
-it holds, and responses of the same fields are one class.
+included; `scripts/stubs` runs it. A message answers if a method responds with it or with what holds it. Of a response
+with one field, or with a part of a list, only what it holds has a class. A message of two plain values is a tuple,
+one of a map or of ranges is what it holds, and responses of the same fields are one class.
 
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its

@@ -2,6 +2,7 @@
 
     interface.py   what doors see: requests, answers, the Engine protocol
     local.py       that protocol in process, each method a command to the step thread   snapshots.py: what is kept
+    remote.py      what programs need of it, of an engine in another process
     loop.py        the step thread, its inbox, and the thread that waits for the device
     mail.py        futures and streams between the step thread and asyncio
     core.py        the engine without threads: requests in, steps out, results booked

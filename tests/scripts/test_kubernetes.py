@@ -1,0 +1,44 @@
+"""The manifest says what the command knows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jaxctx_server.config import ServeConfig, read_config
+from jaxctx_server.grpc.server import SERVICES
+from tests.readme import ROOT
+
+MANIFEST = Path(ROOT) / "scripts" / "kubernetes.yaml"
+PARTS: list[Any] = list(yaml.safe_load_all(MANIFEST.read_text("utf-8")))
+PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in PARTS if "template" in each["spec"]}
+
+
+@pytest.mark.parametrize(("name", "role"), [("jaxctx-core", "core"), ("jaxctx-engine", "engine")])
+def test_a_pod_starts_the_server(name: str, role: str) -> None:
+    pod = PODS[name]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["jaxctx-serve"]
+    config = read_config(container["args"], {}, "jaxctx-serve")
+    assert isinstance(config, ServeConfig)
+    assert config.role == role
+    assert config.cluster_key is not None
+    assert (config.keys is not None) == (role == "core")  # or nobody could call it
+    assert container["ports"] == [{"containerPort": config.grpc_port}]
+    assert pod["terminationGracePeriodSeconds"] > config.drain_timeout_s
+    probes = [
+        container[each]["grpc"] for each in ("startupProbe", "livenessProbe", "readinessProbe") if each in container
+    ]
+    assert {each["port"] for each in probes} == {config.grpc_port}
+    assert {each.get("service", SERVICES[0]) for each in probes} <= {*SERVICES}
+
+
+def test_the_parts_find_each_other() -> None:
+    services = {each["metadata"]["name"]: each["spec"] for each in PARTS if each["kind"] == "Service"}
+    for name, spec in services.items():
+        assert spec["selector"].items() <= PODS[name]["metadata"]["labels"].items()
+    config = read_config(PODS["jaxctx-engine"]["spec"]["containers"][0]["args"], {}, "jaxctx-serve")
+    assert isinstance(config, ServeConfig)
+    host, _, port = str(config.core).partition(":")
+    assert int(port) in [each["port"] for each in services[host]["ports"]]
