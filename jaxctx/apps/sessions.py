@@ -112,6 +112,8 @@ class Session:
 
         Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable.
         """
+        if self._programs.draining:
+            raise Unavailable("the server takes no more calls", reason="DRAINING", retry_after_s=5.0)
         model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
         stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
         texts = [each.text or "" for each in request.parameters]
@@ -199,6 +201,7 @@ class Programs:
         self.clock = clock
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, self._ended, policy=policy, **registry)
+        self.draining = False
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
@@ -243,8 +246,9 @@ class Programs:
                 self._end(session, Unavailable("the server stops"))
 
     async def drain(self) -> None:
-        """Return when nothing runs on any engine."""
-        while any(node.running for node in self.dispatcher.engines.nodes.values()):
+        """Take no more calls, and return when no task runs or waits for an engine."""
+        self.draining = True
+        while self.dispatcher.busy:
             await asyncio.sleep(DRAIN_LOOK_S)
 
     def _end_if_over(self, session: Session) -> bool:

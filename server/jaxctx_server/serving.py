@@ -28,7 +28,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class LocalModel:
     """The engine of this process, and the text of its model."""
 
     engine: Engine
@@ -49,13 +49,13 @@ class Served:
 
     limits: Limits
     programs: Programs
-    model: ServedModel | None
+    model: LocalModel | None
     drain: Callable[[], Coroutine[Any, Any, None]]  # refuse new work, and return when running work is done
 
     @classmethod
     def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
         """One engine, with room for programs. `clock` is that of its deadlines."""
-        return cls(limits, Programs(clock), ServedModel(engine, Texts(text, limits)), engine.drain)
+        return cls(limits, Programs(clock), LocalModel(engine, Texts(text, limits)), engine.drain)
 
     @classmethod
     def core(cls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
@@ -89,7 +89,7 @@ class Serving:
             raise Unavailable("the server has stopped", retry_after_s=5.0)
         return self._served
 
-    def model(self, model_id: str = "") -> ServedModel:
+    def model(self, model_id: str = "") -> LocalModel:
         """The model of this server. NotFound if it does not have this name, "" for any."""
         if (model := self.served().model) is None:
             raise FailedPrecondition("a core has no model: its engines do", reason="WRONG_ROLE")

@@ -222,8 +222,16 @@ async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller
 async def test_a_core_drains(company: Company, caller: Caller) -> None:
     reading = asyncio.create_task(caller.get((await caller.call("Tell: {{story}}", story=out(300)))["story"]))
     await until(lambda: any(node.running for node in company.nodes.values()))
-    await asyncio.wait_for(company.serving.drain(), 30)
-    assert (await asyncio.wait_for(reading, 1)) != ""
+    chain = await caller.call("Of {{x}}: {{o}}", x={"text": "a"}, o=out(30))
+    following = asyncio.create_task(caller.get(chain["o"]))
+    await until(lambda: sum(len(node.running) for node in company.nodes.values()) == 2)
+    draining = asyncio.create_task(company.serving.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(errors.Unavailable) as error:
+        await caller.call("Say {{o}}", o=out())
+    assert error.value.reason == "DRAINING"
+    await asyncio.wait_for(draining, 30)
+    assert (await asyncio.wait_for(reading, 1), await asyncio.wait_for(following, 1)) != ("", "")
 
 
 class Forwarder:

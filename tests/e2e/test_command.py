@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -31,10 +32,12 @@ def environment() -> dict[str, str]:
 class Server:
     """A server process and where it listens."""
 
-    def __init__(self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,)) -> None:
+    def __init__(
+        self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,), stderr: Any = subprocess.PIPE
+    ) -> None:
         command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), cwd=ROOT
         )
         assert self.process.stdout is not None
         self.banner = ""

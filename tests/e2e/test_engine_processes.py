@@ -42,13 +42,14 @@ def said(prompt: str, tokens: int) -> str:
 class Cluster:
     """A core and engines, each a process."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, log: Path) -> None:
         self._cache = cache
+        self._log = log.open("w")  # a pipe that nobody reads would stop them in the end
         self._servers: list[Server] = []
         self.core = self._begun("--role", "core", command=(COMMAND,)).address
 
     def _begun(self, *arguments: str, command: Any = CHARACTERS) -> Server:
-        self._servers.append(Server(*arguments, cache=self._cache, command=command))
+        self._servers.append(Server(*arguments, cache=self._cache, command=command, stderr=self._log))
         return self._servers[-1]
 
     def engine(self) -> Server:
@@ -58,6 +59,7 @@ class Cluster:
         for server in self._servers:
             server.process.send_signal(signal.SIGCONT)
             server.kill()
+        self._log.close()
 
     async def engines(self) -> dict[str, int]:
         """Epochs, by address."""
@@ -74,8 +76,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(compile_cache: Path) -> Iterator[Cluster]:  # noqa: F811
-    found = Cluster(compile_cache)
+def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:  # noqa: F811
+    found = Cluster(compile_cache, tmp_path_factory.mktemp("log") / "log")
     yield found
     found.end()
 

@@ -11,7 +11,7 @@ from jaxctx.v1 import content_pb2, context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import M, Service, one_more, unary, with_engine_calls
-from jaxctx_server.serving import ServedModel
+from jaxctx_server.serving import LocalModel
 from jaxctx_server.validate import requests
 
 
@@ -65,7 +65,7 @@ async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterat
             yield encode(answer, kind)
 
 
-async def _tokens(served: ServedModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
+async def _tokens(served: LocalModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
     """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
 
     async def is_empty() -> bool:

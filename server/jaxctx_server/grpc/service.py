@@ -10,7 +10,7 @@ from jaxctx.codec import encode
 from jaxctx.engine.interface import Caller
 from jaxctx.v1.services import ENGINE_CALLS, METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import KEY, Context
-from jaxctx_server.serving import Served, ServedModel, Serving
+from jaxctx_server.serving import LocalModel, Served, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
@@ -41,7 +41,7 @@ class Service:
         validate(served.limits, request)
         return served, self.caller(context)
 
-    def begin(self, context: Context, request: Message) -> tuple[ServedModel, Caller]:
+    def begin(self, context: Context, request: Message) -> tuple[LocalModel, Caller]:
         """As `valid`, of the model. Raises NotFound for one that is not served."""
         _, caller = self.valid(context, request)
         return self._serving.model(getattr(request, "model_id", "")), caller
