@@ -7,7 +7,7 @@ A sliding time to live begins again with each use: whatever changes a context's 
 saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -45,7 +45,6 @@ class Lives:
     config: EngineConfig
     cache: ContextCache
     scheduler: Scheduler
-    writers: Mapping[Context, Sequence]
     clock: Callable[[], float]  # unix seconds
     fail: Callable[[Sequence, JaxctxError], None]  # ends the writer of a context that is over
 
@@ -100,12 +99,12 @@ class Lives:
 
     def _pages(self, context: Context) -> int:
         """That it holds, or was promised."""
-        held, writer = context.committed_pages + context.working_pages, self.writers.get(context)
+        held, writer = context.committed_pages + context.working_pages, self.scheduler.writers.get(context)
         return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
 
     def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
         """Give up a context; its writer is ended first, and told why."""
-        writer = self.writers.get(context)
+        writer = self.scheduler.writers.get(context)
         if writer is not None:
             self.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
@@ -116,7 +115,7 @@ class Lives:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self.cache.lifetimes.due(now):
-            if context in self.writers and context.lifetime.sliding:
+            if context in self.scheduler.writers and context.lifetime.sliding:
                 self.cache.set_lifetime(context, context.lifetime.anew(now))
                 continue
             self.close(context, Change.EXPIRED, expired(context.id))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.control import release
 from jaxctx.cache.memory import Ready
 from jaxctx.cache.tiers import Item
@@ -52,6 +52,7 @@ class Scheduler:
     ready: Ready  # whether the data of a host slot has arrived
 
     def __post_init__(self) -> None:
+        self.writers: dict[Context, Sequence] = {}  # who has not ended, by context
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.budget = PageBudget(self.cache, self.running)
@@ -69,7 +70,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that do not run now."""
-        return len(self.queue) + len(self._parked) + sum(map(len, self._followers.values()))
+        return len(self.writers) - len(self.running)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
@@ -80,12 +81,14 @@ class Scheduler:
             message = f"needs {needed} pages in the worst case; the engine has {self.config.pages}"
             raise ResourceExhausted(message, reason="NEVER_FITS")
         sequence.prompt_tokens = sequence.context.length
+        self.writers[sequence.context] = sequence
         self.queue.push(sequence)
         self.reconsider()
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
         sequence.ended = True
+        del self.writers[sequence.context]
         self._stop(sequence)
         self.queue.remove(sequence)
         for place in (self._parked, *self._followers.values()):

@@ -144,9 +144,6 @@ class WaitingQueue:
         # By priority and tenant; those of one priority in the order of their turns.
         self._queues: OrderedDict[tuple[int, str], deque[Sequence]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
         """Queue it; `front` is for one that ran already and was preempted."""
         place = sequence.context.priority, sequence.caller.tenant
