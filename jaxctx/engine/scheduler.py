@@ -57,7 +57,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.budget = PageBudget(self.cache, self.running)
         self.restored = False  # pages came back just now, or their sequence has ended: there may be more to do at once
-        self._flying = 0  # steps that were made and are not settled
+        self.flying = 0  # steps that were made and are not settled
         self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
@@ -238,7 +238,7 @@ class Scheduler:
     @property
     def _alone(self) -> bool:
         """Whether no step is under way, and none can be made."""
-        return not (self._flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
+        return not (self.flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
 
     def _ahead(self, sequence: Sequence) -> Seq[Item]:
         """Where its next page is, if it is somewhere: then it is restoring."""
@@ -300,7 +300,7 @@ class Scheduler:
         self._unusual_next = not self._unusual_next
         batch = (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
         if batch is not None:
-            self._flying += 1
+            self.flying += 1
             self._may_restore = self.config.moving_pages
         return batch
 
@@ -321,7 +321,7 @@ class Scheduler:
         parts: list[Part] = []
         row = samples = 0
         drafts = self._draft()
-        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
+        if drafts and self.flying:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
@@ -384,7 +384,7 @@ class Scheduler:
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
-        self._flying -= 1
+        self.flying -= 1
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
             sequence = part.sequence
