@@ -11,9 +11,9 @@ run are suspended to their token lineage, least recently used first; then runnin
 head of the queue are preempted; then the head waits, and nobody overtakes it. A sequence that would compute a page
 which a running one is computing already follows that one instead.
 
-    queue ──admit──▶ running ──▶ done         parked: preempted until its reader catches up
-      ▲ ▲              │  │                   followers: wait for a page that their leader computes
-      │ └──preempt─────┘  └──▶ parked ──▶ queue
+    queue ──admit──▶ running ──▶ done         followers: wait for a page that their leader computes
+      ▲ ▲              │
+      │ └──preempt─────┘
       └── followers ◀── (their leader has computed it)
 """
 
@@ -61,7 +61,6 @@ class Scheduler:
         self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
-        self._parked: list[Sequence] = []  # preempted because their readers lag
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
@@ -91,9 +90,9 @@ class Scheduler:
         del self.writers[sequence.context]
         self._stop(sequence)
         self.queue.remove(sequence)
-        for place in (self._parked, *self._followers.values()):
-            if sequence in place:
-                place.remove(sequence)
+        for followers in self._followers.values():
+            if sequence in followers:
+                followers.remove(sequence)
 
     def reprioritise(self, sequence: Sequence) -> None:
         """Its context's priority has changed: a waiting sequence moves to its new class."""
@@ -124,9 +123,6 @@ class Scheduler:
         self.reconsider()
 
     def _admit(self) -> None:
-        for sequence in [s for s in self._parked if not s.reply.lagging()]:  # its reader has caught up
-            self._parked.remove(sequence)
-            self._requeue(sequence)
         while (head := self.queue.head()) is not None:
             lagging = sum(sequence.reply.lagging() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
@@ -275,18 +271,16 @@ class Scheduler:
     def _preempt_for(self, head: Sequence) -> bool:
         """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
 
-        One whose reader lags waits for its reader anyway, and may not make others wait for that too. Else it is the
-        least important one, if it is less important than `head`. Its context keeps its pages until they are claimed.
+        One whose reader lags waits for its reader anyway, in the queue too, and may not make others wait for that. Else
+        it is the least important one, if it is less important than `head`. Its context keeps its pages until they are
+        claimed.
         """
         lagging = [sequence for sequence in self.running if sequence.reply.lagging()]
         victim = min(lagging or self.running, key=lambda s: (s.context.priority, -s.arrival), default=None)
         if victim is None or not (lagging or victim.context.priority < head.context.priority):
             return False
         self._stop(victim)
-        if lagging:
-            self._parked.append(victim)
-        else:
-            self._requeue(victim)
+        self._requeue(victim)
         self.preemptions += 1
         return True
 

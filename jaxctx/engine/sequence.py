@@ -137,7 +137,8 @@ class Sequence:
 class WaitingQueue:
     """Sequences that want to run: by priority, tenants of equal priority take turns, first come first served in one.
 
-    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it.
+    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it. Only
+    those whose readers lag are passed over: they could not go on.
     """
 
     def __init__(self) -> None:
@@ -156,8 +157,9 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
-        highest = max((priority for priority, _ in self._queues), default=0)
-        return next((queue[0] for (priority, _), queue in self._queues.items() if priority == highest), None)
+        by_class = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
+        waiting = (sequence for _, queue in by_class for sequence in queue)
+        return next((sequence for sequence in waiting if not sequence.reply.lagging()), None)
 
     def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
         """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""
