@@ -1,7 +1,6 @@
 """Assembly: from a loaded model to a running engine."""
 
 import secrets
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +32,7 @@ class ServedModel:
     dtype: str
 
 
-REAL_WORLD = World(
-    clock=time.monotonic,
-    wall_clock=time.time,
-    new_id=lambda: f"ctx_{secrets.token_hex(16)}",
-    new_seed=lambda: secrets.randbits(63),
-)
+REAL_WORLD = World()
 
 
 def open_engine(

@@ -1,6 +1,8 @@
 """What an engine is told once, at start, and what its pages of KV take."""
 
 import os
+import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,12 @@ ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the engine would otherwise take from the outside: clocks and chance."""
+    """What the engine would otherwise take from the outside: clocks and chance; by default the real ones."""
 
-    clock: Callable[[], float]  # monotonic seconds, for deadlines
-    wall_clock: Callable[[], float]  # unix seconds, for created_at and used_at
-    new_id: Callable[[], str]  # 128 random bits
-    new_seed: Callable[[], int]  # 63 random bits
+    clock: Callable[[], float] = time.monotonic  # seconds, for deadlines
+    wall_clock: Callable[[], float] = time.time  # unix seconds, for created_at and used_at
+    new_id: Callable[[], str] = lambda: f"ctx_{secrets.token_hex(16)}"  # 128 random bits
+    new_seed: Callable[[], int] = lambda: secrets.randbits(63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
