@@ -192,11 +192,14 @@ class Device:
         return told, output
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
+        """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
         for start in range(0, len(sources), self._chunk):
-            pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
             part = slice(start, start + self._chunk)
-            pairs[:, : len(sources[part])] = sources[part], targets[part]
+            origins: dict[int, int] = {}  # by target, for a call reads all of its pages before it writes any
+            for source, target in zip(sources[part], targets[part], strict=True):
+                origins[target] = origins.get(source, source)
+            pairs = np.zeros((2, self._chunk), np.int32)  # (0, 0) pads: scratch onto itself
+            pairs[:, : len(origins)] = [*origins.values()], [*origins]
             self._pools = self._compiled["page copy"](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
