@@ -63,7 +63,7 @@ class EngineCore:
             *(self.cache, config, device.shapes[0], device.pass_shapes[-1]),
             *(self._load_slot, self.fail, self._finish, self._arrived),
         )
-        self.lives = Lives(config, self.cache, self.scheduler, world.wall_clock, self.fail)
+        self.lives = Lives(self.cache, self.scheduler, world.wall_clock)
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler, self.scheduler.writers, self.lives, model, model_id
         )

@@ -16,10 +16,8 @@ from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, m
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
-from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Changes, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.scheduler import Scheduler
-from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import Alarms, Lifetime
@@ -42,14 +40,12 @@ def told(kind: type[T], source: Context | Version, **others: object) -> T:
 class Lives:
     """Of one engine."""
 
-    config: EngineConfig
     cache: ContextCache
     scheduler: Scheduler
     clock: Callable[[], float]  # unix seconds
-    fail: Callable[[Sequence, JaxctxError], None]  # ends the writer of a context that is over
 
     def __post_init__(self) -> None:
-        self.quotas = Quotas(self.config)
+        self.quotas = Quotas(self.scheduler.config)
         self.watchers = Watchers(self.cache, self.clock)
         self.expired = 0
         self._pins: Alarms[Context] = Alarms()
@@ -106,7 +102,7 @@ class Lives:
         """Give up a context; its writer is ended first, and told why."""
         writer = self.scheduler.writers.get(context)
         if writer is not None:
-            self.fail(writer, why or Cancelled("the context was closed"))
+            self.scheduler.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self.cache.close(context)
         self.changed(context, change)

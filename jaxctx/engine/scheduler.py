@@ -47,7 +47,7 @@ class Scheduler:
     smallest_step: StepShape
     largest_pass: StepShape
     load_slot: Callable[[Sequence], None]  # called before the first step of a sequence that needs it
-    refuse: Callable[[Sequence, JaxctxError], None]  # for one that cannot be admitted
+    fail: Callable[[Sequence, JaxctxError], None]  # ends one that cannot go on, and tells its caller why
     finish: Callable[[Sequence], None]  # for one that has nothing left to compute once it was restored
     ready: Ready  # whether the data of a host slot has arrived
 
@@ -79,7 +79,6 @@ class Scheduler:
         if needed > self.config.pages:
             message = f"needs {needed} pages in the worst case; the engine has {self.config.pages}"
             raise ResourceExhausted(message, reason="NEVER_FITS")
-        sequence.prompt_tokens = sequence.context.length
         self.writers[sequence.context] = sequence
         self.queue.push(sequence)
         self.reconsider()
@@ -148,7 +147,7 @@ class Scheduler:
                 if self.running:
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
-                self.refuse(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
+                self.fail(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
 
     def _reserve(self, head: Sequence) -> bool:
         """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.

@@ -60,8 +60,7 @@ class Sequence:
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
 
     # Of the whole request.
-    prompt_tokens: int = 0  # context length when the request came
-    pending: int = 0  # of these, without KV when it was first admitted
+    pending: int = 0  # tokens of the prompt without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
@@ -118,9 +117,10 @@ class Sequence:
         """Of a generation."""
         assert self.computed is not None
         assert self.output is not None
+        prompt_tokens = self.context.length - self.output.tokens
         return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.prompt_tokens - self.computed,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=prompt_tokens - self.computed,
             computed_tokens=self.computed,
             completion_tokens=self.output.tokens,
             restored_tokens=self.restored,
