@@ -89,9 +89,6 @@ class Scheduler:
         del self.writers[sequence.context]
         self._stop(sequence)
         self.queue.remove(sequence)
-        for followers in self._followers.values():
-            if sequence in followers:
-                followers.remove(sequence)
 
     def reprioritise(self, sequence: Sequence) -> None:
         """Its context's priority has changed: a waiting sequence moves to its new class."""
@@ -196,7 +193,8 @@ class Scheduler:
 
     def _dismiss_followers(self, leader: Sequence) -> None:
         for follower in reversed(self._followers.pop(leader, [])):
-            self._requeue(follower)
+            if not follower.ended:
+                self._requeue(follower)
 
     def _requeue(self, sequence: Sequence) -> None:
         self.queue.push(sequence, front=True)
