@@ -216,10 +216,8 @@ class EngineCore:
                 if sequence.passing is not None:
                     sequence.rows |= sequence.passing.rows(part.outputs, logits, output)  # again, if it was preempted
                 self.lives.changed(sequence.context)
-                if part.drafts:
-                    self._take_drafts(part, output)
-                elif part.sample >= 0:
-                    self._take_sample(sequence, output, part.sample)
+                if part.sample >= 0:
+                    self._take_samples(part, output)
                 elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
                     self._finish(sequence)
             except Exception:  # of one sequence's text or reply; its neighbours must not notice
@@ -231,7 +229,7 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
-    def _take_drafts(self, part: Part, step: Sampled) -> None:
+    def _take_samples(self, part: Part, step: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
         sequence, row = part.sequence, part.sample
         self._take_sample(sequence, step, row)
@@ -241,7 +239,8 @@ class EngineCore:
             row += 1
             self.cache.settle(sequence.context, 1)
             self._take_sample(sequence, step, row)
-        self.scheduler.judge(part, row - part.sample)
+        if part.drafts:
+            self.scheduler.judge(part, row - part.sample)
 
     def _take_sample(self, sequence: Work, step: Sampled, row: int) -> None:
         output = sequence.output
