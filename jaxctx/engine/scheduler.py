@@ -133,7 +133,7 @@ class Scheduler:
             elif (self._free_slots or self._preempt_for(head)) and self._reserve(head):
                 self.queue.remove(head, served=True)
                 head.slot = self._free_slots.pop()
-                head.decoding = False
+                head.restoring, head.decoding = True, False
                 head.known = head.next = head.prompt_end = 0
                 self.running.append(head)
                 if not self._ahead(head):
@@ -234,14 +234,13 @@ class Scheduler:
         return not (self.flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
 
     def _ahead(self, sequence: Sequence) -> Seq[Item]:
-        """Where its next page is, if it is somewhere: then it is restoring."""
+        """Where its next page is, if it is somewhere."""
         next_page = min(sequence.match_to, sequence.context.seq_len + self.config.page_size)
-        ahead = self.cache.memory.ahead(sequence.context, next_page)
-        sequence.restoring = bool(ahead)
-        return ahead
+        return self.cache.memory.ahead(sequence.context, next_page)
 
     def _begin(self, sequence: Sequence) -> None:
         """What is still without KV now is computed."""
+        sequence.restoring = False
         context = sequence.context
         held = context.committed_pages + context.working_pages
         sequence.reserved = max(self.cache.memory.pages_for(sequence.worst_case_tokens) - held, 0)
