@@ -48,8 +48,7 @@ def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment
     segments = [_write_part(part, views, page_size) for part in batch.parts]
     if batch.outputs:
         part, context = batch.parts[0], batch.parts[0].sequence.context
-        if context.marks:
-            write_marks(views, part.position, part.rows, context.marks)
+        write_marks(views, part.position, part.rows, context.marks)
         if part.sequence.passing is not None:
             write_outputs(views, part.position, part.outputs, part.sequence.passing.samplers)
     return segments

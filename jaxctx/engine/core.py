@@ -41,7 +41,7 @@ StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [
 
 
 class EngineCore:
-    """State of one engine: cache, scheduler, device, and who writes to which context."""
+    """State of one engine: cache, scheduler, device."""
 
     def __init__(
         self, config: EngineConfig, device: Device, text: ModelText, model: Identity, model_id: str, world: World
@@ -50,7 +50,6 @@ class EngineCore:
         self.device = device
         self.world = world
         self._text = text
-        self._writers: dict[Context, Work] = {}
         self.cache = ContextCache(
             pages=config.pages,
             page_size=config.page_size,
@@ -64,9 +63,9 @@ class EngineCore:
             *(self.cache, config, device.shapes[0], device.pass_shapes[-1]),
             *(self._load_slot, self.fail, self._finish, self._arrived),
         )
-        self.lives = Lives(config, self.cache, self.scheduler, self._writers, world.wall_clock, self.fail)
+        self.lives = Lives(self.cache, self.scheduler, world.wall_clock)
         self.contexts = ContextOperations(
-            config, self.cache, self.scheduler, self._writers, self.lives, model, model_id
+            config, self.cache, self.scheduler, self.scheduler.writers, self.lives, model, model_id
         )
         self.archive = Archive(self.contexts, device, world.new_id)
         self.draining = False
@@ -133,7 +132,6 @@ class EngineCore:
             if appended:
                 truncate(self.cache, context, appended)
             raise
-        self._writers[context] = sequence
         self.lives.changed(context)
         return sequence
 
@@ -146,7 +144,6 @@ class EngineCore:
         """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
         if not sequence.ended:
             self.scheduler.end(sequence)
-            self._writers.pop(sequence.context, None)
             self.lives.changed(sequence.context)
 
     def fail(self, sequence: Work, error: JaxctxError) -> None:
@@ -157,7 +154,7 @@ class EngineCore:
     def expire(self) -> float:
         """End what is over and fail sequences whose deadline has passed; returns seconds until there may be more."""
         soon, now = self.lives.reap(), self.world.clock()
-        for sequence in list(self._writers.values()):
+        for sequence in list(self.scheduler.writers.values()):
             deadline = sequence.caller.deadline
             if deadline is not None and deadline <= now:
                 self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
@@ -167,7 +164,7 @@ class EngineCore:
 
     def fail_all(self, error: JaxctxError) -> None:
         """End everything, even if the books are in doubt: whatever else goes wrong, everybody gets an answer."""
-        for sequence in list(self._writers.values()):
+        for sequence in list(self.scheduler.writers.values()):
             try:
                 self.end(sequence)
             except Exception:
@@ -178,7 +175,7 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Whether no request is under way."""
-        return not self._writers
+        return not self.scheduler.writers
 
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
         """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""
@@ -219,10 +216,8 @@ class EngineCore:
                 if sequence.passing is not None:
                     sequence.rows |= sequence.passing.rows(part.outputs, logits, output)  # again, if it was preempted
                 self.lives.changed(sequence.context)
-                if part.drafts:
-                    self._take_drafts(part, output)
-                elif part.sample >= 0:
-                    self._take_sample(sequence, output, part.sample)
+                if part.sample >= 0:
+                    self._take_samples(part, output)
                 elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
                     self._finish(sequence)
             except Exception:  # of one sequence's text or reply; its neighbours must not notice
@@ -234,7 +229,7 @@ class EngineCore:
         self.end(sequence)
         sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
 
-    def _take_drafts(self, part: Part, step: Sampled) -> None:
+    def _take_samples(self, part: Part, step: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
         sequence, row = part.sequence, part.sample
         self._take_sample(sequence, step, row)
@@ -244,7 +239,8 @@ class EngineCore:
             row += 1
             self.cache.settle(sequence.context, 1)
             self._take_sample(sequence, step, row)
-        self.scheduler.judge(part, row - part.sample)
+        if part.drafts:
+            self.scheduler.judge(part, row - part.sample)
 
     def _take_sample(self, sequence: Work, step: Sampled, row: int) -> None:
         output = sequence.output

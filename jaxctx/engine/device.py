@@ -189,8 +189,13 @@ class Device:
         return told, output
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole pages in every layer, after all steps dispatched so far and before all later ones."""
-        for _, pairs in self._chunks([sources, targets]):  # (0, 0) pads: scratch onto itself
+        """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
+        for start in range(0, len(sources), self._program.chunk):
+            part = slice(start, start + self._program.chunk)
+            origins: dict[int, int] = {}  # by target, for a call reads all of its pages before it writes any
+            for source, target in zip(sources[part], targets[part], strict=True):
+                origins[target] = origins.get(source, source)
+            ((_, pairs),) = self._chunks([[*origins.values()], [*origins]])  # (0, 0) pads: scratch onto itself
             self._pools = self._compiled["page copy"](self._pools, pairs)
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:

@@ -7,7 +7,7 @@ A sliding time to live begins again with each use: whatever changes a context's 
 saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,10 +16,8 @@ from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, m
 from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
-from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Changes, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.scheduler import Scheduler
-from jaxctx.engine.sequence import Sequence
 from jaxctx.engine.watch import Watchers
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import Alarms, Lifetime
@@ -42,15 +40,12 @@ def told(kind: type[T], source: Context | Version, **others: object) -> T:
 class Lives:
     """Of one engine."""
 
-    config: EngineConfig
     cache: ContextCache
     scheduler: Scheduler
-    writers: Mapping[Context, Sequence]
     clock: Callable[[], float]  # unix seconds
-    fail: Callable[[Sequence, JaxctxError], None]  # ends the writer of a context that is over
 
     def __post_init__(self) -> None:
-        self.quotas = Quotas(self.config)
+        self.quotas = Quotas(self.scheduler.config)
         self.watchers = Watchers(self.cache, self.clock)
         self.expired = 0
         self._pins: Alarms[Context] = Alarms()
@@ -100,14 +95,14 @@ class Lives:
 
     def _pages(self, context: Context) -> int:
         """That it holds, or was promised."""
-        held, writer = context.committed_pages + context.working_pages, self.writers.get(context)
+        held, writer = context.committed_pages + context.working_pages, self.scheduler.writers.get(context)
         return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
 
     def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
         """Give up a context; its writer is ended first, and told why."""
-        writer = self.writers.get(context)
+        writer = self.scheduler.writers.get(context)
         if writer is not None:
-            self.fail(writer, why or Cancelled("the context was closed"))
+            self.scheduler.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self.cache.close(context)
         self.changed(context, change)
@@ -116,7 +111,7 @@ class Lives:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self.cache.lifetimes.due(now):
-            if context in self.writers and context.lifetime.sliding:
+            if context in self.scheduler.writers and context.lifetime.sliding:
                 self.cache.set_lifetime(context, context.lifetime.anew(now))
                 continue
             self.close(context, Change.EXPIRED, expired(context.id))

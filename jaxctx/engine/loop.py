@@ -42,7 +42,6 @@ class StepLoop:
         core.transfers.on_arrival = self.wake
         self.outbox = Outbox()
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._flying = 0
         self._stopping = False
         self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
         self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
@@ -79,7 +78,7 @@ class StepLoop:
         """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
         works = not self.failure.done()
         timeout = self.core.expire() if works else None
-        room = works and self._flying < self.core.config.steps_in_flight
+        room = works and self.core.scheduler.flying < self.core.config.steps_in_flight
         more = room and (self._dispatch() or self.core.scheduler.restored)
         if works:
             self.core.carry_out()
@@ -93,7 +92,6 @@ class StepLoop:
         flight = self._try("a step could not be sent", self.core.dispatch)
         if flight is not None:
             batch, output = flight
-            self._flying += 1
             landing = self._fetching.submit(jax.tree.map, np.asarray, output)
             landing.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, batch, landed)))
         return flight is not None
@@ -108,7 +106,6 @@ class StepLoop:
 
     def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
-        self._flying -= 1
         output = self._try("a step failed on the device", landed.result)
         if output is not None:
             self._try("a step's results could not be booked", self.core.settle, batch, output)

@@ -77,13 +77,13 @@ class Promise(Reply):
         self._post(lambda: None if self.future.done() else self.future.set_exception(error))
 
 
-class Stream(Reply):
-    """Pieces of the outputs of one request, on their way to one reader."""
+class Stream(Promise):
+    """Pieces of the outputs of one request, on their way to one reader; what is promised is their end."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, outbox: Outbox, *, outputs: int, limit: int, wake: Callback
     ) -> None:
-        self._post = partial(outbox.post, loop)
+        super().__init__(loop, outbox)
         self._limit = limit * outputs
         self._most = limit  # tokens that are joined into one piece
         self._wake_engine = wake
@@ -95,8 +95,7 @@ class Stream(Reply):
         self._waiting: dict[int, list[GeneratePiece]] = {}  # by the index of the output
         self._arrived = asyncio.Event()
         self._read = 0
-        self._error: Exception | None = None
-        self._complete = False
+        self.future.add_done_callback(self._ended)
 
     def piece(self, piece: GeneratePiece) -> None:
         self._sent += len(piece.token_ids)
@@ -104,11 +103,8 @@ class Stream(Reply):
 
     def done(self, result: None) -> None:
         self._open -= 1
-        if self._open == 0:
-            self._post(self._finish)
-
-    def failed(self, error: Exception) -> None:
-        self._post(partial(self._finish, error))  # the request, with one of its outputs
+        if self._open == 0:  # but the first failure of an output is that of the request
+            super().done(result)
 
     def lagging(self) -> bool:
         if self._sent - self._read <= self._limit:
@@ -120,9 +116,8 @@ class Stream(Reply):
         self._waiting.setdefault(piece.index, []).append(piece)
         self._arrived.set()
 
-    def _finish(self, error: Exception | None = None) -> None:
-        self._error = self._error or error
-        self._complete = True
+    def _ended(self, future: asyncio.Future[None]) -> None:
+        future.exception()  # is looked at here, for the reader may have left
         self._arrived.set()
 
     async def pieces(self) -> AsyncIterator[GeneratePiece]:
@@ -140,9 +135,8 @@ class Stream(Reply):
                     self._lagged = False
                     self._wake_engine()
                 yield piece
-            if self._complete:
-                if self._error is not None:
-                    raise self._error
+            if self.future.done():
+                self.future.result()
                 return
             self._arrived.clear()
             await self._arrived.wait()

@@ -11,9 +11,9 @@ run are suspended to their token lineage, least recently used first; then runnin
 head of the queue are preempted; then the head waits, and nobody overtakes it. A sequence that would compute a page
 which a running one is computing already follows that one instead.
 
-    queue ──admit──▶ running ──▶ done         parked: preempted until its reader catches up
-      ▲ ▲              │  │                   followers: wait for a page that their leader computes
-      │ └──preempt─────┘  └──▶ parked ──▶ queue
+    queue ──admit──▶ running ──▶ done         followers: wait for a page that their leader computes
+      ▲ ▲              │
+      │ └──preempt─────┘
       └── followers ◀── (their leader has computed it)
 """
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.contexts import Context, ContextCache
 from jaxctx.cache.control import release
 from jaxctx.cache.memory import Ready
 from jaxctx.cache.tiers import Item
@@ -47,20 +47,20 @@ class Scheduler:
     smallest_step: StepShape
     largest_pass: StepShape
     load_slot: Callable[[Sequence], None]  # called before the first step of a sequence that needs it
-    refuse: Callable[[Sequence, JaxctxError], None]  # for one that cannot be admitted
+    fail: Callable[[Sequence, JaxctxError], None]  # ends one that cannot go on, and tells its caller why
     finish: Callable[[Sequence], None]  # for one that has nothing left to compute once it was restored
     ready: Ready  # whether the data of a host slot has arrived
 
     def __post_init__(self) -> None:
+        self.writers: dict[Context, Sequence] = {}  # who has not ended, by context
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.budget = PageBudget(self.cache, self.running)
         self.restored = False  # pages came back just now, or their sequence has ended: there may be more to do at once
-        self._flying = 0  # steps that were made and are not settled
+        self.flying = 0  # steps that were made and are not settled
         self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
-        self._parked: list[Sequence] = []  # preempted because their readers lag
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
@@ -69,7 +69,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that do not run now."""
-        return len(self.queue) + len(self._parked) + sum(map(len, self._followers.values()))
+        return len(self.writers) - len(self.running)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
@@ -79,18 +79,16 @@ class Scheduler:
         if needed > self.config.pages:
             message = f"needs {needed} pages in the worst case; the engine has {self.config.pages}"
             raise ResourceExhausted(message, reason="NEVER_FITS")
-        sequence.prompt_tokens = sequence.context.length
+        self.writers[sequence.context] = sequence
         self.queue.push(sequence)
         self.reconsider()
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
         sequence.ended = True
+        del self.writers[sequence.context]
         self._stop(sequence)
         self.queue.remove(sequence)
-        for place in (self._parked, *self._followers.values()):
-            if sequence in place:
-                place.remove(sequence)
 
     def reprioritise(self, sequence: Sequence) -> None:
         """Its context's priority has changed: a waiting sequence moves to its new class."""
@@ -121,9 +119,6 @@ class Scheduler:
         self.reconsider()
 
     def _admit(self) -> None:
-        for sequence in [s for s in self._parked if not s.reply.lagging()]:  # its reader has caught up
-            self._parked.remove(sequence)
-            self._requeue(sequence)
         while (head := self.queue.head()) is not None:
             lagging = sum(sequence.reply.lagging() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
@@ -138,7 +133,7 @@ class Scheduler:
             elif (self._free_slots or self._preempt_for(head)) and self._reserve(head):
                 self.queue.remove(head, served=True)
                 head.slot = self._free_slots.pop()
-                head.decoding = False
+                head.restoring, head.decoding = True, False
                 head.known = head.next = head.prompt_end = 0
                 self.running.append(head)
                 if not self._ahead(head):
@@ -149,7 +144,7 @@ class Scheduler:
                 if self.running:
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
-                self.refuse(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
+                self.fail(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
 
     def _reserve(self, head: Sequence) -> bool:
         """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.
@@ -198,7 +193,8 @@ class Scheduler:
 
     def _dismiss_followers(self, leader: Sequence) -> None:
         for follower in reversed(self._followers.pop(leader, [])):
-            self._requeue(follower)
+            if not follower.ended:
+                self._requeue(follower)
 
     def _requeue(self, sequence: Sequence) -> None:
         self.queue.push(sequence, front=True)
@@ -235,17 +231,16 @@ class Scheduler:
     @property
     def _alone(self) -> bool:
         """Whether no step is under way, and none can be made."""
-        return not (self._flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
+        return not (self.flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
 
     def _ahead(self, sequence: Sequence) -> Seq[Item]:
-        """Where its next page is, if it is somewhere: then it is restoring."""
+        """Where its next page is, if it is somewhere."""
         next_page = min(sequence.match_to, sequence.context.seq_len + self.config.page_size)
-        ahead = self.cache.memory.ahead(sequence.context, next_page)
-        sequence.restoring = bool(ahead)
-        return ahead
+        return self.cache.memory.ahead(sequence.context, next_page)
 
     def _begin(self, sequence: Sequence) -> None:
         """What is still without KV now is computed."""
+        sequence.restoring = False
         context = sequence.context
         held = context.committed_pages + context.working_pages
         sequence.reserved = max(self.cache.memory.pages_for(sequence.worst_case_tokens) - held, 0)
@@ -272,18 +267,16 @@ class Scheduler:
     def _preempt_for(self, head: Sequence) -> bool:
         """Stop one running sequence in favour of `head`; False if none may be stopped. It resumes later.
 
-        One whose reader lags waits for its reader anyway, and may not make others wait for that too. Else it is the
-        least important one, if it is less important than `head`. Its context keeps its pages until they are claimed.
+        One whose reader lags waits for its reader anyway, in the queue too, and may not make others wait for that. Else
+        it is the least important one, if it is less important than `head`. Its context keeps its pages until they are
+        claimed.
         """
         lagging = [sequence for sequence in self.running if sequence.reply.lagging()]
         victim = min(lagging or self.running, key=lambda s: (s.context.priority, -s.arrival), default=None)
         if victim is None or not (lagging or victim.context.priority < head.context.priority):
             return False
         self._stop(victim)
-        if lagging:
-            self._parked.append(victim)
-        else:
-            self._requeue(victim)
+        self._requeue(victim)
         self.preemptions += 1
         return True
 
@@ -297,7 +290,7 @@ class Scheduler:
         self._unusual_next = not self._unusual_next
         batch = (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
         if batch is not None:
-            self._flying += 1
+            self.flying += 1
             self._may_restore = self.config.moving_pages
         return batch
 
@@ -318,7 +311,7 @@ class Scheduler:
         parts: list[Part] = []
         row = samples = 0
         drafts = self._draft()
-        if drafts and self._flying:  # what is guessed must follow the tokens that are still on the device
+        if drafts and self.flying:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
@@ -381,7 +374,7 @@ class Scheduler:
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
-        self._flying -= 1
+        self.flying -= 1
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
             sequence = part.sequence

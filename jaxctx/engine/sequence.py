@@ -60,8 +60,7 @@ class Sequence:
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
 
     # Of the whole request.
-    prompt_tokens: int = 0  # context length when the request came
-    pending: int = 0  # of these, without KV when it was first admitted
+    pending: int = 0  # tokens of the prompt without KV when it was first admitted
     restored: int = 0  # of those, brought back from other tiers
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
@@ -118,9 +117,10 @@ class Sequence:
         """Of a generation."""
         assert self.computed is not None
         assert self.output is not None
+        prompt_tokens = self.context.length - self.output.tokens
         return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.prompt_tokens - self.computed,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=prompt_tokens - self.computed,
             computed_tokens=self.computed,
             completion_tokens=self.output.tokens,
             restored_tokens=self.restored,
@@ -137,15 +137,13 @@ class Sequence:
 class WaitingQueue:
     """Sequences that want to run: by priority, tenants of equal priority take turns, first come first served in one.
 
-    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it.
+    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it. Only
+    those whose readers lag are passed over: they could not go on.
     """
 
     def __init__(self) -> None:
         # By priority and tenant; those of one priority in the order of their turns.
         self._queues: OrderedDict[tuple[int, str], deque[Sequence]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
 
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
         """Queue it; `front` is for one that ran already and was preempted."""
@@ -159,8 +157,9 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
-        highest = max((priority for priority, _ in self._queues), default=0)
-        return next((queue[0] for (priority, _), queue in self._queues.items() if priority == highest), None)
+        by_class = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
+        waiting = (sequence for _, queue in by_class for sequence in queue)
+        return next((sequence for sequence in waiting if not sequence.reply.lagging()), None)
 
     def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
         """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""

@@ -197,7 +197,6 @@ class Reading:
         self._room = threading.Semaphore(READ_AHEAD)
         self._stopped = False
         self._pages: dict[int, Future[Any]] = {}
-        self._thread = threading.Thread(target=self._run, name="jaxctx-read", daemon=True)
 
     def start(self, slots: Sequence[tuple[int, int]]) -> None:
         """Begin to read, on the step thread, what host slots wait for from now on: `(page, slot)`."""
@@ -205,7 +204,7 @@ class Reading:
             self._pages[number] = Future()
             self._loop.core.transfers.stage(slot, self._pages[number], self._room.release)
         if slots and not self._stopped:
-            self._thread.start()
+            threading.Thread(target=self._run, name="jaxctx-read", daemon=True).start()
 
     def stop(self) -> None:
         """Read no further; whoever still waits is told that there is nothing."""

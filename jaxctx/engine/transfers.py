@@ -19,8 +19,9 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -162,52 +163,36 @@ class Transfers:
         data.add_done_callback(lambda _: self.on_arrival())
         self._on_drop[slot] = on_drop
 
-    def carry_out(self, moves: Sequence[Move]) -> None:
-        """Do them all, ahead of every later step."""
-        for batch in _batches(moves):
-            begun = [move for move in batch if move.way is batch[0].way]
-            sources, targets = [move.source for move in begun], [move.target for move in begun]
-            match batch[0].way:
+    def carry_out(self, moves: Iterable[Move]) -> None:
+        """Do them all, ahead of every later step. Neighbours of one way go together."""
+        # What is loaded is dropped next, more often than not: drops may stand among loads.
+        for way, group in groupby(moves, lambda move: Way.LOAD if move.way is Way.DROP else move.way):
+            match way:
                 case Way.COPY:
-                    self._device.copy_pages(sources, targets)
+                    copies = [*group]
+                    self._device.copy_pages([move.source for move in copies], [move.target for move in copies])
                 case Way.SAVE:
-                    self.host.update(zip(targets, self._device.save_pages(sources), strict=True))
+                    saves = {move.target: move.source for move in group}
+                    self.host.update(zip(saves, self._device.save_pages([*saves.values()]), strict=True))
                 case Way.LOAD:
-                    self._device.load_pages(targets, [self.host.page(slot) for slot in sources])
+                    loads: dict[int, PageData] = {}  # by page
+                    for move in group:
+                        if move.way is Way.LOAD:
+                            loads[move.target] = self.host.page(move.source)
+                        else:
+                            self.host.pop(move.source, None)
+                            self._on_drop.pop(move.source, lambda: None)()
+                    self._device.load_pages([*loads], [*loads.values()])
                 case Way.SPILL:
                     assert self._disk is not None
-                    for source, target in zip(sources, targets, strict=True):
-                        self._disk.spill(self.host[source], target)
+                    for move in group:
+                        self._disk.spill(self.host[move.source], move.target)
                 case Way.FETCH:
                     assert self._disk is not None
-                    for source, target in zip(sources, targets, strict=True):
-                        self.stage(target, self._disk.fetch(source))
-            for move in batch:
-                if move.way is Way.DROP:
-                    self.host.pop(move.source, None)
-                    self._on_drop.pop(move.source, lambda: None)()
+                    for move in group:
+                        self.stage(move.target, self._disk.fetch(move.source))
 
     def close(self) -> None:
         """Stop the threads, remove the file."""
         if self._disk is not None:
             self._disk.close()
-
-
-def _batches(moves: Iterable[Move]) -> Iterator[list[Move]]:
-    """Neighbours that one call of the device may do in any order: of one way, and none touches another's target.
-
-    What is loaded is dropped next, more often than not; so drops may stand among loads, and are done after them.
-    """
-    batch: list[Move] = []
-    written: set[int] = set()  # pages
-    for move in moves:
-        touched = {Way.COPY: {move.source, move.target}, Way.LOAD: {move.target}}.get(move.way, set())
-        way = batch[0].way if batch else move.way
-        if not (way is move.way and written.isdisjoint(touched)) and not (way is Way.LOAD and move.way is Way.DROP):
-            yield batch
-            batch, written = [], set()
-        batch.append(move)
-        if touched:
-            written.add(move.target)
-    if batch:
-        yield batch

@@ -4,15 +4,23 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from jaxctx.cache import control
+from jaxctx.cache.contexts import Identity
+from jaxctx.engine.assembly import REAL_WORLD
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.snapshots import delivered
 from jaxctx.errors import ResourceExhausted, Unavailable
 from tests.echo import VOCAB_SIZE, echo_next
+from tests.engines import on_demand
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -315,3 +323,72 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
     result = await flush
     assert (result.restored, result.computed) == (127, 1)
     assert await greedy(engine, old, 20) == oracle(tokens, 20)
+
+
+class Told:
+    """Takes what a sequence tells, without threads."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+
+    def piece(self, piece: object) -> None:
+        pass
+
+    def done(self, result: object) -> None:
+        self.result = result
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def lagging(self) -> bool:
+        return False
+
+
+def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None:
+    """Even if a tier has more by then: a second beginning would dispatch rows again that are under way."""
+    config = EngineConfig(
+        pages=40, page_size=4, max_batch=4, max_batch_tokens=8, max_context_tokens=512,
+        host_pages=2, moving_pages=1, draft_tokens=0,
+    )  # fmt: skip
+    identity = Identity(namespace="", model_revision="", kv_dtype="")
+    core = EngineCore(config, on_demand(echo_served, config), echo_served.text, identity, "echo", REAL_WORLD)
+    flights: list[Any] = []
+
+    def turn() -> None:
+        if flight := core.dispatch():
+            flights.append(flight)
+        if len(flights) == config.steps_in_flight or not flight:
+            batch, output = flights.pop(0)
+            core.settle(batch, jax.tree.map(np.asarray, output))
+
+    def fill(context_id: str, tokens: list[int], *, defer: bool = False) -> Told:
+        told = Told()
+        core.fill(ME, context_id, np.array(tokens, np.int32), defer, told)
+        return told
+
+    def filled(tokens: list[int], **options: bool) -> str:
+        context_id = core.contexts.create(ME, CreateRequest(**options)).context_id
+        told = fill(context_id, tokens)
+        while told.result is None:
+            turn()
+        return context_id
+
+    tokens = list(range(10, 26))
+    by_hand = filled(tokens, manual_commit=True)
+    core.contexts.close(ME, filled(tokens))
+    core.cache.memory.evict(core.cache.memory.index.cached)  # host memory keeps the first two pages
+    busy = filled([1, 2, 3])
+    request = GenerateRequest(context_id=busy, max_tokens=60, sampling=GREEDY, ignore_eos=True)
+    core.generate(ME, request, busy, 0, Told())
+    turn()
+    late = core.contexts.create(ME, CreateRequest()).context_id
+    fill(late, tokens, defer=True)
+    core.contexts.reserve_pages(ME, late, 6)
+    told, context = fill(late, []), core.cache.get(ME.tenant, late)
+    while context.seq_len < 8:
+        turn()
+    core.contexts.control(control.commit, ME, by_hand, 3)
+    while told.result is None:
+        turn()
+    assert (told.result.restored, told.result.computed) == (8, 8)
+    assert (context.seq_len, context.committed_pages) == (16, 4)

@@ -209,9 +209,10 @@ def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
     assert 1 <= len(device._compiled) <= 2 < len(device._program.functions)  # what was under way came to its end
 
 
-def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
+@pytest.mark.parametrize("at_once", [2, 16])
+def test_page_copies_move_whole_pages_in_order(echo_served, at_once: int) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
-    device = Device(model, params, CONFIG)
+    device = Device(model, params, replace(CONFIG, moving_pages=at_once))
     device._compile("page copy")
     pages = CONFIG.pages + 1
     marks = np.tile(np.arange(pages, dtype=np.float32), TINY.layers)[None, :, None, None]
@@ -221,6 +222,14 @@ def test_page_copies_move_whole_pages_in_order(echo_served) -> None:
     expected[21:39] = np.arange(1, 19)
     expected[40] = 1
     assert (by_layer(device)[:, :, 0, :, 0, 0] == expected).all()
+    rng = np.random.default_rng(at_once)
+    for _ in range(20):  # among few pages of many, so that copies read and overwrite what others have just written
+        few = rng.choice(np.arange(1, pages), 5, replace=False)
+        sources, targets = rng.choice(few, (2, 9)).tolist()
+        device.copy_pages(sources, targets)
+        for source, target in zip(sources, targets, strict=True):
+            expected[target] = expected[source]
+        assert (by_layer(device)[:, :, 0, :, 0, 0] == expected).all()
 
 
 def by_layer(device: Device) -> np.ndarray:

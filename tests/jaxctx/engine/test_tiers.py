@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.engine.transfers import DiskTier, HostTier
+from jaxctx.cache.tiers import Move, Way
+from jaxctx.engine.transfers import DiskTier, HostTier, Transfers
 from jaxctx.errors import DataLoss
 
 SHAPE, DTYPE = (2, 2, 1, 4, 8), np.dtype(np.uint16)
@@ -45,6 +46,29 @@ def arrived(host: HostTier, slot: int) -> np.ndarray:
         wait([held], timeout=10)
     assert host.ready(slot)
     return np.asarray(host.page(slot))
+
+
+class Numbers:
+    """In place of a device: pages are numbers, and each call is told apart."""
+
+    def __init__(self) -> None:
+        self.pages = list(range(6))
+        self.calls: list[str] = []
+
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        self.calls.append("copy")
+        for source, target in zip(sources, targets, strict=True):
+            self.pages[target] = self.pages[source]
+
+    def save_pages(self, pages: list[int]) -> list[int]:
+        self.calls.append("save")
+        return [self.pages[page] for page in pages]
+
+    def load_pages(self, pages: list[int], data: list[int]) -> None:
+        self.calls.append("load")
+        assert len(set(pages)) == len(pages)  # which of two would stay is not said
+        for page, value in zip(pages, data, strict=True):
+            self.pages[page] = value
 
 
 @pytest.fixture
@@ -260,3 +284,41 @@ def test_closing_waits_for_nothing_that_is_queued(host: HostTier, path: Path, mo
             host.ready(10 + slot)
         with pytest.raises(DataLoss):
             host.page(10 + slot)
+
+
+def test_moves_of_a_device_take_effect_in_their_order() -> None:
+    source = random.Random(7)
+    for _ in range(300):
+        device = Numbers()
+        transfers = Transfers(device, 0, None)
+        pages, slots, moves = list(range(6)), dict[int, int](), list[Move]()
+        for _ in range(source.randrange(1, 20)):
+            page, slot = source.randrange(6), source.randrange(3)
+            match source.choice([Way.COPY, Way.SAVE, Way.LOAD, Way.LOAD, Way.DROP]):
+                case Way.COPY:
+                    other = source.randrange(6)
+                    moves.append(Move(Way.COPY, page, other))
+                    pages[other] = pages[page]
+                case Way.SAVE:
+                    moves.append(Move(Way.SAVE, page, slot))
+                    slots[slot] = pages[page]
+                case Way.LOAD if slot in slots:
+                    moves.append(Move(Way.LOAD, slot, page))
+                    pages[page] = slots[slot]
+                case Way.DROP if slot in slots:
+                    moves.append(Move(Way.DROP, slot))
+                    del slots[slot]
+        transfers.carry_out(moves)
+        assert (device.pages, transfers.host) == (pages, slots)
+
+
+def test_pages_that_are_dropped_as_they_are_loaded_are_loaded_together() -> None:
+    device, dropped = Numbers(), list[int]()
+    transfers = Transfers(device, 0, None)
+    for slot in range(3):
+        data: Future[int] = Future()
+        data.set_result(slot + 10)
+        transfers.stage(slot, data, lambda slot=slot: dropped.append(slot))
+    transfers.carry_out([each for slot in range(3) for each in (Move(Way.LOAD, slot, slot), Move(Way.DROP, slot))])
+    assert (device.pages, device.calls) == ([10, 11, 12, 3, 4, 5], ["load"])
+    assert (transfers.host, dropped) == ({}, [0, 1, 2])
