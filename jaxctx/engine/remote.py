@@ -41,6 +41,7 @@ class RemoteEngine(ProgramEngine):
         self._headers = (*bearing(key), (LIFE, life))
         self._clock = clock
         self._calls: set[Any] = set()  # that are under way
+        self._is_gone = False
 
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
         told = await self._ask("CreateContext", caller, encode(request, pb.CreateContextRequest))
@@ -85,6 +86,7 @@ class RemoteEngine(ProgramEngine):
 
     async def disconnect(self) -> None:
         """End all calls, and make no more."""
+        self._is_gone = True
         self._cut()
         await self._channel.close()
 
@@ -102,6 +104,8 @@ class RemoteEngine(ProgramEngine):
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """
+        if self._is_gone:
+            raise _silent()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT, caller.tenant))
         call = method_of(self._channel, rpc)(request, timeout=timeout_s, metadata=headers)
@@ -113,7 +117,11 @@ class RemoteEngine(ProgramEngine):
         except asyncio.CancelledError:
             if call in self._calls:
                 raise
-            raise Unavailable("the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0) from None
+            raise _silent() from None
         finally:
             self._calls.discard(call)
             call.cancel()
+
+
+def _silent() -> Unavailable:
+    return Unavailable("the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)

@@ -94,10 +94,7 @@ def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None
 
 def read_keys(path: Path) -> tuple[Key, ...]:
     """The keys in a file, at least one. Raises StartError naming the file and line of what is wrong."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"--keys: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
+    lines = _text("--keys", path).splitlines()
     keys: list[Key] = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -113,14 +110,18 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 def read_cluster_key(path: Path) -> str:
     """The secret in a file that the servers of a cluster share. Raises StartError."""
-    try:
-        secret = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"--cluster-key: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
+    secret = _text("--cluster-key", path).strip()
     if not (32 <= len(secret) <= MAX_KEY_BYTES and secret.isascii() and secret.isprintable()):
         message = f"--cluster-key: {path}: must have 32 to {MAX_KEY_BYTES} printable ASCII characters"
         raise StartError(message, USAGE)
     return secret
+
+
+def _text(option: str, path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{option}: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
 
 
 def _key(line: str, where: str) -> Key:

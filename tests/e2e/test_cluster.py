@@ -428,6 +428,9 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     with pytest.raises(errors.NotFound):
         await remote.close(me, created.context_id)
     await remote.disconnect()
+    with pytest.raises(errors.Unavailable) as error:
+        await remote.close(me, created.context_id)
+    assert error.value.reason == "ENGINE_LOST"
 
 
 async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, address: str, clock: Clock) -> None:

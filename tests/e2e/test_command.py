@@ -46,7 +46,7 @@ class Server:
             if line.startswith("ready"):
                 break
         found = re.search(r"gRPC +(\S+:\d+)", self.banner)
-        assert found, self.banner + self.end()[1]
+        assert found, f"{self.banner}{self.end()[1]}"
         self.address = found[1]
 
     def end(self) -> tuple[int, str]:

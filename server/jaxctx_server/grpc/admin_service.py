@@ -12,12 +12,11 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxctx.answers import Engine
-from jaxctx.codec import encode
 from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx.v1 import admin_service_pb2_grpc
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service
+from jaxctx_server.grpc.service import Service, told
 from jaxctx_server.serving import Serving, State
 
 Health = health_pb2.HealthCheckResponse
@@ -26,7 +25,7 @@ Health = health_pb2.HealthCheckResponse
 class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
     """See the service in protos/jaxctx/v1/admin_service.proto."""
 
-    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
+    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> Any:
         served = self._serving.served()
         if served.model is not None:
             engine = served.model.engine
@@ -35,7 +34,7 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
             nodes = served.programs.dispatcher.engines.nodes.values()
             known = [(node, node.stats) for node in nodes if node.stats is not None]
             engines = [Engine(info=each.engine.info, stats=at, address=each.id, epoch=each.epoch) for each, at in known]
-        return pb.GetStatsResponse(engines=[encode(each, pb.Engine) for each in engines])
+        return told("GetStats", engines)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         await self._serving.drain()

@@ -1,24 +1,25 @@
 # ruff: noqa: N802 - gRPC names the methods
 """ModelService: the served model, its tokenizer and its chat template."""
 
-from jaxctx.codec import encode
+from typing import Any
+
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1 import model_service_pb2_grpc
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service, page_of
+from jaxctx_server.grpc.service import Service, page_of, told
 from jaxctx_server.validate.requests import made, messages
 
 
 class ModelService(Service, model_service_pb2_grpc.ModelServiceServicer):
     """See the service in protos/jaxctx/v1/model_service.proto."""
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> Any:
         served, _ = self.begin(context, request)
-        return page_of(request, [served.engine.info], pb.ListModelsResponse, "models", "model_id")
+        return page_of("ListModels", request, [served.engine.info])
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> Any:
         served, _ = self.begin(context, request)
-        return pb.GetModelResponse(model=encode(served.engine.info, pb.Model))
+        return told("GetModel", served.engine.info)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         served, _ = self.begin(context, request)

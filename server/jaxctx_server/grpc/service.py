@@ -16,13 +16,7 @@ from jaxctx_server.validate.requests import Part, made
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
-ORDER = {  # what the entries of lists are ordered by
-    "ListContexts": "context_id",
-    "ListSnapshots": "name",
-    "ListSnapshotVersions": "version",
-    "ListPublications": "publication_id",
-    "ListModels": "model_id",
-}
+NEXT = "next_page_token"  # the last field of a page of a list
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
 
@@ -55,16 +49,13 @@ class Service:
 
 def unary(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Awaitable[Any]]:
     """A call of the contract that hands its request to this method of the engine, with an argument for each of `parts`,
-    see `made`. The answer goes back as its response, or as what is in that; a list in pages, see `page_of`.
+    see `made`.
     """
-    kind: type[Any] = GetMessageClass(METHODS[rpc].output_type)
-    is_list = "next_page_token" in kind.DESCRIPTOR.fields_by_name
-    field = kind.DESCRIPTOR.fields[0].name if is_list or len(kind.DESCRIPTOR.fields) == 1 else ""
 
     async def call(self: Service, request: Message, context: Context) -> Any:
         served, caller = self.begin(context, request)
         answer = await getattr(served.engine, method)(caller, *(made(request, part) for part in parts))
-        return page_of(request, answer, kind, field, ORDER[rpc]) if is_list else told(answer, kind, field)
+        return page_of(rpc, request, answer) if "page_token" in request.DESCRIPTOR.fields_by_name else told(rpc, answer)
 
     return call
 
@@ -77,22 +68,28 @@ def with_engine_calls(service: type[S]) -> type[S]:
     return service
 
 
-def told(answer: Any, kind: type[M], field: str = "") -> M:
-    """An answer as a message; with `field` it, or each of several, becomes that field of the message. None: empty."""
-    if not field:
-        return kind() if answer is None else encode(answer, kind)
-    there: Any = kind.DESCRIPTOR.fields_by_name[field]
-    if there.message_type is None:
-        return kind(**{field: answer})
-    each = GetMessageClass(there.message_type)
-    return kind(**{field: [encode(item, each) for item in answer] if there.is_repeated else encode(answer, each)})
+def told(rpc: str, answer: Any) -> Any:
+    """An answer as the response of a method; as what is in that, where it has one field or is a page of a list."""
+    kind = GetMessageClass(METHODS[rpc].output_type)
+    if answer is None:
+        return kind()
+    fields = kind.DESCRIPTOR.fields
+    if len(fields) > 1 and fields[-1].name != NEXT:
+        return encode(answer, kind)
+    name, entry = fields[0].name, cast(Any, fields[0].message_type)
+    if entry is None:
+        return kind(**{name: answer})
+    each = GetMessageClass(entry)
+    return kind(**{name: [encode(item, each) for item in answer] if fields[0].is_repeated else encode(answer, each)})
 
 
-def page_of(request: Any, found: Iterable[Any], kind: type[M], field: str, by: str) -> M:
+def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
     """Of what was found, as many as the request asks for, behind its page token, and if there are more the next token.
 
-    That is the last one's `by`: names, which go up, or numbers, which go down.
+    That is the last one's id, its first field: names, which go up; of versions the number, which goes down.
     """
+    entry: Any = METHODS[rpc].output_type.fields[0].message_type
+    by = "version" if rpc == "ListSnapshotVersions" else entry.fields[0].name
     last, limit = request.page_token, one_more(request) - 1
 
     def behind(one: Any) -> bool:
@@ -100,9 +97,9 @@ def page_of(request: Any, found: Iterable[Any], kind: type[M], field: str, by: s
         return name > last if isinstance(name, str) else not last or name < int(last)
 
     rest = [one for one in found if behind(one)]
-    page = told(rest[:limit], kind, field)
+    page = told(rpc, rest[:limit])
     if len(rest) > limit:
-        page.next_page_token = str(getattr(rest[limit - 1], by))  # type: ignore[attr-defined]
+        page.next_page_token = str(getattr(rest[limit - 1], by))
     return page
 
 
