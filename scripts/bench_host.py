@@ -25,7 +25,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.mail import Reply
+from jaxctx.engine.mail import Promise
 from jaxctx.errors import JaxctxError
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
@@ -35,7 +35,7 @@ LENGTH, STEPS = 2000, 120
 ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all streams decode
 
 
-class Nobody(Reply):
+class Nobody(Promise):
     """Reads along, and keeps nothing."""
 
     def done(self, result: Any) -> None:

@@ -32,7 +32,6 @@ MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
 MAX_TEXT_BYTES = 64 << 20  # of what a tenant's sessions were given
 SWEEP_S = 1.0
-DRAIN_LOOK_S = 0.05
 
 
 class Session:
@@ -249,7 +248,7 @@ class Programs:
         """Take no more calls, and return when no task runs or waits for an engine."""
         self.draining = True
         while self.dispatcher.busy:
-            await asyncio.sleep(DRAIN_LOOK_S)
+            await asyncio.sleep(SWEEP_S / 20)
 
     def _end_if_over(self, session: Session) -> bool:
         if over := session.over():

@@ -23,7 +23,7 @@ from jaxctx.engine.device import Device
 from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller, ForwardRequest, GenerateRequest
 from jaxctx.engine.lives import Lives
-from jaxctx.engine.mail import Reply
+from jaxctx.engine.mail import Promise
 from jaxctx.engine.operations import ContextOperations
 from jaxctx.engine.output import Output
 from jaxctx.engine.passes import make_pass, marks
@@ -72,7 +72,9 @@ class EngineCore:
         self.steps = 0
         self.tokens_generated = 0
 
-    def fill(self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Reply) -> Work | FillResult:
+    def fill(
+        self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: Promise
+    ) -> Work | FillResult:
         """Append int32 tokens and compute them, or with `defer` only keep them. A result if nothing is to compute."""
         context = self._room_for(caller, context_id, tokens)
         self.cache.append(context, tokens)
@@ -81,7 +83,7 @@ class EngineCore:
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Work(context, caller, reply), appended=len(tokens))
 
-    def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Reply) -> Work:
+    def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Promise) -> Work:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id."""
         context = self.contexts.writable(caller, context_id)
         if context.length == 0:
@@ -97,7 +99,7 @@ class EngineCore:
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
         return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
 
-    def resume(self, caller: Caller, context: Context, reply: Reply) -> Work | FillResult:
+    def resume(self, caller: Caller, context: Context, reply: Promise) -> Work | FillResult:
         """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
         self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
@@ -105,7 +107,7 @@ class EngineCore:
             return FillResult(resident=context.seq_len, restored=0, computed=0, context=info)
         return self._submit(Work(context, caller, reply, compute_to=context.computed))
 
-    def forward(self, caller: Caller, request: ForwardRequest, tokens: np.ndarray, reply: Reply) -> Work:
+    def forward(self, caller: Caller, request: ForwardRequest, tokens: np.ndarray, reply: Promise) -> Work:
         """Compute explicit tokens, int32, at explicit positions under explicit masks."""
         context = self._room_for(caller, request.context_id, tokens)
         first = context.length

@@ -6,7 +6,6 @@ fewer, larger ones, and if it lags more than `limit` tokens behind, its sequence
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -43,38 +42,28 @@ def _run_all(callbacks: list[Callback]) -> None:
         callback()
 
 
-class Reply(ABC):
-    """Where a sequence's results go; called on the step thread, never blocks."""
-
-    @abstractmethod
-    def done(self, result: Any) -> None:
-        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
-
-    @abstractmethod
-    def failed(self, error: Exception) -> None:
-        """The end, with an error. Nothing follows."""
-
-    def piece(self, piece: GeneratePiece) -> None:
-        """A part of an output (generations only)."""
-        raise NotImplementedError
-
-    def lagging(self) -> bool:
-        """Whether the reader is too far behind to take more."""
-        return False
-
-
-class Promise(Reply):
-    """A future of one loop, settled from the step thread unless its waiter has gone."""
+class Promise:
+    """Where a sequence's results go: a future of one loop, settled from the step thread unless its waiter has gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
         self._post = partial(outbox.post, loop)
 
     def done(self, result: Any) -> None:
+        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
         self._post(lambda: None if self.future.done() else self.future.set_result(result))
 
     def failed(self, error: Exception) -> None:
+        """The end, with an error. Nothing follows."""
         self._post(lambda: None if self.future.done() else self.future.set_exception(error))
+
+    def piece(self, piece: GeneratePiece) -> None:
+        """A part of an output. Only a generation has any, and what it is given is a `Stream`."""
+        raise TypeError("nothing but a generation has pieces")
+
+    def lagging(self) -> bool:
+        """Whether the reader is too far behind to take more."""
+        return False
 
 
 class Stream(Promise):

@@ -7,6 +7,7 @@ answers at the same address they are refused.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000)]
+lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
 
 
 def bearing(key: str) -> tuple[tuple[str, str], ...]:
@@ -36,7 +38,7 @@ class RemoteEngine(ProgramEngine):
     """An engine that listens at `address`. Its `info` is there once it was asked for its `stats`."""
 
     def __init__(self, address: str, life: str, key: str, clock: Callable[[], float]) -> None:
-        """`key` is the cluster's ("": none); `clock` is that of deadlines. `disconnect` at the end."""
+        """`key` is the cluster's ("": none); `clock` is that of deadlines. `aclose` at the end."""
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._headers = (*bearing(key), (LIFE, life))
         self._clock = clock
@@ -84,7 +86,7 @@ class RemoteEngine(ProgramEngine):
         request = TokenizeRequest(text=text, add_special_tokens=start)
         return list((await self._ask("Tokenize", Caller(), request)).tokens)
 
-    async def disconnect(self) -> None:
+    async def aclose(self) -> None:
         """End all calls, and make no more."""
         self._is_gone = True
         self._cut()
@@ -105,7 +107,7 @@ class RemoteEngine(ProgramEngine):
         (ENGINE_LOST) if the engine falls silent.
         """
         if self._is_gone:
-            raise _silent()
+            raise lost()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT, caller.tenant))
         call = method_of(self._channel, rpc)(request, timeout=timeout_s, metadata=headers)
@@ -117,11 +119,7 @@ class RemoteEngine(ProgramEngine):
         except asyncio.CancelledError:
             if call in self._calls:
                 raise
-            raise _silent() from None
+            raise lost() from None
         finally:
             self._calls.discard(call)
             call.cancel()
-
-
-def _silent() -> Unavailable:
-    return Unavailable("the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)

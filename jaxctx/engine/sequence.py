@@ -24,7 +24,7 @@ from jaxctx.answers import ContextInfo, FillResult, Usage
 from jaxctx.cache.contexts import Context
 from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.mail import Reply
+from jaxctx.engine.mail import Promise
 from jaxctx.engine.output import Output
 from jaxctx.engine.passes import Answer, Pass
 
@@ -37,7 +37,7 @@ class Sequence:
 
     context: Context
     caller: Caller
-    reply: Reply
+    reply: Promise
     output: Output | None = None  # of a generation
     lookup: PromptLookup | None = None  # if drafts may be made for it
     passing: Pass | None = None  # of a forward pass

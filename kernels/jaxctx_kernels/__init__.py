@@ -12,22 +12,16 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 `NOTES.md` keeps what was measured, what won and what failed.
 """
 
-from jaxctx_kernels.attention import attend
-from jaxctx_kernels.plan import PlanShape, Segment, plan_attention, plan_shape, unpack
-from jaxctx_kernels.pool import Pool, copy_pages, kernel_for, pool_struct, read_pages, write_pages, write_rows
-
-__all__ = [
-    "PlanShape",
-    "Pool",
-    "Segment",
-    "attend",
-    "copy_pages",
-    "kernel_for",
-    "plan_attention",
-    "plan_shape",
-    "pool_struct",
-    "read_pages",
-    "unpack",
-    "write_pages",
-    "write_rows",
-]
+from jaxctx_kernels.attention import attend as attend
+from jaxctx_kernels.plan import PlanShape as PlanShape
+from jaxctx_kernels.plan import Segment as Segment
+from jaxctx_kernels.plan import plan_attention as plan_attention
+from jaxctx_kernels.plan import plan_shape as plan_shape
+from jaxctx_kernels.plan import unpack as unpack
+from jaxctx_kernels.pool import Pool as Pool
+from jaxctx_kernels.pool import copy_pages as copy_pages
+from jaxctx_kernels.pool import kernel_for as kernel_for
+from jaxctx_kernels.pool import pool_struct as pool_struct
+from jaxctx_kernels.pool import read_pages as read_pages
+from jaxctx_kernels.pool import write_pages as write_pages
+from jaxctx_kernels.pool import write_rows as write_rows

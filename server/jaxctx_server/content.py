@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from jaxctx.answers import RenderedChat
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, utf8_size
@@ -72,11 +73,11 @@ class Texts:
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
-    async def render(self, content: MessageContent) -> tuple[str, list[int]]:
+    async def render(self, content: MessageContent) -> RenderedChat:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
         write = partial(self._template().render, add_generation_prompt=content.add_generation_prompt)
         text = await self._run(_size(content), partial(write, content.messages))
-        return text, await self.encode(text, add_special_tokens=False)
+        return RenderedChat(text=text, tokens=await self.encode(text, add_special_tokens=False))
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:

@@ -427,7 +427,7 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     await remote.close(me, created.context_id)
     with pytest.raises(errors.NotFound):
         await remote.close(me, created.context_id)
-    await remote.disconnect()
+    await remote.aclose()
     with pytest.raises(errors.Unavailable) as error:
         await remote.close(me, created.context_id)
     assert error.value.reason == "ENGINE_LOST"
@@ -445,5 +445,5 @@ async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, addre
     with pytest.raises(errors.Unavailable) as error:
         await asyncio.wait_for(creating, 1)
     assert error.value.reason == "ENGINE_LOST"
-    await remote.disconnect()
+    await remote.aclose()
     forwarder.open.set()

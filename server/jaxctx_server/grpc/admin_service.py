@@ -14,15 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jaxctx.answers import Engine
 from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
-from jaxctx.v1 import admin_service_pb2_grpc
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service, told
+from jaxctx_server.grpc.service import Service, answered, told
 from jaxctx_server.serving import Serving, State
 
 Health = health_pb2.HealthCheckResponse
 
 
-class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
+class AdminService(Service):
     """See the service in protos/jaxctx/v1/admin_service.proto."""
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> Any:
@@ -40,8 +39,7 @@ class AdminService(Service, admin_service_pb2_grpc.AdminServiceServicer):
         await self._serving.drain()
         return pb.DrainResponse()
 
-    async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
-        return pb.ClearCacheResponse(pages_dropped=await self._serving.model().engine.clear_cache())
+    ClearCache = answered("ClearCache", lambda model, *_: model.engine.clear_cache())
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -3,59 +3,50 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import cast
+from typing import Any, cast
 
+from jaxctx.answers import FillResult, GetContextResult, PlanResult, TokenIds
 from jaxctx.codec import decode, encode
 from jaxctx.engine.interface import Caller, GenerateRequest
-from jaxctx.v1 import content_pb2, context_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import M, Service, one_more, unary, with_engine_calls
+from jaxctx_server.grpc.service import M, Service, answered, one_more, unary, with_engine_calls
 from jaxctx_server.serving import LocalModel
 from jaxctx_server.validate import requests
 
 
-@with_engine_calls
-class ContextService(Service):
-    """See the service in protos/jaxctx/v1/context_service.proto."""
+async def _tokens(model: LocalModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
+    """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
 
-    Flush = unary("Flush", "fill", ["context_id"])
-    Fork = unary("Fork", "fork", ["context_id", requests.children])
-    ListContexts = unary("ListContexts", "list", ["page_token", one_more])
+    async def is_empty() -> bool:
+        info = await model.engine.get(caller, request.context_id) if request.context_id else None
+        return info is None or info.seq_len + info.buffered_tokens == 0
 
-    async def Fill(self, request: pb.FillRequest, context: Context) -> pb.FillResponse:
-        served, caller = self.begin(context, request)
-        tokens = await _tokens(served, caller, request)
-        found = await served.engine.fill(caller, request.context_id, tokens, defer=request.defer)
-        return encode(found, pb.FillResponse)
+    return await model.texts.tokens(requests.content(request), is_empty)
 
-    def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        served, caller = self.begin(context, request)
-        return _encoded(served.engine.generate(caller, decode(request, GenerateRequest)), pb.GenerateResponse)
 
-    async def GetContext(self, request: pb.GetContextRequest, context: Context) -> pb.GetContextResponse:
-        served, caller = self.begin(context, request)
-        pages, tokens, ancestors = request.include_pages, request.include_tokens, request.include_ancestors
-        info = await served.engine.get(caller, request.context_id)
-        layout = await served.engine.pages(caller, request.context_id) if pages or tokens or ancestors else None
-        forks = [context_pb2.Ancestor(context_id=id_, forked_at=at) for id_, at in layout.ancestors] if layout else ()
-        return pb.GetContextResponse(
-            context=encode(info, context_pb2.Context),
-            pages=encode(layout, context_pb2.ContextPages) if layout and pages else None,
-            tokens=content_pb2.TokenIds(ids=layout.tokens) if layout and tokens else None,
-            ancestors=forks if ancestors else (),
-        )
+async def _fill(model: LocalModel, caller: Caller, request: pb.FillRequest) -> FillResult:
+    tokens = await _tokens(model, caller, request)
+    return await model.engine.fill(caller, request.context_id, tokens, defer=request.defer)
 
-    def WatchContexts(
-        self, request: pb.WatchContextsRequest, context: Context
-    ) -> AsyncIterator[pb.WatchContextsResponse]:
-        return _encoded(self._serving.model().engine.watch(self.caller(context)), pb.WatchContextsResponse)
 
-    async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
-        served, caller = self.begin(context, request)
-        tokens = await _tokens(served, caller, request)
-        found = await served.engine.plan(caller, tokens, context_id=request.context_id or None, salt=request.salt)
-        return encode(found, pb.PlanResponse)
+async def _plan(model: LocalModel, caller: Caller, request: pb.PlanRequest) -> PlanResult:
+    tokens = await _tokens(model, caller, request)
+    return await model.engine.plan(caller, tokens, context_id=request.context_id or None, salt=request.salt)
+
+
+async def _get(model: LocalModel, caller: Caller, request: pb.GetContextRequest) -> GetContextResult:
+    pages, tokens, ancestors = request.include_pages, request.include_tokens, request.include_ancestors
+    info = await model.engine.get(caller, request.context_id)
+    if not (pages or tokens or ancestors):
+        return GetContextResult(context=info)
+    layout = await model.engine.pages(caller, request.context_id)
+    return GetContextResult(
+        context=info,
+        pages=layout if pages else None,
+        tokens=TokenIds(ids=layout.tokens) if tokens else None,
+        ancestors=layout.ancestors if ancestors else (),
+    )
 
 
 async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterator[M]:
@@ -65,11 +56,20 @@ async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterat
             yield encode(answer, kind)
 
 
-async def _tokens(served: LocalModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
-    """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
+@with_engine_calls
+class ContextService(Service):
+    """See the service in protos/jaxctx/v1/context_service.proto."""
 
-    async def is_empty() -> bool:
-        info = await served.engine.get(caller, request.context_id) if request.context_id else None
-        return info is None or info.seq_len + info.buffered_tokens == 0
+    Fill = answered("Fill", _fill)
+    Flush = unary("Flush", "fill", ["context_id"])
+    Fork = unary("Fork", "fork", ["context_id", requests.children])
+    GetContext = answered("GetContext", _get)
+    ListContexts = unary("ListContexts", "list", ["page_token", one_more])
+    Plan = answered("Plan", _plan)
 
-    return await served.texts.tokens(requests.content(request), is_empty)
+    def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Any]:
+        model, caller = self.begin(context, request)
+        return _encoded(model.engine.generate(caller, decode(request, GenerateRequest)), pb.GenerateResponse)
+
+    def WatchContexts(self, request: pb.WatchContextsRequest, context: Context) -> AsyncIterator[Any]:
+        return _encoded(self._serving.model().engine.watch(self.caller(context)), pb.WatchContextsResponse)

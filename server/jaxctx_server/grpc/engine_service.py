@@ -2,19 +2,22 @@
 """EngineService: a core's engines come and go."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from urllib.parse import unquote
 
 from jaxctx.engine.remote import RemoteEngine
 from jaxctx.errors import FailedPrecondition
 from jaxctx.v1 import engine_service_pb2 as pb
-from jaxctx.v1 import engine_service_pb2_grpc
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service
 from jaxctx_server.serving import Serving
 
+PEER = re.compile(r"ipv[46]:(.*):\d+")  # like ipv4:10.0.0.7:41234
 
-class EngineService(Service, engine_service_pb2_grpc.EngineServiceServicer):
+
+class EngineService(Service):
     """See the service in protos/jaxctx/v1/engine_service.proto."""
 
     def __init__(self, serving: Serving, clock: Callable[[], float], cluster_key: str) -> None:
@@ -27,9 +30,9 @@ class EngineService(Service, engine_service_pb2_grpc.EngineServiceServicer):
         if served.model is not None:
             raise FailedPrecondition("this server is no core", reason="WRONG_ROLE")
         engines = served.programs.dispatcher.engines
-        address = f"{request.host or _peer(context)}:{request.port}"
-        engine = RemoteEngine(address, request.life, self._cluster_key, self._clock)
-        try:
+        caller = PEER.match(unquote(context.peer()))  # else it came by a Unix socket
+        address = f"{request.host or (caller[1] if caller else '127.0.0.1')}:{request.port}"
+        async with aclosing(RemoteEngine(address, request.life, self._cluster_key, self._clock)) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
             before, self._attending[address] = self._attending.get(address), attending
@@ -41,11 +44,3 @@ class EngineService(Service, engine_service_pb2_grpc.EngineServiceServicer):
                 await attending
             finally:
                 attending.cancel()
-        finally:
-            await engine.disconnect()
-
-
-def _peer(context: Context) -> str:
-    """The host that calls: of a peer like `ipv4:10.0.0.7:41234`."""
-    family, _, address = unquote(context.peer()).partition(":")
-    return "127.0.0.1" if family == "unix" else address.rpartition(":")[0]

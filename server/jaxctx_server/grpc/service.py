@@ -1,6 +1,7 @@
 """What every service does with a request: decode and validate, before the engine works; encode, after."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import isawaitable
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -47,17 +48,24 @@ class Service:
         return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
-def unary(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Awaitable[Any]]:
-    """A call of the contract that hands its request to this method of the engine, with an argument for each of `parts`,
-    see `made`.
-    """
+def answered(rpc: str, work: Callable[[LocalModel, Caller, Any], Any]) -> Callable[..., Awaitable[Any]]:
+    """A call of the contract: its response tells what `work`, of either kind, returns for a valid request."""
 
     async def call(self: Service, request: Message, context: Context) -> Any:
-        served, caller = self.begin(context, request)
-        answer = await getattr(served.engine, method)(caller, *(made(request, part) for part in parts))
+        found = work(*self.begin(context, request), request)
+        answer = await found if isawaitable(found) else found
         return page_of(rpc, request, answer) if "page_token" in request.DESCRIPTOR.fields_by_name else told(rpc, answer)
 
     return call
+
+
+def unary(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Awaitable[Any]]:
+    """A call of the contract that hands parts of its request, see `made`, to this method of the engine."""
+
+    def work(model: LocalModel, caller: Caller, request: Any) -> Any:
+        return getattr(model.engine, method)(caller, *(made(request, part) for part in parts))
+
+    return answered(rpc, work)
 
 
 def with_engine_calls(service: type[S]) -> type[S]:

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from jaxctx.answers import Criterion
 from jaxctx.apps.sessions import Session
 from jaxctx.v1 import session_service_pb2 as pb
-from jaxctx.v1 import session_service_pb2_grpc
 from jaxctx.v1.requests import SubmitCallRequest
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service, one_more, page_of, told
@@ -31,7 +30,7 @@ def of_session(rpc: str, method: Callable[..., Any], parts: Sequence[Part] = ())
     return call
 
 
-class SessionService(Service, session_service_pb2_grpc.SessionServiceServicer):
+class SessionService(Service):
     """See the service in protos/jaxctx/v1/session_service.proto."""
 
     GetSession = of_session("GetSession", lambda session: session)

@@ -1,8 +1,7 @@
 """The one validator behind every door: a request of the contract in, arguments of the Engine interface out.
 
     rules.py      the rules that the contract states of its fields; collects what is wrong with a request
-    limits.py     what the rules leave to one server
-    requests.py   rules between fields that it states in words, and what is made of a request then
+    requests.py   what these leave to a server, rules between fields in words, and what is made of a request then
 
 Every field's range and size is checked here before anything is allocated for it, whatever the door. A request with
 wrong fields raises one InvalidArgument whose violations name each of them (up to 16) by its path in the request message
@@ -10,8 +9,7 @@ wrong fields raises one InvalidArgument whose violations name each of them (up t
 room or is free is for the engine to say.
 """
 
-from jaxctx_server.validate.limits import Limits
-from jaxctx_server.validate.requests import Content, MessageContent, TextContent
+from jaxctx_server.validate.requests import Content, Limits, MessageContent, TextContent
 from jaxctx_server.validate.rules import utf8_size, validate
 
 __all__ = ["Content", "Limits", "MessageContent", "TextContent", "utf8_size", "validate"]

@@ -1,4 +1,5 @@
-"""What single requests need: rules between fields that the contract states in words, and what is made of valid ones.
+"""What the rules of fields leave open: limits of one server, rules between fields of single requests that the contract
+states in words, and what is made of valid ones.
 
 Such a rule yields paths of fields in its message, and what would be accepted. The fields may be wrong by themselves as
 well: all violations of a request are told together, the first of each path.
@@ -6,10 +7,11 @@ well: all violations of a request are told together, the first of each path.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import Message
 
+from jaxctx.answers import EngineInfo, named
 from jaxctx.codec import decode
 from jaxctx.engine.interface import Sampling
 from jaxctx.v1.content_pb2 import ChatMessages
@@ -17,8 +19,8 @@ from jaxctx.v1.context_service_pb2 import FillRequest, ForkRequest, ForwardReque
 from jaxctx.v1.forward_pb2 import PassOutput
 from jaxctx.v1.session_service_pb2 import CallOutput
 from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
-from jaxctx_server.validate.limits import Limits
 
+MANY = 2**31 - 1
 ANSWERED = ("user", "tool")  # roles after which the assistant speaks
 NOT_APPLIED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # by a pass
 PLAIN = Sampling()
@@ -46,6 +48,21 @@ class MessageContent:
 
 
 Content = TextContent | MessageContent | Sequence[int]  # ids of the vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of its model and of its configuration, by the names that the rules call them. A core has no model."""
+
+    vocab_size: int = MANY
+    max_context_tokens: int = MANY
+    default_max_tokens: int = MANY
+    queue_limit: int  # requests that may wait
+
+    @classmethod
+    def of(cls, info: EngineInfo, *, queue_limit: int) -> Self:
+        """The limits of an engine."""
+        return cls(queue_limit=queue_limit, **named(cls, info))
 
 
 def made(request: Message, part: Part) -> Any:
