@@ -63,11 +63,8 @@ async def serve(
                 return INTERRUPTED
             engine, text = loaded
             serving.opened(Served.of(engine, text, Limits.of(engine.info, queue_limit=config.queue_limit)))
-        print(
-            banner(None if engine is None else engine.info, addresses, keys, time.monotonic() - started),
-            file=out,
-            flush=True,
-        )
+        info = None if engine is None else engine.info
+        print(banner(info, addresses, keys, time.monotonic() - started), file=out, flush=True)
         if config.core is not None:
             joining = asyncio.create_task(join(config.core, cluster, int(addresses[0].rpartition(":")[2])))
         failure = None if engine is None else await _unless(stop, engine.failure())
