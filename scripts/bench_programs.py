@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Programs against the same calls driven by a client: a chain, a map-reduce, two roles that talk in turn.
 
-    scripts/bench_programs.py [HOST:PORT] [--rounds N] [--delays S [S ...]]
+    scripts/bench_programs.py [HOST:PORT] [--peer-url URL] [--rounds N] [--delays S [S ...]]
 
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
-and reads the last variable. `--delays` are seconds that every exchange with the server takes besides: once a call for
-the client; for a program once for all submissions, which go together, and once for the reading. Both are greedy, and of
-equal lengths and texts: in every round first the client and then the program, the server's cache emptied before each,
-with texts that no round before had. Prints medians in seconds, and how many times longer the client takes.
+and reads the last variable. With `--peer-url` a client also drives the same calls against another server, of the same
+model, by the OpenAI API (`/v1/completions`; needs the extra [bench]). `--delays` are seconds that every exchange with
+the server takes besides: once a call for the client; for a program once for all submissions, which go together, and
+once for the reading. Both are greedy, and of equal lengths and texts: in every round first the client, then the
+program, then the peer, our server's cache emptied before each, with texts that no round before had. Prints medians in
+seconds, and how many times longer the program's rivals take: the median of the rounds, the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -53,6 +56,24 @@ class Driven:
         await asyncio.sleep(self._delay_s)
         async with await self._client.create("".join(prompt)) as context:
             return (await context.complete(max_tokens=TOKENS, temperature=0, ignore_eos=True)).text
+
+    async def text(self, output: str) -> str:
+        return output
+
+
+class Asked:
+    """As `Driven`, by the OpenAI API."""
+
+    def __init__(self, http: Any, url: str, model: str, delay_s: float) -> None:
+        self._http, self._url, self._model, self._delay_s = http, url, model, delay_s
+
+    async def call(self, *prompt: Any) -> str:
+        await asyncio.sleep(self._delay_s)
+        wanted = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"model": self._model, "prompt": "".join(prompt), **wanted}
+        async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            return str((await response.json())["choices"][0]["text"])
 
     async def text(self, output: str) -> str:
         return output
@@ -116,36 +137,51 @@ WORKLOADS: dict[str, Callable[[Calls, str], Awaitable[None]]] = {
 }
 
 
-async def measure(target: str, rounds: int, delays: list[float]) -> None:
-    print(f"{'':24}{'delay':>8}{'client':>10}{'program':>10}{'ratio':>8}{'smallest':>10}{'largest':>9}")
-    async with jaxctx.aio.Client(target) as client, grpc.aio.insecure_channel(target) as channel:
-        stub = SessionServiceStub(channel)
+@asynccontextmanager
+async def peer(url: str) -> AsyncIterator[Callable[[float], Asked]]:
+    """What makes calls of the first model that it serves."""
+    import aiohttp
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+        async with http.get(f"{url}/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
+        yield lambda delay_s: Asked(http, url, model, delay_s)
+
+
+async def measure(target: str, rounds: int, delays: list[float], peer_url: str = "") -> None:
+    print(f"{'':24}{'delay':>8}{'program':>9}{'rival':>9}{'':>8}{'ratio':>8}{'smallest':>10}{'largest':>9}")
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(jaxctx.aio.Client(target))
+        stub = SessionServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(target)))
+        asked = await stack.enter_async_context(peer(peer_url)) if peer_url else None
         for name, workload in WORKLOADS.items():
             for delay_s in delays:
-                times: dict[str, list[float]] = {"client": [], "program": []}
+                times: dict[str, list[float]] = {"client": [], "program": [], **({"peer": []} if asked else {})}
                 for round_ in range(rounds):
                     salt = f"{name} {delay_s} {round_} {time.time_ns()}"
                     for kind in times:
                         await client.clear_cache()
                         session_id = (await stub.CreateSession(pb.CreateSessionRequest())).session.session_id
-                        calls = Driven(client, delay_s) if kind == "client" else Program(stub, session_id, delay_s)
+                        ways: dict[str, Any] = {"client": Driven(client, delay_s), "peer": asked and asked(delay_s)}
                         started = time.perf_counter()
-                        await workload(calls, salt)
+                        await workload(ways.get(kind) or Program(stub, session_id, delay_s), salt)
                         times[kind].append(time.perf_counter() - started)
                         await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
-                ratios = [a / b for a, b in zip(times["client"], times["program"], strict=True)]
-                medians = [statistics.median(times[kind]) for kind in times]
-                print(
-                    f"{name:24}{delay_s:8.2f}{medians[0]:10.2f}{medians[1]:10.2f}"
-                    f"{statistics.median(ratios):8.2f}{min(ratios):10.2f}{max(ratios):9.2f}",
-                    flush=True,
-                )
+                program = times.pop("program")
+                for kind, rival in times.items():
+                    ratios = [a / b for a, b in zip(rival, program, strict=True)]
+                    print(
+                        f"{name:24}{delay_s:8.2f}{statistics.median(program):9.2f}{statistics.median(rival):9.2f}"
+                        f"{kind:>8}{statistics.median(ratios):8.2f}{min(ratios):10.2f}{max(ratios):9.2f}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", default="127.0.0.1:50051")
+    parser.add_argument("--peer-url", default="", help="another server, as http://127.0.0.1:8000")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.25])
     chosen = parser.parse_args()
-    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays))
+    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays, chosen.peer_url))

@@ -585,9 +585,10 @@ class EngineCalls(Requests):
         fields = self._types[response].proto.field
         if not fields:
             return "None"
-        if any(each.name == "next_page_token" for each in fields):
-            return f"Sequence[{self._value(fields[0])}]"
-        return self._name(response) if len(fields) > 1 else self._value(fields[0])
+        if len(fields) > 1 and fields[-1].name != "next_page_token":
+            return self._name(response)
+        is_list = fields[0].label == FieldDescriptorProto.LABEL_REPEATED
+        return f"Sequence[{self._value(fields[0])}]" if is_list else self._value(fields[0])
 
     def table(self) -> str:
         """Of the methods that are behind methods of the contract, and what they take of a request."""

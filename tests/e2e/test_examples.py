@@ -3,14 +3,19 @@
 import asyncio
 import importlib.util
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-@pytest.mark.parametrize(("script", "told"), [("map_reduce.py", "in short: "), ("chain.py", "")])
+@pytest.mark.parametrize(
+    ("script", "told"), [("map_reduce.py", "in short: "), ("chain.py", ""), ("review.py", "editor: ")]
+)
 async def test_examples(address: str, script: str, told: str) -> None:
     path = str(SCRIPTS / "examples" / script)
     process = await asyncio.create_subprocess_exec(sys.executable, path, address, stdout=asyncio.subprocess.PIPE)
@@ -20,8 +25,9 @@ async def test_examples(address: str, script: str, told: str) -> None:
     assert len(output) > 10
 
 
+@pytest.mark.parametrize("with_peer", [False, True])
 async def test_the_benchmark_of_programs(
-    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    address: str, with_peer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = importlib.util.spec_from_file_location("bench_programs", SCRIPTS / "bench_programs.py")
     assert spec is not None
@@ -29,7 +35,34 @@ async def test_the_benchmark_of_programs(
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "SYSTEM", "Rules.")
-    await bench.measure(address, 1, [0.0])
+    asked: list[dict[str, Any]] = []
+    async with openai(asked) if with_peer else nullcontext("") as url:
+        await bench.measure(address, 1, [0.0], url)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(bench.WORKLOADS)
+    assert len(lines) == 1 + len(bench.WORKLOADS) * (1 + with_peer)
     assert all(float(line.split()[-3]) > 0 for line in lines[1:])
+    assert len(asked) == with_peer * (bench.CHAIN + bench.MAPS + 1 + 2 * bench.TURNS)
+    assert all(each["model"] == "m" and each["max_tokens"] == bench.TOKENS for each in asked)
+    assert not with_peer or asked[1]["prompt"].endswith("after text: ")
+
+
+@asynccontextmanager
+async def openai(asked: list[dict[str, Any]]) -> AsyncIterator[str]:
+    """A server that answers completions, and notes what it was asked."""
+    web = pytest.importorskip("aiohttp.web")
+
+    async def models(request: Any) -> Any:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def complete(request: Any) -> Any:
+        asked.append(await request.json())
+        return web.json_response({"choices": [{"text": "text"}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()

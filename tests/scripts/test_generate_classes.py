@@ -287,6 +287,13 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         generator, "OPERATIONS", {"RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls)}
     )
+    of_engine = {
+        "Tune": ("tune", ("name", "band")),
+        "Tell": ("tell", ("loud", "Evening")),
+        "ListStations": ("stations", ()),
+        "Close": ("close", ("name",)),
+    }
+    monkeypatch.setattr(generator, "ENGINE_CALLS", {"Played": ("What is played.", of_engine)})
     generator.main(str(tmp_path / "set"), str(tmp_path))
     return tmp_path
 
@@ -461,6 +468,29 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert asked[2][:2] == ("Play", None)
     sent = {name: value for name, value in asked[2][3].items() if value}
     assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
+
+
+def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = load("radio_answers", made / "answers.py")
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", answers)
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.requests", load("radio_requests", made / "requests.py"))
+    calls = load("radio_calls", made / "engine_calls.py").Played
+    assert inspect.getdoc(calls) == "What is played."
+    assert {name: str(inspect.signature(getattr(calls, name))) for name in ("tune", "tell", "stations", "close")} == {
+        "tune": "(self, caller: 'Caller', name: 'str', band: 'Band | None' = None) -> 'TuneResult'",
+        "tell": "(self, caller: 'Caller', loud: 'bool | None', request: 'Evening') -> 'Sequence[str]'",
+        "stations": "(self, caller: 'Caller') -> 'Sequence[Station]'",
+        "close": "(self, caller: 'Caller', name: 'str') -> 'None'",
+    }
+    assert inspect.getdoc(calls.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
+    assert get_type_hints(calls.stations)["return"] == Sequence[answers.Station]
+
+
+def test_services_by_name(made: Path) -> None:
+    text = (made / "services.py").read_text("utf-8")
+    assert '    "Radio": radio_pb2.DESCRIPTOR.services_by_name["Radio"],' in text
+    assert '    "Radio": radio_pb2_grpc.add_RadioServicer_to_server,' in text
+    assert '    "Tell": ("tell", ["loud", requests.Evening]),' in text
 
 
 def test_errors(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
