@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from jaxctx.engine.watch import Watch
 from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
 from jaxctx.store import SnapshotStore
 
+BUSY_S = 1.0
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
 
 P = ParamSpec("P")
@@ -45,6 +46,7 @@ class LocalEngine(Snapshots, Engine):
         super().__init__(StepLoop(core), store)
         self.core = core
         self.info = info
+        self._stats: answers.EngineStats | None = None  # the last that were told
 
     def start(self) -> None:
         self.loop.start()
@@ -190,7 +192,10 @@ class LocalEngine(Snapshots, Engine):
             raise
 
     async def stats(self) -> answers.EngineStats:
-        return replace(await self.loop.call(self.core.stats), snapshots=self.store.count())
+        """As they are; or as they were, while a step takes longer than BUSY_S: a busy engine is no silent one."""
+        with suppress(TimeoutError):
+            self._stats = await asyncio.wait_for(self.loop.call(self.core.stats), BUSY_S if self._stats else None)
+        return replace(cast(answers.EngineStats, self._stats), snapshots=self.store.count())
 
     async def drain(self) -> None:
         def begin() -> bool:

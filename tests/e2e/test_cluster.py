@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -431,6 +432,19 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     with pytest.raises(errors.Unavailable) as error:
         await remote.close(me, created.context_id)
     assert error.value.reason == "ENGINE_LOST"
+
+
+async def test_an_engine_that_computes_a_long_step_is_not_silent(
+    engine: LocalEngine, address: str, clock: Clock
+) -> None:
+    remote = RemoteEngine(address, "", "", clock)
+    remote._headers = ()
+    before = await remote.stats()
+    step = asyncio.create_task(engine.loop.call(time.sleep, 4.0))
+    assert await asyncio.wait_for(remote.stats(), 3) == before
+    assert not step.done()
+    await step
+    await remote.aclose()
 
 
 async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, address: str, clock: Clock) -> None:

@@ -2,7 +2,6 @@
 """EngineService: a core's engines come and go."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from urllib.parse import unquote
@@ -13,8 +12,6 @@ from jaxctx.v1 import engine_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
 from jaxctx_server.grpc.service import Service
 from jaxctx_server.serving import Serving
-
-PEER = re.compile(r"ipv[46]:(.*):\d+")  # like ipv4:10.0.0.7:41234
 
 
 class EngineService(Service):
@@ -30,8 +27,8 @@ class EngineService(Service):
         if served.model is not None:
             raise FailedPrecondition("this server is no core", reason="WRONG_ROLE")
         engines = served.programs.dispatcher.engines
-        caller = PEER.match(unquote(context.peer()))  # else it came by a Unix socket
-        address = f"{request.host or (caller[1] if caller else '127.0.0.1')}:{request.port}"
+        peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0]  # of ipv4:10.0.0.7:41234, or a Unix socket
+        address = f"{request.host or peer or '127.0.0.1'}:{request.port}"
         async with aclosing(RemoteEngine(address, request.life, self._cluster_key, self._clock)) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
