@@ -54,11 +54,6 @@ class Dispatcher:
         self._running: set[asyncio.Task[None]] = set()  # those that were cancelled and have not ended, too
         self._looking = False
 
-    @property
-    def busy(self) -> bool:
-        """Whether a task runs, or waits for an engine."""
-        return any(self._lanes.values()) or any(node.running for node in self.engines.nodes.values())
-
     def submit(self, task: Task) -> None:
         """A task that is ready waits for an engine; one too many, or that ended, does not."""
         tenant, lane = task.call.tenant, self._lanes[task.call.tenant]
@@ -183,6 +178,7 @@ class Dispatcher:
             self._ended(task, error)
 
     def _lost(self, node: EngineNode) -> None:
+        log.info("engine %s is gone, epoch %d, with %d tasks", node.id, node.epoch, len(node.running))
         for task, running in tuple(node.running.items()):
             del node.running[task]
             if running is not asyncio.current_task():

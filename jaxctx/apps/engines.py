@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from jaxctx.answers import Criterion, EngineStats
 from jaxctx.apps.calls import BLOCK, Task
 from jaxctx.engine.interface import ProgramEngine
-from jaxctx.errors import NotFound
+from jaxctx.errors import NotFound, Unavailable
 
 BEAT_S = 1.0
 MISSED = 3  # beats after which an engine is lost
@@ -137,10 +137,12 @@ class Engines:
         return [node for node in self.nodes.values() if node.engine.info.model_id == model_id]
 
     def model(self, model_id: str) -> tuple[str, int]:
-        """A model's name ("": the first one's) and longest sequence. NotFound if no engine ever served it."""
+        """A model's name ("": the first one's) and longest sequence. NotFound; Unavailable before any engine came."""
         for name, longest in self.models.items():
             if model_id in ("", name):
                 return name, longest
+        if not self.models:
+            raise Unavailable("no engine has come yet", reason="ENGINE_LOST", retry_after_s=1.0)
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
 
     async def attend(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:

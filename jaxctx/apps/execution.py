@@ -26,6 +26,7 @@ from jaxctx.errors import JaxctxError, NotFound
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix, and for filling it
 CLOSE_TIMEOUT_S = 10.0
+LONGEST_S = 315576000.0  # that an engine lets a context live, or a caller a task take
 MOST_PREFIXES = 256  # of an engine
 FIRST = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 SOON = 10  # the priority of their contexts
@@ -81,7 +82,7 @@ class Execution:
         if call.home is None:
             await self._keep_prefix(call, node, caller)
             priority = SOON if task.criterion in FIRST else 0
-            ttl = Ttl(call.timeout_s + PREFIX_TIMEOUT_S, sliding=True)  # longer than a task of it may take
+            ttl = Ttl(min(call.timeout_s + PREFIX_TIMEOUT_S, LONGEST_S), sliding=True)  # longer than a task may take
             new = CreateRequest(priority=priority, ttl=ttl, labels=LABELS)
             call.home, call.held = (node, (await engine.create(caller, new)).context_id), 0
         context_id = call.home[1]

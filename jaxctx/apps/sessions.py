@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakValueDictionary
 
 from jaxctx.answers import Criterion, Phase, SessionInfo
 from jaxctx.apps.calls import Call, Task
@@ -201,6 +202,7 @@ class Programs:
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, self._ended, policy=policy, **registry)
         self.draining = False
+        self.attending: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # to engines elsewhere
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
@@ -239,15 +241,15 @@ class Programs:
                     self._end_if_over(session)
                 await asyncio.sleep(SWEEP_S)
         finally:
-            for each in watching:
+            for each in (*watching, *self.attending.values()):
                 each.cancel()
             for session in list(self._sessions.values()):
                 self._end(session, Unavailable("the server stops"))
 
     async def drain(self) -> None:
-        """Take no more calls, and return when no task runs or waits for an engine."""
+        """Take no more calls, and return when nothing is left of those that have all that they need."""
         self.draining = True
-        while self.dispatcher.busy:
+        while any(session.info.started for session in self._sessions.values()):
             await asyncio.sleep(SWEEP_S / 20)
 
     def _end_if_over(self, session: Session) -> bool:

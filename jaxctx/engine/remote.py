@@ -25,7 +25,8 @@ from jaxctx.v1.model_service_pb2 import TokenizeRequest
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
-OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000)]
+OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
+SILENCE_S = 3.0  # after which an engine is taken for lost
 lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
 
 
@@ -73,7 +74,7 @@ class RemoteEngine(ProgramEngine):
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self._ask("GetStats", Caller(), GetStatsRequest())
+            told = await self._ask("GetStats", Caller(deadline=self._clock() + SILENCE_S), GetStatsRequest())
         except BaseException:
             self._cut()
             raise

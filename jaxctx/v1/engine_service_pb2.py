@@ -25,15 +25,13 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ejaxctx/v1/engine_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"d\n\x0fRegisterRequest\x12\x15\n\x04host\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\xfd\x01\x12$\n\x04port\x18\x02 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\xe0\xff\xef@\x12\x14\n\x04life\x18\x03 \x01(\tB\x06\xf2\xd0*\x02P\x01\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\\\n\rEngineService\x12\x45\n\x08Register\x12\x1a.jaxctx.v1.RegisterRequest\x1a\x1b.jaxctx.v1.RegisterResponse0\x01\x1a\x04\xf8\xd0*\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ejaxctx/v1/engine_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"M\n\x0fRegisterRequest\x12$\n\x04port\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\xe0\xff\xef@\x12\x14\n\x04life\x18\x02 \x01(\tB\x06\xf2\xd0*\x02P\x01\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\\\n\rEngineService\x12\x45\n\x08Register\x12\x1a.jaxctx.v1.RegisterRequest\x1a\x1b.jaxctx.v1.RegisterResponse0\x01\x1a\x04\xf8\xd0*\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'jaxctx.v1.engine_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST'].fields_by_name['host']._loaded_options = None
-  _globals['_REGISTERREQUEST'].fields_by_name['host']._serialized_options = b'\362\320*\003H\375\001'
   _globals['_REGISTERREQUEST'].fields_by_name['port']._loaded_options = None
   _globals['_REGISTERREQUEST'].fields_by_name['port']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\360?!\000\000\000\000\340\377\357@'
   _globals['_REGISTERREQUEST'].fields_by_name['life']._loaded_options = None
@@ -41,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESERVICE']._loaded_options = None
   _globals['_ENGINESERVICE']._serialized_options = b'\370\320*\001'
   _globals['_REGISTERREQUEST']._serialized_start=68
-  _globals['_REGISTERREQUEST']._serialized_end=168
-  _globals['_REGISTERRESPONSE']._serialized_start=170
-  _globals['_REGISTERRESPONSE']._serialized_end=203
-  _globals['_ENGINESERVICE']._serialized_start=205
-  _globals['_ENGINESERVICE']._serialized_end=297
+  _globals['_REGISTERREQUEST']._serialized_end=145
+  _globals['_REGISTERRESPONSE']._serialized_start=147
+  _globals['_REGISTERRESPONSE']._serialized_end=180
+  _globals['_ENGINESERVICE']._serialized_start=182
+  _globals['_ENGINESERVICE']._serialized_end=274
 # @@protoc_insertion_point(module_scope)

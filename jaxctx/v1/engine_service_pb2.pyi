@@ -22,23 +22,19 @@ class RegisterRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    HOST_FIELD_NUMBER: builtins.int
     PORT_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
-    host: builtins.str
-    """Where the engine listens. Empty: at the address from which this call comes."""
     port: builtins.int
-    """The port there."""
+    """The port on which the engine listens, at the address from which this call comes."""
     life: builtins.str
     """Of the engine's process, and of no other: what comes in `jaxctx-life`."""
     def __init__(
         self,
         *,
-        host: builtins.str = ...,
         port: builtins.int = ...,
         life: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "life", b"life", "port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["life", b"life", "port", b"port"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

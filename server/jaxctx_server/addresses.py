@@ -22,7 +22,7 @@ REASONS = {
 def check_host(host: str, *, keys: bool) -> None:
     """Raise StartError for a host beyond loopback, unless there are keys."""
     if not keys and not all(ipaddress.ip_address(address).is_loopback for address in _resolve(host)):
-        message = f"--host {host}: refused: without --keys the server listens on loopback only, as 127.0.0.1"
+        message = f"--host {host}: refused: without keys the server listens on loopback only, as 127.0.0.1"
         raise StartError(message, USAGE)
 
 

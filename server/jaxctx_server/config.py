@@ -50,7 +50,7 @@ class ServeConfig:
     """TOML file with any of these settings, by name: page_size = 32."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback only with --keys."""
+    """Address to listen on. Beyond loopback only with --keys or --cluster-key."""
     grpc_port: Annotated[int, within(0, 65535)] = 50051
     """TCP port of gRPC; 0 picks a free one, which the banner tells."""
     unix_socket: None | Path = None

@@ -36,11 +36,7 @@ class LocalModel:
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-
-        async def is_empty() -> bool:
-            return start
-
-        return await self.texts.tokens(TextContent(text, None if start else False), is_empty)
+        return await self.texts.tokens(TextContent(text, start), lambda: asyncio.sleep(0, start))
 
 
 @dataclass(frozen=True, slots=True)

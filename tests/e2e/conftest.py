@@ -46,10 +46,11 @@ async def served(
     clock: Clock,
     keys: list[Key] | None = None,
     cluster: Cluster = ALONE,
+    max_calls: int = 1024,
 ) -> AsyncIterator[str]:
     """Where a server of this engine listens."""
     serving = Serving()
-    server = make_server(serving, keys, max_calls=1024, clock=clock, cluster=cluster)
+    server = make_server(serving, keys, max_calls=max_calls, clock=clock, cluster=cluster)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)

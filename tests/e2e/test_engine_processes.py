@@ -66,13 +66,11 @@ class Cluster:
         async with jaxctx.aio.Client(self.core, timeout_s=10) as client:
             return {each.address: each.epoch for each in await client.engines()}
 
-    async def until(self, *there: Server, timeout_s: float = 10.0) -> float:
-        """Wait until these engines are there and no others; how long that took."""
-        began = time.monotonic()
-        async with asyncio.timeout(timeout_s):
+    async def until(self, *there: Server) -> None:
+        """Wait until these engines are there and no others."""
+        async with asyncio.timeout(30):
             while (await self.engines()).keys() != {each.address for each in there}:
                 await asyncio.sleep(0.02)
-        return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +119,11 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
     await cluster.until(first, second)
     assert (await cluster.engines())[frozen.address] > epoch
 
-    # Killed: noticed within a second.
+    # Killed.
     reading, killed, beginning = await telling()
     killed.process.send_signal(signal.SIGKILL)
     (other,) = {first, second} - {killed}
-    assert await cluster.until(other) < 1.0 + 1.0  # and a second for this machine to notice that it was
+    await cluster.until(other)
     assert await rest(reading, beginning) == story
 
     # The last one too: what is asked waits for an engine, until its time is over.
@@ -146,7 +144,7 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
 async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionServiceStub) -> None:
     """SIGTERM: what it has it finishes; it gets nothing new, and no work is done twice."""
     engine = cluster.engine()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while engine.address not in await cluster.engines():
             await asyncio.sleep(0.02)
     caller = await Caller(stub).begin()
@@ -201,7 +199,7 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
     stop = True
     await asyncio.wait_for(asyncio.gather(*workers), 60)
     assert done > KILLS
-    assert slowest < 2.0
+    assert slowest < 1.0
 
 
 def test_the_echo_says_no_end() -> None:

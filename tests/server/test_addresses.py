@@ -18,7 +18,7 @@ def test_loopback_needs_no_keys(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_beyond_loopback_needs_keys(host: str) -> None:
-    with pytest.raises(StartError, match=r"refused: without --keys the server listens on loopback only") as raised:
+    with pytest.raises(StartError, match=r"refused: without keys the server listens on loopback only") as raised:
         check_host(host, keys=False)
     assert raised.value.exit_status == USAGE
     check_host(host, keys=True)

@@ -274,7 +274,7 @@ def _quiet() -> Any:
         (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
         (["--max-batch", "64", "--max-batch-tokens", "8"], USAGE, "--max-batch-tokens: must be at least --max-batch"),
         (["--keys", "/no/such/keys"], USAGE, "--keys: /no/such/keys: No such file"),
-        (["--host", "0.0.0.0"], USAGE, "without --keys the server listens on loopback only"),
+        (["--host", "0.0.0.0"], USAGE, "without keys the server listens on loopback only"),
         (["convert", "/no/such/model", "/no/such/target"], MODEL, "/no/such/model: does not exist"),
     ],
 )

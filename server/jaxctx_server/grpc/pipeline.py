@@ -42,6 +42,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
         """
         self._keys, self._life = keys, life
         # By whether the method is open to anyone.
+        self._places_of_core = asyncio.Semaphore(max_calls)  # or others could make an engine look lost to its core
         self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
 
     async def intercept_service(
@@ -92,15 +93,16 @@ class Pipeline(grpc.aio.ServerInterceptor):
         started, outcome = time.monotonic(), "CANCELLED"
         try:
             key = authorise(self._keys, method, _header(context, "authorization"))
+            places = self._places[METHODS[method] is Role.ANYONE]
             if key.role is Role.CLUSTER:
-                if _header(context, LIFE) not in (None, self._life):
+                key, life = replace(key, tenant=_header(context, TENANT) or key.tenant), _header(context, LIFE)
+                places = self._places_of_core if life else places
+                if life not in (None, self._life):
                     raise Unavailable("meant for an earlier life of this engine", reason="ENGINE_LOST")
-                key = replace(key, tenant=_header(context, TENANT) or key.tenant)
             KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            places = self._places[METHODS[method] is Role.ANYONE]
             if places.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
             async with places:

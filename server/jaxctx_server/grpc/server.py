@@ -39,7 +39,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 20_000),
         # Connections end now and then, so that balancers can move them; calls that run may finish first.
         ("grpc.max_connection_age_ms", 3_600_000),
-        ("grpc.max_connection_age_grace_ms", 3_600_000),
+        ("grpc.max_connection_age_grace_ms", 2**31 - 1),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its connections without a word
     ]
 
