@@ -1,0 +1,248 @@
+"""scripts/ray_engines.py: when engines are added and removed, and a node of a cluster that goes away under them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from tests.e2e.test_command import COMMAND, SMALL, Server, environment
+from tests.e2e.test_engine_processes import CHARACTERS, said
+from tests.e2e.test_programs import Caller, out
+from tests.readme import ROOT
+
+SCRIPT = Path(ROOT) / "scripts" / "ray_engines.py"
+ENGINES = 3
+STORY = 800
+SLOW_S = 300.0  # for what takes seconds on a machine with nothing else to do
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Also where there is no Ray."""
+    spec = importlib.util.spec_from_file_location("ray_engines", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while it loads
+    spec.loader.exec_module(module)
+    return module
+
+
+class Deciding:
+    """What is decided, look by look. Engines serve four requests at once."""
+
+    def __init__(self, script: ModuleType, wanted: int, bounds: str = "1:4") -> None:
+        self._script, self._bounds = script, script.Bounds.of(bounds)
+        self._trend, self._now = script.Trend(), 100.0
+        self.wanted = wanted
+
+    def after(self, seconds: float, *loads: tuple[int, int], starting: int = 0) -> int:
+        """How many are wanted after seconds of such loads: (running, waiting) of each engine."""
+        seen = [self._script.Load(running, waiting, 4) for running, waiting in loads]
+        for _ in range(int(seconds) + 1):
+            self.wanted, self._trend = self._script.decide(
+                seen, starting, self.wanted, self._bounds, self._trend, self._now
+            )
+            self._now += 1.0
+        return self.wanted
+
+
+def test_one_is_added_when_all_have_been_full_for_some_seconds(script: ModuleType) -> None:
+    deciding = Deciding(script, 2)
+    assert deciding.after(script.ADD_AFTER_S - 1, (4, 0), (2, 1)) == 2
+    assert deciding.after(0, (4, 0), (3, 0)) == 2  # the time begins anew
+    assert deciding.after(script.ADD_AFTER_S - 1, (4, 0), (4, 3)) == 2
+    assert deciding.after(0, (4, 0), (4, 3)) == 3
+
+
+def test_none_is_added_while_one_is_on_its_way(script: ModuleType) -> None:
+    deciding = Deciding(script, 2)
+    assert deciding.after(60, (4, 9), starting=1) == 2
+    assert deciding.after(script.ADD_AFTER_S, (4, 9), (4, 9)) == 3
+    assert deciding.after(0, (4, 9), (4, 9)) == 3  # nor at once when one has been
+
+
+def test_there_are_never_more_than_most_or_fewer_than_least(script: ModuleType) -> None:
+    assert Deciding(script, 3, "2:3").after(1000, *[(4, 9)] * 3) == 3
+    assert Deciding(script, 2, "2:3").after(1000, (0, 0), (0, 0)) == 2
+    assert Deciding(script, 1, "1").after(1000, (0, 0)) == 1
+
+
+def test_one_is_removed_when_long_fewer_would_do(script: ModuleType) -> None:
+    deciding = Deciding(script, 3)
+    assert deciding.after(script.REMOVE_AFTER_S - 1, (2, 0), (2, 0), (2, 0)) == 3
+    assert deciding.after(0, (2, 0), (2, 0), (2, 0)) == 2
+    assert deciding.after(script.REMOVE_AFTER_S - 1, (2, 0), (0, 0)) == 2
+    assert deciding.after(0, (2, 0), (0, 0)) == 1
+
+
+def test_a_removal_would_not_make_the_others_full(script: ModuleType) -> None:
+    assert Deciding(script, 2).after(1000, (4, 0), (0, 0)) == 2
+    assert Deciding(script, 2).after(1000, (3, 0), (0, 0)) == 1
+
+
+def test_one_that_is_not_needed_any_more_need_not_come(script: ModuleType) -> None:
+    """As when the cluster has no room for it."""
+    deciding = Deciding(script, 2)
+    assert deciding.after(script.REMOVE_AFTER_S, (1, 0), starting=1) == 1
+
+
+def test_without_engines_at_the_core_nothing_is_decided(script: ModuleType) -> None:
+    assert Deciding(script, 2).after(1000, starting=2) == 2
+
+
+def test_pauses_grow_to_a_minute(script: ModuleType) -> None:
+    pauses = [script.pause_s(failures) for failures in range(100)]
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert pauses[-1] == max(pauses) == 60.0
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:2", "3:2", "two", "1:2:3"])
+def test_numbers_of_engines_that_make_no_sense(script: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match=r"invalid literal|^\d:\d$|^0$"):
+        script.Bounds.of(text)
+
+
+def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = script.read_arguments(
+        ["--core", "127.0.0.1:1", "--engines", "2:5", "--command", "python -m that", "--", "model", "--max-batch", "4"]
+    )
+    assert (chosen.engines.least, chosen.engines.most, chosen.loopback) == (2, 5, True)
+    assert chosen.command == ["python", "-m", "that"]
+    assert chosen.arguments == ["model", "--max-batch", "4"]
+    with pytest.raises(SystemExit):
+        script.read_arguments(["--core", "192.0.2.1:1", "--engines", "1"])
+    assert "--cluster-key" in capsys.readouterr().err
+
+
+class Supervisor:
+    """The script as a process, and what it has said."""
+
+    def __init__(self, core: str, ray_address: str, cache: Path) -> None:
+        arguments = ["--core", core, "--address", ray_address, "--engines", str(ENGINES)]
+        arguments += ["--command", shlex.join(CHARACTERS), "--", *SMALL, "--compile-cache", str(cache)]
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr or ():
+            print(line, end="", flush=True)
+            self.lines.append(line.strip())
+
+    def said(self, pattern: str) -> list[re.Match[str]]:
+        return [found for line in tuple(self.lines) if (found := re.search(pattern, line))]
+
+
+async def until(holds: Callable[[], Any], what: str) -> float:
+    """Wait until it does; how long that took."""
+    began = time.monotonic()
+    while not await asyncio.to_thread(holds):
+        assert time.monotonic() - began < SLOW_S, what
+        await asyncio.sleep(0.1)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Three nodes, of which two have room for three engines; the first is the head."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    node = {"num_cpus": 2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        for _ in range(2):
+            cluster.add_node(**node)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(6 * SLOW_S)
+async def test_a_node_is_removed_under_load(ray_cluster: Any, tmp_path: Path) -> None:
+    """All texts come whole, character for character, and soon there are as many engines as before; then all drain."""
+    with (tmp_path / "core").open("w") as core_log:
+        core = Server("--role", "core", cache=tmp_path, command=(COMMAND,), stderr=core_log)
+        supervisor = Supervisor(core.address, ray_cluster.address, tmp_path / "compiled")
+        try:
+            await losing_a_node(ray_cluster, core.address, supervisor)
+            supervisor.process.send_signal(signal.SIGTERM)
+            await until(lambda: supervisor.process.poll() is not None, "the supervisor ends")
+            assert supervisor.process.returncode == 0
+            assert len(supervisor.said("drains")) == ENGINES
+            with jaxctx.Client(core.address) as client:
+                assert client.engines() == []
+        finally:
+            supervisor.process.kill()
+            supervisor.process.wait()
+            core.kill()
+
+
+async def losing_a_node(ray_cluster: Any, core: str, supervisor: Supervisor) -> None:
+    def there() -> set[str]:
+        with jaxctx.Client(core, timeout_s=10) as client:
+            return {each.address for each in client.engines()}
+
+    ready = r"ready at (\S+), on node (\w+)"
+    started = await until(lambda: len(there()) == len(supervisor.said(ready)) == ENGINES, "there are engines")
+    homes = {found[1]: found[2] for found in supervisor.said(ready)}
+    assert there() == homes.keys()
+    assert len(set(homes.values())) > 1  # they are spread
+    node = next(each for each in ray_cluster.worker_nodes if each.node_id in homes.values())
+    doomed = {address for address, home in homes.items() if home == node.node_id}
+
+    async with grpc.aio.insecure_channel(core) as channel:
+        caller = await Caller(SessionServiceStub(channel)).begin()
+
+        async def told(number: int) -> str:
+            ids = await caller.call(f"Tell {number}: {{{{story}}}}", story=out(STORY))
+            async with asyncio.timeout(SLOW_S):
+                while True:
+                    try:
+                        return await caller.get(ids["story"])
+                    except errors.DeadlineExceeded:  # of the call; the story goes on
+                        pass
+
+        stories = [asyncio.create_task(told(number)) for number in range(4 * ENGINES)]
+        async with asyncio.timeout(SLOW_S):
+            while not {task.engine_id for task in (await caller("GetGraph")).tasks} & doomed:
+                await asyncio.sleep(0.02)
+        assert not any(story.done() for story in stories)
+        began = time.monotonic()
+        await asyncio.to_thread(ray_cluster.remove_node, node, allow_graceful=False)
+        lost = await until(lambda: not there() & doomed, "the core notices")
+        assert [await story for story in stories] == [said(f"Tell {number}: ", STORY) for number in range(4 * ENGINES)]
+        finished = time.monotonic() - began
+        await until(lambda: len(there()) == ENGINES, "there are as many again")
+        again = time.monotonic() - began
+        print(f"{ENGINES} engines after {started:.1f} s; {len(doomed)} lost with their node, which the core knew after")
+        print(f"{lost:.1f} s; all texts after {finished:.1f} s, as many engines again after {again:.1f} s", flush=True)
+    assert len(supervisor.said("its node is gone|its actor is gone")) == len(doomed)
