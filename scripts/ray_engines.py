@@ -167,7 +167,7 @@ class Engine:
         address = ""
         for line in self._process.stdout or ():
             print(line, end="", file=sys.stderr, flush=True)
-            self._said = line.strip() or self._said
+            self._said = line.strip()[:200] or self._said
             if found := re.search(r"gRPC +(\S+:\d+)", line):
                 address = found[1]
             if line.startswith("ready"):
