@@ -111,9 +111,9 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
     "ContextCalls": (
         """Operations on a context that are one call each.""",
         '''
+    @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
-        """Call a method that writes to this context; what comes, as an answer of this class."""
-        raise NotImplementedError''',
+        """Call a method that writes to this context; what comes, as an answer of this class."""''',
         "self._change",
         {
             "Fill": Operation("fill", "text", CONTENT),
@@ -196,6 +196,7 @@ SCALARS = {"STRING": "str", "BYTES": "bytes", "BOOL": "bool", "DOUBLE": "float",
 EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0"}
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
+    "from abc import ": r"(?<=@)abstractmethod",
     "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",

@@ -57,7 +57,8 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """What the engines are, and how loaded; in a core as of their last beats.
+        """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+        engine tells what it was before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

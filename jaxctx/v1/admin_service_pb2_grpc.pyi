@@ -25,7 +25,9 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a core as of their last beats."""
+    """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+    engine tells what it was before.
+    """
 
     Drain: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.DrainRequest,
@@ -48,7 +50,9 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a core as of their last beats."""
+    """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+    engine tells what it was before.
+    """
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.DrainRequest,
@@ -73,7 +77,9 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.GetStatsResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.GetStatsResponse]]:
-        """What the engines are, and how loaded; in a core as of their last beats."""
+        """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+        engine tells what it was before.
+        """
 
     @abc.abstractmethod
     def Drain(

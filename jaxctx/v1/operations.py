@@ -5,6 +5,7 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar, Unpack
 
@@ -37,9 +38,9 @@ T = TypeVar("T")
 class ContextCalls:
     """Operations on a context that are one call each."""
 
+    @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""
-        raise NotImplementedError
 
     @operation
     async def fill(
@@ -359,7 +360,10 @@ class ServerCalls:
 
     @operation
     async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
-        """What the engines are, and how loaded; in a core as of their last beats."""
+        """What the engines are, and how loaded; in a core as of their last beats.
+
+        While a step takes longer than a second an engine tells what it was before.
+        """
         told = await self._link.call("GetStats", timeout_s)
         return [decode(each, Engine) for each in told]
 

@@ -235,6 +235,52 @@ async def test_a_core_drains(company: Company, caller: Caller) -> None:
     assert (await asyncio.wait_for(reading, 1), await asyncio.wait_for(following, 1)) != ("", "")
 
 
+async def nothing_held(company: Company) -> None:
+    """Every page of every engine is given back, save for constant prefixes."""
+    async with asyncio.timeout(10):
+        while any([len(await engine.list(Asker())) for engine in company.engines.values()]):
+            await asyncio.sleep(0.01)
+    assert [(await engine.stats()).running for engine in company.engines.values()] == [0, 0]
+
+
+async def test_a_call_that_is_cancelled_ends_on_its_engine(company: Company, caller: Caller) -> None:
+    output = {"name": "o", **out(1400)}
+    call = await caller("SubmitCall", template="Tell: {{o}}", parameters=[output])
+    reading = asyncio.create_task(caller.get(call.outputs[0].variable_id))
+    await until(lambda: any(node.running for node in company.nodes.values()))
+    await caller("CancelCall", call_id=call.call_id)
+    with pytest.raises(errors.Cancelled):
+        await reading
+    await nothing_held(company)
+
+
+async def test_a_task_whose_time_is_over_ends_on_its_engine(company: Company, caller: Caller) -> None:
+    for engine in company.engines.values():  # or it would be done too soon
+        engine.loop.tell(lambda: time.sleep(0.8))
+    call = await caller(
+        "SubmitCall", template="Tell: {{o}}", parameters=[{"name": "o", **out(1400)}], timeout={"nanos": 500_000_000}
+    )
+    with pytest.raises(errors.DeadlineExceeded):
+        await caller.get(call.outputs[0].variable_id)
+    await nothing_held(company)
+
+
+async def test_a_program_waits_for_pages(company: Company, caller: Caller) -> None:
+    """Where other tenants have pinned all of them, on every engine."""
+    for engine in company.engines.values():
+        for tenant in ("a", "b"):  # each may pin half
+            await engine.create(Asker(tenant), requests.CreateRequest(context_id="full"))
+            await engine.reserve_pages(Asker(tenant), "full", CONFIG.pages // 2)
+            await engine.update(Asker(tenant), "full", requests.UpdateRequest(pinned=True))
+    asking = asyncio.create_task(caller.get((await caller.call("Tell: {{o}}", o=out()))["o"]))
+    await asyncio.sleep(1.5)
+    assert not asking.done()
+    for engine in company.engines.values():
+        for tenant in ("a", "b"):
+            await engine.close(Asker(tenant), "full")
+    assert await asking == await alone(next(iter(company.engines)), "Tell: ", 8)
+
+
 class Forwarder:
     """Forwards connections to a port, until it is cut: then it is silent, as a network that was cut off."""
 
