@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Forest:
 
     def __post_init__(self) -> None:
         self.free = list(self.rng.permutation(np.arange(1, self.pool_pages)).astype(np.int32))
-        self.next_row = int(self.rng.integers(0, 2))
+        self.next_row = 0
         self.segments: list[Segment] = []
 
     def pages(self, count: int) -> np.ndarray:
@@ -42,7 +42,14 @@ class Forest:
         end = (len(pages) - slack) * self.page_size - int(self.rng.integers(0, self.page_size))
         rows = min(rows, end)
         self.segments.append(Segment(self.next_row, rows, end - rows, pages))
-        self.next_row += rows + int(self.rng.integers(0, 2))
+        self.next_row += rows
+
+    def spread(self) -> None:
+        """Rows of padding before, between and behind the sequences, as many as there are."""
+        spare = self.rows - self.next_row
+        assert spare >= 0
+        gaps = np.sort(self.rng.integers(0, spare + 1, len(self.segments)))
+        self.segments = [replace(s, first_row=s.first_row + int(gap)) for s, gap in zip(self.segments, gaps)]
 
 
 def no_sharing(f: Forest) -> None:
@@ -159,6 +166,7 @@ def grow(rng: Generator) -> Callable[..., Forest]:
     def grow(kind: str, rows: int, page_size: int, pool_pages: int) -> Forest:
         forest = Forest(rng, rows, page_size, pool_pages)
         BATCHES[kind](forest)
+        forest.spread()
         return forest
 
     return grow

@@ -116,11 +116,15 @@ def test_equals_dense_attention(
         assert not np.asarray(got)[padding].any()
 
 
-@pytest.mark.parametrize(("dtype", "off"), [("int8", 0.02), ("float8_e4m3fn", 0.08)])
+@pytest.mark.parametrize(("dtype", "off"), [("int8", 0.012), ("float8_e4m3fn", 0.046)])
 def test_8_bits_are_close_to_what_they_stand_for(
     rng: Generator, grow: Callable, dense: Callable, dtype: str, off: float
 ) -> None:
-    """Of normally distributed keys and values, whatever their size: twice what is seen."""
+    """Of normally distributed keys and values, whatever their size.
+
+    The mean over rows and heads hardly depends on the numbers drawn: of 150 batches, int8 is 0.0093 off (at most
+    0.0098), float8 0.036 (0.038). The worst row of a batch may be twice that.
+    """
     shape, sizes = plan_shape(ROWS, 16, POOL * 16, POOL), rng.choice([0.1, 1, 30], (2, 2, 1, 1, 1))
     segments = grow("many_prefixes", ROWS, 16, POOL).segments
     k, v = rng.normal(size=(2, 2, POOL, 16, 128)) * sizes
@@ -128,11 +132,10 @@ def test_8_bits_are_close_to_what_they_stand_for(
     pools = (filled_pool(x, dtype) for x in (k, v))
     got = run_attend(jnp.asarray(q, "float32"), *pools, packed_plan(segments, shape), shape=shape)
     want = dense(q, k, v, segments, 16)
-    wrong = np.linalg.norm(got - want, axis=-1)
     rows = [row for s in segments for row in range(s.first_row, s.first_row + s.rows)]
-    assert (wrong[rows] <= off * np.linalg.norm(want[rows], axis=-1)).all(), (
-        wrong / np.linalg.norm(want, axis=-1)
-    ).max()
+    wrong = np.linalg.norm(np.asarray(got)[rows] - want[rows], axis=-1) / np.linalg.norm(want[rows], axis=-1)
+    assert wrong.mean() <= off
+    assert wrong.max() <= 3 * off
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 300])

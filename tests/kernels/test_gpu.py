@@ -167,7 +167,6 @@ def test_many_trees(
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
     """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
     forest = grow("nothing", rows, 16, 60)
-    forest.next_row = 0
     prefix = forest.pages(20)
     for _ in range(4):
         forest.add(prefix, 2, 1)
