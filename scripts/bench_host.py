@@ -72,7 +72,7 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
             context_id=info.context_id, max_tokens=ROOM, sampling=Sampling(temperature=0.0), ignore_eos=True
         )
         core.generate(caller, request, info.context_id, 0, Nobody())
-    while len(core.scheduler.running) < streams or any(s.prefilling for s in core.scheduler.running):
+    while len(core.scheduler.running) < streams or any(not s.decoding for s in core.scheduler.running):
         turn(core)
     times = [turn(core) for _ in range(STEPS)][20:]
     core.fail_all(JaxctxError("measured"))

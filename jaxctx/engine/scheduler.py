@@ -9,12 +9,11 @@ its rows begin with what is left to compute.
 Admission reserves the worst case: a sequence that runs can always finish. When pages are short, contexts that do not
 run are suspended to their token lineage, least recently used first; then running sequences of lower priority than the
 head of the queue are preempted; then the head waits, and nobody overtakes it. A sequence that would compute a page
-which a running one is computing already follows that one instead.
+which a running one, its leader, is computing already lets others pass until that one has computed its prompt.
 
-    queue ──admit──▶ running ──▶ done         followers: wait for a page that their leader computes
-      ▲ ▲              │
-      │ └──preempt─────┘
-      └── followers ◀── (their leader has computed it)
+    queue ──admit──▶ running ──▶ done
+      ▲                │
+      └────preempt─────┘
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +61,6 @@ class Scheduler:
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
         self._blocked: object = None  # in which the head of the queue could not be admitted
-        self._followers: dict[Sequence, list[Sequence]] = {}
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
         self.tokens_drafted = self.tokens_accepted = 0
 
@@ -103,7 +101,6 @@ class Scheduler:
     def _stop(self, sequence: Sequence) -> None:
         """Do not run: slot, promised pages and pages taken in vain are free from now on."""
         sequence.epoch += 1
-        self._dismiss_followers(sequence)
         sequence.reserved = 0
         context = sequence.context
         context.busy = False
@@ -124,16 +121,14 @@ class Scheduler:
             situation = (head, self.budget.claimable(), len(self.running), lagging)
             if situation == self._blocked:
                 return
+            head.leader = self._leader_of(head)
+            if head.leader is not None:
+                continue
             head.context.busy = True  # not a victim of its own admission
-            leader = self._leader_of(head)
-            if leader is not None:
-                head.context.busy = False
-                self.queue.remove(head, served=True)
-                self._followers.setdefault(leader, []).append(head)
-            elif (self._free_slots or self._preempt_for(head)) and self._reserve(head):
+            if (self._free_slots or self._preempt_for(head)) and self._reserve(head):
                 self.queue.remove(head, served=True)
                 head.slot = self._free_slots.pop()
-                head.restoring, head.decoding = True, False
+                head.restoring = True
                 head.known = head.next = head.prompt_end = 0
                 self.running.append(head)
                 if not self._ahead(head):
@@ -176,7 +171,7 @@ class Scheduler:
         context, size = head.context, self.config.page_size
         if context.working_tokens or context.marks:
             return None
-        leaders = [s for s in self.running if s.prefilling and s.context.identity == context.identity]
+        leaders = [s for s in self.running if s.leads and s.context.identity == context.identity]
         if not leaders:
             return None
         found = self.cache.peek(context, tokens=head.match_to)
@@ -186,19 +181,10 @@ class Scheduler:
         for leader in leaders:
             other = leader.context
             computing = leader.prompt_end >= end > other.seq_len and not other.manual_commit
-            if computing and context.length >= end and not leader.reply.lagging():
+            if computing and context.length >= end:
                 if np.array_equal(other.tokens(0, end), context.tokens(0, end)):
                     return leader
         return None
-
-    def _dismiss_followers(self, leader: Sequence) -> None:
-        for follower in reversed(self._followers.pop(leader, [])):
-            if not follower.ended:
-                self._requeue(follower)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        self.queue.push(sequence, front=True)
-        self.reconsider()
 
     def _restore(self) -> None:
         """Bring pages back for those that wait for them; who has all that there is begins its rows."""
@@ -276,7 +262,7 @@ class Scheduler:
         if victim is None or not (lagging or victim.context.priority < head.context.priority):
             return False
         self._stop(victim)
-        self._requeue(victim)
+        self.queue.push(victim, front=True)
         self.preemptions += 1
         return True
 
@@ -316,10 +302,7 @@ class Scheduler:
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
             rows = sequence.next_rows(budget - row)
-            if not rows:
-                continue
-            if sequence.reply.lagging():
-                self._dismiss_followers(sequence)
+            if not rows or sequence.reply.lagging():
                 continue
             part = self._take_rows(sequence, row, rows, samples, drafts=drafts.get(sequence, ()))
             parts.append(part)
@@ -368,7 +351,6 @@ class Scheduler:
             sequence.remaining -= 1
             # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
             sequence.known += sequence.remaining > 0 and not drafts
-            sequence.decoding = True
         place = sample if samples else -1
         return Part(sequence, sequence.epoch, first_row, rows, position, read_only, place, drafts, outputs)
 
@@ -382,6 +364,4 @@ class Scheduler:
                 hold = sequence.passing is not None and sequence.passing.keep_working
                 self.cache.settle(sequence.context, part.rows - len(part.drafts), hold=hold)
             self.tokens_computed += part.rows - len(part.drafts)
-            if not sequence.prefilling and sequence.context.seq_len >= sequence.prompt_end:
-                self._dismiss_followers(sequence)
         return live

@@ -53,7 +53,6 @@ class Sequence:
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
-    decoding: bool = False  # has dispatched its first sample
     unusual: Set[int] = frozenset()  # indices of the rows that go into steps of their own
     read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
     reserved: int = 0  # pages promised and not yet taken
@@ -65,6 +64,7 @@ class Sequence:
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
+    leader: "Sequence | None" = None  # computes what this one needs: it waits while that one `leads`
 
     @property
     def rows_ready(self) -> int:
@@ -72,9 +72,19 @@ class Sequence:
         return self.known - self.next
 
     @property
-    def prefilling(self) -> bool:
-        """Whether prompt rows are still to be dispatched."""
-        return not self.decoding and self.rows_ready > 0
+    def decoding(self) -> bool:
+        """Whether its rows are of sampled tokens: those of the prompt were dispatched."""
+        return self.next >= self.prompt_end
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is computing its prompt, so that others who need the same pages had better wait."""
+        return self.slot >= 0 and self.context.seq_len < self.prompt_end and not self.reply.lagging()
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether others go before it where it waits: its reader lags, or it waits for its leader."""
+        return self.reply.lagging() or (self.leader is not None and self.leader.leads)
 
     @property
     def resident(self) -> int:
@@ -138,7 +148,7 @@ class WaitingQueue:
     """Sequences that want to run: by priority, tenants of equal priority take turns, first come first served in one.
 
     Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it. Only
-    those whose readers lag are passed over: they could not go on.
+    those that could not go on, or only at a cost, are passed over.
     """
 
     def __init__(self) -> None:
@@ -159,7 +169,7 @@ class WaitingQueue:
         """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
         by_class = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
         waiting = (sequence for _, queue in by_class for sequence in queue)
-        return next((sequence for sequence in waiting if not sequence.reply.lagging()), None)
+        return next((sequence for sequence in waiting if not sequence.passed_over), None)
 
     def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
         """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""
