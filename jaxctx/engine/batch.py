@@ -22,10 +22,9 @@ class Part:
     first_row: int
     rows: int
     position: int
-    read_only: bool
-    sample: int  # index among the step's sampled rows, or -1
-    drafts: Seq[int] = ()  # tokens of its last rows, which are guesses; these rows are sampled too
-    outputs: Seq[int] = ()  # indices in the context of the rows that a pass asks about
+    asked: Seq[int]  # indices in the context of the rows that are sampled, or that a pass asks about
+    place: int  # of the first of these among the step's
+    drafts: Seq[int] = ()  # tokens of its last rows, which are guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,16 @@ class Batch:
     @property
     def wants_logits(self) -> bool:
         """Whether whole distributions are to be told."""
-        asked = ((part.sequence.passing, index) for part in self.parts for index in part.outputs)
-        return any(passing is not None and needs_logits(passing.outputs[index]) for passing, index in asked)
+        asked = (part.sequence.passing.outputs.get(index) for part in self.parts for index in part.asked)
+        return any(output is not None and needs_logits(output) for output in asked)
 
 
 def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment]:
     """Put all of it into the step's inputs, the plan apart; returns what the parts look at."""
     segments = [_write_part(part, views, page_size) for part in batch.parts]
     if batch.outputs:
-        part, context = batch.parts[0], batch.parts[0].sequence.context
-        write_marks(views, part.position, part.rows, context.marks)
-        if part.sequence.passing is not None:
-            write_outputs(views, part.position, part.outputs, part.sequence.passing.samplers)
+        (part,) = batch.parts
+        write_marks(views, part.position, part.rows, part.sequence.context.marks)
     return segments
 
 
@@ -65,19 +62,13 @@ def _write_part(part: Part, views: StepInputs, page_size: int) -> Segment:
     views.tokens[rows.stop - len(part.drafts) : rows.stop] = part.drafts
     views.positions[rows] = positions
     table = context.page_table()
-    if not part.read_only:
+    if part.position >= context.seq_len:  # else its KV is there already
         views.kv_slots[rows] = table[positions // page_size] * page_size + positions % page_size
-    if part.sample >= 0:
-        output = sequence.output
-        assert output is not None
-        if not part.drafts:  # else only the host knows which of its tokens is the last one
-            views.slots[part.sample] = sequence.slot
-        drawn = output.max_tokens - sequence.remaining - 1  # samples before this one
-        suppress = drawn < output.request.min_tokens
-        for place, row in enumerate(range(rows.stop - 1 - len(part.drafts), rows.stop), part.sample):
-            views.sample_rows[place] = row
-            position = part.position + row + 1 - rows.start
-            output.sampler.write(views.sampling[place], position=position, suppress=suppress)
+    output = sequence.output
+    samplers = sequence.passing.samplers if output is None else dict.fromkeys(part.asked, output.sampler)
+    write_outputs(views, part.position - part.first_row, part.asked, samplers, part.place)
+    if output is not None and part.asked and not part.drafts:  # else only the host knows which token is its last one
+        views.slots[part.place] = sequence.slot
     return Segment(part.first_row, part.rows, part.position, table)
 
 
@@ -94,12 +85,14 @@ def write_marks(views: StepInputs, first: int, rows: int, marks: Mapping[int, by
             views.mask[row] = np.packbits(seen, bitorder="little").view("<i4")
 
 
-def write_outputs(views: StepInputs, first: int, outputs: Seq[int], samplers: Mapping[int, Sampler]) -> None:
-    """Ask about the tokens at the indices `outputs`, in this order; `first` is that of row 0.
+def write_outputs(
+    views: StepInputs, first: int, asked: Seq[int], samplers: Mapping[int, Sampler], place: int = 0
+) -> None:
+    """Ask about the tokens at the indices `asked`, in this order, from `place` on; `first` is the index of row 0.
 
-    Tokens are drawn by their `samplers`, by index, in nobody's slot: without penalties and bias. Others are greedy.
+    Tokens are drawn by their `samplers`, by index; others are greedy. Without a slot there are no penalties and bias.
     """
-    for place, index in enumerate(outputs):
-        views.sample_rows[place] = index - first
+    for here, index in enumerate(asked, place):
+        views.sample_rows[here] = index - first
         if index in samplers:
-            samplers[index].write(views.sampling[place], position=index + 1, suppress=False)
+            samplers[index].write(views.sampling[here], position=index + 1)

@@ -215,13 +215,13 @@ class EngineCore:
         for part in self.scheduler.settle(batch):
             sequence = part.sequence
             try:
-                if sequence.passing is not None:
-                    sequence.rows |= sequence.passing.rows(part.outputs, logits, output)  # again, if it was preempted
                 self.lives.changed(sequence.context)
-                if part.sample >= 0:
+                if sequence.output is not None and part.asked:
                     self._take_samples(part, output)
-                elif sequence.output is None and sequence.context.seq_len >= sequence.prompt_end:
-                    self._finish(sequence)
+                elif sequence.output is None:
+                    sequence.rows |= sequence.passing.rows(part.asked, logits, output)  # again, if it was preempted
+                    if sequence.context.seq_len >= sequence.prompt_end:
+                        self._finish(sequence)
             except Exception:  # of one sequence's text or reply; its neighbours must not notice
                 log.exception("a sequence failed")
                 self.fail(sequence, errors.Internal("this request failed inside the server"))
@@ -233,7 +233,7 @@ class EngineCore:
 
     def _take_samples(self, part: Part, step: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
-        sequence, row = part.sequence, part.sample
+        sequence, row = part.sequence, part.place
         self._take_sample(sequence, step, row)
         for draft in part.drafts:
             if sequence.ended or step.tokens[row] != draft:
@@ -242,7 +242,7 @@ class EngineCore:
             self.cache.settle(sequence.context, 1)
             self._take_sample(sequence, step, row)
         if part.drafts:
-            self.scheduler.judge(part, row - part.sample)
+            self.scheduler.judge(part, row - part.place)
 
     def _take_sample(self, sequence: Work, step: Sampled, row: int) -> None:
         output = sequence.output

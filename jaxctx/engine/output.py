@@ -20,7 +20,7 @@ class Output:
     ) -> None:
         """`max_tokens` is at least 1, whatever the request says."""
         self.request = request
-        self.sampler = Sampler(request, seed)
+        self.sampler = Sampler(request, seed, first=context.length)
         self.max_tokens = max_tokens
         self._index = index
         self._context_id = context.id

@@ -4,8 +4,9 @@ A pass is a step whose rows have positions and masks of their own, and which tel
 turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -23,10 +24,11 @@ Answer = Callable[[], PassResult]  # still to be made
 class Sampler:
     """Sampling options as the step wants them: `row_words`, patched per token."""
 
-    def __init__(self, request: GenerateRequest, seed: int) -> None:
-        """`seed` is 64 bits; equal seeds draw equally at equal positions, in any batch."""
+    def __init__(self, request: GenerateRequest, seed: int, first: int = 0) -> None:
+        """Equal seeds, of 64 bits, draw equally at equal positions, in any batch. `first`: where its output begins."""
         s = request.sampling
         self.seed = seed
+        self._may_stop_at = first + request.min_tokens
         given = {name: getattr(s, name) for name in ROW.names or () if hasattr(s, name)}
         given |= {"seed": seed, "biased": bool(s.logit_bias), "logprobs": request.logprobs}
         self._words = [row_words(**given | {"suppress": suppress}) for suppress in (False, True)]
@@ -34,9 +36,9 @@ class Sampler:
         # Whether the slot must know the sequence's past before its first step.
         self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0
 
-    def write(self, row: np.ndarray, *, position: int, suppress: bool) -> None:
-        """Fill int32 `row` `[ROW_WORDS]` for the token at `position`; `suppress` forbids stop tokens."""
-        row[:] = self._words[suppress]
+    def write(self, row: np.ndarray, *, position: int) -> None:
+        """Fill int32 `row` `[ROW_WORDS]` for the token at `position`: no stop token before `min_tokens` others."""
+        row[:] = self._words[position < self._may_stop_at]
         row[POSITION_WORD] = position
 
 
@@ -65,12 +67,15 @@ def pass_result(
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs."""
+    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs.
 
-    start: int
-    outputs: Mapping[int, PassOutput]  # by index in the context, ascending
-    samplers: Mapping[int, Sampler]  # of those that want a sample
-    keep_working: bool
+    By default that of a sequence that is none: nothing is its own, and nothing is asked.
+    """
+
+    start: int = sys.maxsize
+    outputs: Mapping[int, PassOutput] = field(default_factory=dict)  # by index in the context, ascending
+    samplers: Mapping[int, Sampler] = field(default_factory=dict)  # of those that want a sample
+    keep_working: bool = False
 
     def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, Answer]:
         """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and what it sampled."""
@@ -81,6 +86,9 @@ class Pass:
             drawn = (int(sampled.tokens[place]), sampler.seed) if sampler else (None, None)
             told[index] = partial(pass_result, asked, own, *drawn)
         return told
+
+
+NO_PASS = Pass()
 
 
 def make_pass(request: ForwardRequest, first: int, new_seed: Callable[[], int]) -> Pass:

@@ -234,13 +234,12 @@ class Scheduler:
         sequence.known = sequence.prompt_end = max(sequence.wanted, context.seq_len)
         sequence.remaining = sequence.tokens_left
         # The last token is always computed, for its logits; if its KV is already there, without writing it again.
-        sequence.read_only = sequence.next == sequence.known and sequence.compute_to is None
-        if sequence.read_only:
+        if sequence.next == sequence.known and sequence.compute_to is None:
             sequence.next -= 1
             if sequence.computed is None and sequence.restored:  # it came back last, and does not count twice
                 sequence.restored -= 1
                 self.tokens_restored -= 1
-        sequence.find_unusual()
+        sequence.unusual = {*sequence.passing.outputs, *sequence.context.marks}
         if sequence.computed is None:
             sequence.computed = sequence.rows_ready
             self.tokens_cached += sequence.resident
@@ -284,8 +283,8 @@ class Scheduler:
         for sequence in self.running:
             rows = sequence.next_rows(self.largest_pass.rows, unusual=True)
             if rows and not sequence.reply.lagging():
-                asked = sequence.passing.outputs if sequence.passing is not None else ()
-                outputs = [index for index in asked if sequence.next <= index < sequence.next + rows]
+                stop = sequence.next + rows
+                outputs = [index for index in sequence.passing.outputs if sequence.next <= index < stop]
                 if len(outputs) > self.largest_pass.samples:
                     del outputs[self.largest_pass.samples :]
                     rows = outputs[-1] + 1 - sequence.next
@@ -307,7 +306,7 @@ class Scheduler:
             part = self._take_rows(sequence, row, rows, samples, drafts=drafts.get(sequence, ()))
             parts.append(part)
             row += part.rows
-            samples += (part.sample >= 0) + len(part.drafts)
+            samples += len(part.asked)
         return Batch(parts, row) if parts else None
 
     def _draft(self) -> Mapping[Sequence, Seq[int]]:
@@ -332,36 +331,32 @@ class Scheduler:
         sequence.next, sequence.remaining = sequence.known - 1, sequence.tokens_left
 
     def _take_rows(
-        self, sequence: Sequence, first_row: int, rows: int, sample: int, outputs: Seq[int] = (), drafts: Seq[int] = ()
+        self, sequence: Sequence, first_row: int, rows: int, place: int, asked: Seq[int] = (), drafts: Seq[int] = ()
     ) -> Part:
-        position, read_only = sequence.next, sequence.read_only
+        position = sequence.next
         rows += len(drafts)
         sequence.known += len(drafts)
         sequence.remaining -= len(drafts)
-        if not read_only:
-            before = sequence.context.working_pages
-            self.cache.grow(sequence.context, position + rows - sequence.context.seq_len)
-            taken = sequence.context.working_pages - before
-            sequence.taken += taken
-            sequence.reserved -= taken
+        before = sequence.context.working_pages
+        self.cache.grow(sequence.context, position + rows - sequence.context.seq_len)
+        taken = sequence.context.working_pages - before
+        sequence.taken += taken
+        sequence.reserved -= taken
         sequence.next += rows
-        sequence.read_only = False
-        samples = sequence.next == sequence.known and sequence.remaining > 0
-        if samples:
+        if sequence.next == sequence.known and sequence.remaining > 0:
+            asked = range(sequence.next - 1 - len(drafts), sequence.next)
             sequence.remaining -= 1
             # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
             sequence.known += sequence.remaining > 0 and not drafts
-        place = sample if samples else -1
-        return Part(sequence, sequence.epoch, first_row, rows, position, read_only, place, drafts, outputs)
+        return Part(sequence, sequence.epoch, first_row, rows, position, asked, place, drafts)
 
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
         self.flying -= 1
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
-            sequence = part.sequence
-            if not part.read_only:
-                hold = sequence.passing is not None and sequence.passing.keep_working
-                self.cache.settle(sequence.context, part.rows - len(part.drafts), hold=hold)
-            self.tokens_computed += part.rows - len(part.drafts)
+            context, rows = part.sequence.context, part.rows - len(part.drafts)
+            hold = part.sequence.passing.keep_working
+            self.cache.settle(context, part.position + rows - context.seq_len, hold=hold)  # none, if it had its KV
+            self.tokens_computed += rows
         return live

@@ -26,7 +26,7 @@ from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Promise
 from jaxctx.engine.output import Output
-from jaxctx.engine.passes import Answer, Pass
+from jaxctx.engine.passes import NO_PASS, Answer, Pass
 
 _arrivals = itertools.count()
 
@@ -40,7 +40,7 @@ class Sequence:
     reply: Promise
     output: Output | None = None  # of a generation
     lookup: PromptLookup | None = None  # if drafts may be made for it
-    passing: Pass | None = None  # of a forward pass
+    passing: Pass = NO_PASS
     compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
@@ -53,8 +53,7 @@ class Sequence:
     next: int = 0  # first position not dispatched
     remaining: int = 0  # samples not dispatched
     restoring: bool = False  # pages of other tiers come back before its rows begin
-    unusual: Set[int] = frozenset()  # indices of the rows that go into steps of their own
-    read_only: bool = False  # the row at `next` is computed without writing its KV, which is there already
+    unusual: Set[int] = frozenset()  # indices of rows that go into steps of their own: marked, or asked about by a pass
     reserved: int = 0  # pages promised and not yet taken
     taken: int = 0  # pages taken from those; what is left of them at the end is given back
 
@@ -94,12 +93,7 @@ class Sequence:
     @property
     def match_to(self) -> int:
         """Tokens of its context that may be looked up: those of a pass are computed."""
-        return self.wanted if self.passing is None else self.passing.start
-
-    def find_unusual(self) -> None:
-        """Which of its rows go into steps of their own: marked tokens, and what a pass asks about."""
-        asked = self.passing.outputs if self.passing is not None else ()
-        self.unusual = {*asked, *self.context.marks}
+        return min(self.wanted, self.passing.start)
 
     def next_rows(self, limit: int, *, unusual: bool = False) -> int:
         """Rows that could go into the next step, up to `limit`: beside those of others, or `unusual` by themselves."""
@@ -138,7 +132,7 @@ class Sequence:
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[Answer], ContextInfo]:
         """Of a fill, an opening or a pass that is done; `info` is of its context."""
-        if self.passing is not None:
+        if self.passing is not NO_PASS:
             return [*self.rows.values()], info
         assert self.computed is not None
         return FillResult(resident=self.resident, restored=self.restored, computed=self.computed, context=info)

@@ -116,7 +116,7 @@ class Subject:
         packed, views = self.device.blank(shape)
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
-        sampler.write(views.sampling[0], position=LENGTH, suppress=False)
+        sampler.write(views.sampling[0], position=LENGTH)
         plan_attention([segment], shape.plan, views.plan)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
