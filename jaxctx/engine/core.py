@@ -172,7 +172,7 @@ class EngineCore:
             except Exception:
                 log.exception("a sequence could not be ended")
             sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
-        self.lives.watchers.wake_all()
+        self.lives.wake_watches()
 
     @property
     def idle(self) -> bool:

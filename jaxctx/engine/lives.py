@@ -7,9 +7,11 @@ A sliding time to live begins again with each use: whatever changes a context's 
 saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from jaxctx.answers import Change, ContextInfo, Expiry, Publication, Snapshot, moment, named
@@ -18,7 +20,7 @@ from jaxctx.cache.registry import expired
 from jaxctx.engine.budget import Quotas
 from jaxctx.engine.interface import Changes, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.scheduler import Scheduler
-from jaxctx.engine.watch import Watchers
+from jaxctx.engine.watch import Watch
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import Alarms, Lifetime
 from jaxctx.store import Version
@@ -46,7 +48,7 @@ class Lives:
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.scheduler.config)
-        self.watchers = Watchers(self.cache, self.clock)
+        self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # of those who read along, by tenant
         self.expired = 0
         self._pins: Alarms[Context] = Alarms()
         self.scheduler.budget.on_suspend = partial(self.changed, change=Change.SUSPENDED)
@@ -56,7 +58,13 @@ class Lives:
         context.version += 1
         if context.pinned:
             self.quotas.charge(context.tenant, context, self._pages(context))
-        self.watchers.note(context, change)
+        for watch in self.watches.get(context.tenant, ()):
+            watch.note(context, change)
+
+    def wake_watches(self) -> None:
+        """So that they find out that the engine has stopped."""
+        for watch in chain.from_iterable(self.watches.values()):
+            watch.wake()
 
     def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
         """A new context gets what was asked for. Raises PIN_BUDGET, and then it is gone."""

@@ -114,15 +114,16 @@ class LocalEngine(Snapshots, Engine):
         return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
     async def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
-        arrived, watchers = asyncio.Event(), self.core.lives.watchers
-        watch = Watch(caller.tenant, partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set))
+        arrived, watches = asyncio.Event(), self.core.lives.watches
+        wake = partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set)
+        watch = Watch(caller.tenant, self.core.cache, self.core.world.wall_clock, wake)
 
         def read() -> Sequence[answers.ContextEvent]:
             self.core.raise_if_draining()  # or a reader would hold up the end for as long as it likes
-            return watchers.read(watch, self.core.contexts.describe)
+            return watch.read(self.core.contexts.describe)
 
         try:
-            await self.loop.call(watchers.join, watch)
+            await self.loop.call(lambda: watches[caller.tenant].add(watch))
             while True:
                 arrived.clear()
                 events = await self.loop.call(read)
@@ -131,7 +132,7 @@ class LocalEngine(Snapshots, Engine):
                 if not events:
                     await arrived.wait()
         finally:
-            self.loop.tell(partial(watchers.leave, watch))
+            self.loop.tell(lambda: watches[caller.tenant].discard(watch))  # if it ever came
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
@@ -200,7 +201,7 @@ class LocalEngine(Snapshots, Engine):
     async def drain(self) -> None:
         def begin() -> bool:
             self.core.draining = True
-            self.core.lives.watchers.wake_all()
+            self.core.lives.wake_watches()
             return self.core.idle
 
         while not await self.loop.call(begin) or self._saves:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from jaxctx.answers import Change, Comparison, ContextEvent
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
+from jaxctx.engine.lives import Lives
 from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.watch import EVENTS, Watch, Watchers
+from jaxctx.engine.watch import EVENTS, Watch
 from jaxctx.errors import JaxctxError, NotFound, Unavailable
 from tests.engines import SMALL
 
@@ -23,14 +25,15 @@ IDENTITY = Identity("t", "model")
 
 
 class Room:
-    """A cache with watchers; a context is described by its version alone."""
+    """A cache with readers; a context is described by its version alone."""
 
     def __init__(self) -> None:
         ids, self.now = iter(range(10**6)), 0.0
         self.cache = ContextCache(
             pages=8, page_size=4, clock=lambda: self.now, new_id=lambda: f"c{next(ids) * 7919 % 10_007:05}"
         )
-        self.watchers = Watchers(self.cache, lambda: self.now)
+        scheduler = SimpleNamespace(config=SMALL, budget=SimpleNamespace(), writers={})
+        self.lives = Lives(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
 
     @staticmethod
     def describe(context: Context) -> int:
@@ -43,20 +46,19 @@ class Room:
 
     def note(self, context: Context, change: Change = Change.CHANGED) -> None:
         self.now += 1
-        context.version += 1
         if change in (Change.CLOSED, Change.EXPIRED):
             self.cache.close(context)
-        self.watchers.note(context, change)
+        self.lives.changed(context, change)
 
     def join(self, tenant: str = "t", **options: Any) -> Watch:
         woken: list[None] = []
-        watch = Watch(tenant, lambda: woken.append(None), **options)
+        watch = Watch(tenant, self.cache, lambda: self.now, lambda: woken.append(None), **options)
         watch.woken = woken  # type: ignore[attr-defined]
-        self.watchers.join(watch)
+        self.lives.watches[tenant].add(watch)
         return watch
 
     def events(self, watch: Watch) -> list[ContextEvent]:
-        return self.watchers.read(watch, self.describe)  # type: ignore[arg-type]
+        return watch.read(self.describe)  # type: ignore[arg-type]
 
     def read(self, watch: Watch) -> list[tuple[str, str, object]]:
         return [(event.change.value, event.context_id, event.context) for event in self.events(watch)]
@@ -194,9 +196,10 @@ def test_a_thousand_readers_come_and_go(room: Room) -> None:
     room.note(context)
     assert all(room.read(watch) == [("changed", context.id, 2)] for watch in watches)
     for watch in watches:
-        room.watchers.leave(watch)
-        room.watchers.leave(watch)
-    assert not any(room.watchers._readers.values())
+        room.lives.watches["t"].discard(watch)
+    room.note(context)
+    assert not any(room.read(watch) for watch in watches)
+    assert not any(room.lives.watches.values())
 
 
 # --- in an engine -----------------------------------------------------------------------------------------------------
@@ -258,7 +261,7 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
     await told(events, Change.EXPIRED, a)
     await events.aclose()
     await engine.stats()
-    assert not any(engine.core.lives.watchers._readers.values())
+    assert not any(engine.core.lives.watches.values())
 
 
 async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> None:
@@ -299,7 +302,7 @@ async def test_readers_that_leave_are_forgotten_and_those_that_stay_end_with_the
         task.cancel()
     await asyncio.gather(*waiting[:999], return_exceptions=True)
     await engine.stats()
-    assert [len(readers) for readers in engine.core.lives.watchers._readers.values()] == [1]
+    assert [len(readers) for readers in engine.core.lives.watches.values()] == [1]
     engine.stop()
     with pytest.raises(Unavailable):
         await asyncio.wait_for(waiting[999], 5)
