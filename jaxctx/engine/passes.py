@@ -54,7 +54,10 @@ def pass_result(
     if logits is None or not needs_logits(asked):
         return drawn
     finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
-    logprobs = log_softmax(finite.astype(np.float64))
+    logprobs = finite.astype(np.float64)
+    if (peak := logprobs.max()) > -np.inf:  # else no token is possible
+        logprobs -= peak
+        logprobs -= np.log(np.exp(logprobs).sum())
     possible = logprobs[logprobs > -np.inf]
     return replace(
         drawn,
@@ -118,16 +121,6 @@ def marks(request: ForwardRequest, first: int) -> list[bytes]:
 def needs_logits(asked: PassOutput) -> bool:
     """Whether more than a sample is asked for."""
     return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Natural logarithms of the probabilities; float64, all minus infinity if all logits are."""
-    peak = logits.max()
-    if peak == -np.inf:
-        return logits
-    below = logits - peak
-    logprobs: np.ndarray = below - np.log(np.exp(below).sum())
-    return logprobs
 
 
 def best(logits: np.ndarray, count: int) -> np.ndarray:
