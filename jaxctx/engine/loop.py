@@ -100,8 +100,11 @@ class StepLoop:
         """What `work` returns. If it raises, that is what happened to the engine, which is at its end."""
         try:
             return work(*args, **kwargs)
-        except Exception as error:
-            self._break(what, error)
+        except Exception:  # the device's arrays or the books are in doubt: end everything, take nothing more
+            log.critical("engine stopped: %s", what, exc_info=True)
+            if not self.failure.done():
+                self.failure.set_result(what)
+            self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
             return None
 
     def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
@@ -109,13 +112,6 @@ class StepLoop:
         output = self._try("a step failed on the device", landed.result)
         if output is not None:
             self._try("a step's results could not be booked", self.core.settle, batch, output)
-
-    def _break(self, what: str, error: Exception) -> None:
-        """The device's arrays or the books are in doubt: end everything, take nothing more."""
-        log.critical("engine stopped: %s", what, exc_info=error)
-        if not self.failure.done():
-            self.failure.set_result(what)
-        self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
@@ -128,25 +124,24 @@ class StepLoop:
         Cancelling ends the sequence.
         """
         promise = Promise(asyncio.get_running_loop(), self.outbox)
-        submitted: list[Sequence] = []
+        made: object = None
 
         def command() -> None:
+            nonlocal made
             try:
                 self._raise_if_stopped()
                 if self.failure.done():
                     raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
                 self.core.lives.reap()
                 made = submit(promise)
-                if isinstance(made, Sequence):
-                    submitted.append(made)
-                else:
+                if not isinstance(made, Sequence):
                     promise.done(made)
             except Exception as error:
                 promise.failed(error)
 
         def end() -> None:
-            for sequence in submitted:
-                self.core.end(sequence)
+            if isinstance(made, Sequence):
+                self.core.end(made)
 
         self.post(command)
         try:

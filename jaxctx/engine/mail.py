@@ -6,12 +6,10 @@ fewer, larger ones, and if it lags more than `limit` tokens behind, its sequence
 """
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from jaxctx.answers import GeneratePiece
@@ -58,7 +56,7 @@ class Promise:
         self._post(lambda: None if self.future.done() else self.future.set_exception(error))
 
     def piece(self, piece: GeneratePiece) -> None:
-        """A part of an output. Only a generation has any, and what it is given is a `Stream`."""
+        """A token of an output. Only a generation has any, and what it is given is a `Stream`."""
         raise TypeError("nothing but a generation has pieces")
 
     def lagging(self) -> bool:
@@ -87,7 +85,7 @@ class Stream(Promise):
         self.future.add_done_callback(self._ended)
 
     def piece(self, piece: GeneratePiece) -> None:
-        self._sent += len(piece.token_ids)
+        self._sent += 1
         self._post(partial(self._arrive, piece))
 
     def done(self, result: None) -> None:
@@ -115,10 +113,9 @@ class Stream(Promise):
             while self._waiting:
                 index, parts = next(iter(self._waiting.items()))
                 del self._waiting[index]
-                count = bisect_left(list(accumulate(len(part.token_ids) for part in parts)), self._most) + 1
-                if parts[count:]:
-                    self._waiting[index] = parts[count:]  # behind those of other outputs
-                piece = _joined(parts[:count])
+                if more := parts[self._most :]:
+                    self._waiting[index] = more  # behind those of other outputs
+                piece = _joined(parts[: self._most])
                 self._read += len(piece.token_ids)
                 if self._lagged and self._sent - self._read <= self._limit // 2:
                     self._lagged = False
