@@ -64,9 +64,7 @@ class EngineCore:
             *(self._load_slot, self.fail, self._finish, self._arrived),
         )
         self.lives = Lives(self.cache, self.scheduler, world.wall_clock)
-        self.contexts = ContextOperations(
-            config, self.cache, self.scheduler, self.scheduler.writers, self.lives, model, model_id
-        )
+        self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lives, model, model_id)
         self.archive = Archive(self.contexts, device, world.new_id)
         self.draining = False
         self.steps = 0

@@ -68,16 +68,21 @@ class Lives:
 
     def begin(self, context: Context, request: CreateRequest | OpenRequest, change: Change) -> None:
         """A new context gets what was asked for. Raises PIN_BUDGET, and then it is gone."""
-        context.priority = request.priority
         try:
-            if request.pinned:
-                self.pin(context, True, request.pin_s)
+            self.update(context, UpdateRequest(**{"labels": {}} | named(UpdateRequest, request)))
         except JaxctxError:
             self.cache.close(context)
             raise
-        labels = request.labels if isinstance(request, CreateRequest) else {}
-        self.change(context, Changes(ttl=request.ttl, labels=labels))
         self.changed(context, change)
+
+    def update(self, context: Context, request: UpdateRequest) -> None:
+        """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
+        if request.pinned is not None:  # the only one that may be refused
+            self.pin(context, request.pinned, request.pin_s)
+        if request.priority is not None:
+            context.priority = request.priority
+            self.scheduler.reprioritise(context)
+        self.change(context, request)
 
     def change(self, context: Context, settings: Changes | UpdateRequest) -> None:
         """It gets labels, and ends so long from now, where that is given."""

@@ -5,7 +5,7 @@ dispatched before and ahead of every later one. Called on the step thread; each 
 Pages come from what the scheduler has not promised to running work (`claim`). For callers see `interface`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,7 +22,6 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, UpdateRequest
 from jaxctx.engine.lives import Lives, told
 from jaxctx.engine.scheduler import Scheduler
-from jaxctx.engine.sequence import Sequence as Work
 from jaxctx.errors import Aborted, ResourceExhausted
 from jaxctx.store import Version
 
@@ -34,7 +33,6 @@ class ContextOperations:
     config: EngineConfig
     cache: ContextCache
     scheduler: Scheduler
-    writers: Mapping[Context, Work]
     lives: Lives
     model: Identity
     model_id: str
@@ -109,7 +107,7 @@ class ContextOperations:
     def writable(self, caller: Caller, context_id: str) -> Context:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
         context = self.cache.get(caller.tenant, context_id)
-        if context in self.writers:
+        if context in self.scheduler.writers:
             raise Aborted("another operation is writing to this context", retry_after_s=0.1)
         self.cache.touch(context)
         return context
@@ -147,16 +145,8 @@ class ContextOperations:
         return self._changed(context)
 
     def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
-        """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
         context = self.cache.get(caller.tenant, context_id)
-        if request.pinned is not None:  # the only one that may be refused
-            self.lives.pin(context, request.pinned, request.pin_s)
-        if request.priority is not None:
-            context.priority = request.priority
-        self.lives.change(context, request)
-        writer = self.writers.get(context)
-        if writer is not None:
-            self.scheduler.reprioritise(writer)
+        self.lives.update(context, request)
         return self._changed(context)
 
     def close(self, caller: Caller, context_id: str) -> None:
@@ -219,7 +209,7 @@ class ContextOperations:
         mine = [
             each for each in self.cache.registry if each.tenant.removeprefix(HIDDEN) == tenant and not each.suspended
         ]
-        promised = sum(work.reserved for work in self.writers.values() if work.context.tenant == tenant)
+        promised = sum(work.reserved for work in self.scheduler.writers.values() if work.context.tenant == tenant)
         return held(each for each in mine if each.busy or each.pinned) + promised
 
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
@@ -243,7 +233,7 @@ class ContextOperations:
             parent_id=parent_id,
             forked_at=forked_at,
             model_id=self.model_id,
-            state=ContextState.BUSY if context in self.writers else state,
+            state=ContextState.BUSY if context in self.scheduler.writers else state,
             salt=context.identity.salt,
             used_at=moment(context.used_at),
             pinned_until=None if until is None else moment(until),

@@ -88,10 +88,11 @@ class Scheduler:
         self._stop(sequence)
         self.queue.remove(sequence)
 
-    def reprioritise(self, sequence: Sequence) -> None:
-        """Its context's priority has changed: a waiting sequence moves to its new class."""
-        if self.queue.remove(sequence):
-            self.queue.push(sequence)
+    def reprioritise(self, context: Context) -> None:
+        """Its priority has changed: if its writer waits, that moves to its new class."""
+        writer = self.writers.get(context)
+        if writer is not None and self.queue.remove(writer):
+            self.queue.push(writer)
         self.reconsider()
 
     def reconsider(self) -> None:
