@@ -112,7 +112,7 @@ class Archive:
         if not pages:
             raise FailedPrecondition("the context has no full page to publish")
         lives.quotas.check_pin(caller.tenant, None, pages)
-        self.contexts.claim(pages)
+        self.contexts.claim(context, pages)
         published = self.contexts.cache.publish(context, f"pub_{self.new_id()}", tenant=HIDDEN + caller.tenant)
         lives.quotas.charge(caller.tenant, published, pages)
         lives.change(published, settings)

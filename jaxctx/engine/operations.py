@@ -5,8 +5,7 @@ dispatched before and ahead of every later one. Called on the step thread; each 
 Pages come from what the scheduler has not promised to running work (`claim`). For callers see `interface`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -72,20 +71,19 @@ class ContextOperations:
         """One child per id (None: a new id), all or none; filed under its parent's tenant or this one."""
         self._raise_if_too_many(len(ids), parent.tenant if tenant is None else tenant)
         children: list[Context] = []
-        with self._not_a_victim(parent):
-            self.claim(-(-parent.working_tokens // self.config.page_size) * len(ids))
-            try:
-                for chosen in ids:
-                    children.append(self.cache.fork(parent, context_id=chosen, tenant=tenant))
-            except BaseException:
-                for child in children:
-                    self.cache.close(child)
-                raise
+        self.claim(parent, -(-parent.working_tokens // self.config.page_size) * len(ids))
+        try:
+            for chosen in ids:
+                children.append(self.cache.fork(parent, context_id=chosen, tenant=tenant))
+        except BaseException:
+            for child in children:
+                self.cache.close(child)
+            raise
         return children
 
-    def claim(self, pages: int) -> None:
-        """Make sure of free pages. Raises ResourceExhausted."""
-        if not self.scheduler.budget.claim(pages):
+    def claim(self, context: Context, pages: int) -> None:
+        """Make sure of free pages for what is done to a context. Raises ResourceExhausted."""
+        if not self._try_claim(context, pages):
             raise ResourceExhausted(f"{pages} pages are not to be had now", retry_after_s=1.0)
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
@@ -95,12 +93,11 @@ class ContextOperations:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
 
-    @contextmanager
-    def _not_a_victim(self, context: Context) -> Iterator[None]:
-        """Keep a context from being suspended for the pages it asks for itself."""
+    def _try_claim(self, context: Context, pages: int) -> bool:
+        """Claim pages for a context, which is not suspended itself for them. False, with nothing changed."""
         was_busy, context.busy = context.busy, True
         try:
-            yield
+            return self.scheduler.budget.claim(pages)
         finally:
             context.busy = was_busy
 
@@ -123,10 +120,9 @@ class ContextOperations:
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """A page that is cut in the middle is copied."""
         context = self.writable(caller, context_id)
-        with self._not_a_victim(context):
-            if to % self.config.page_size and to < context.seq_len and not context.working_pages:
-                self.claim(1)
-            control.rewind(self.cache, context, to)
+        if to % self.config.page_size and to < context.seq_len and not context.working_pages:
+            self.claim(context, 1)
+        control.rewind(self.cache, context, to)
         return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:
@@ -134,14 +130,13 @@ class ContextOperations:
         context = self.writable(caller, context_id)
         if pages > self.config.pages:
             raise ResourceExhausted(f"{pages} pages of {self.config.pages} asked for", reason="NEVER_FITS")
-        with self._not_a_victim(context):
-            # A suspended context takes its cached pages back first: they count too.
-            found = self.cache.peek(context) if context.suspended else Found(0, 0, 0, 0)
-            own = context.committed_pages + context.working_pages + found.device
-            self.lives.check_growth(context, own + pages)
-            if not self.scheduler.budget.claim(pages + found.unheld):
-                return None
-            control.reserve(self.cache, context, pages)
+        # A suspended context takes its cached pages back first: they count too.
+        found = self.cache.peek(context) if context.suspended else Found(0, 0, 0, 0)
+        own = context.committed_pages + context.working_pages + found.device
+        self.lives.check_growth(context, own + pages)
+        if not self._try_claim(context, pages + found.unheld):
+            return None
+        control.reserve(self.cache, context, pages)
         return self._changed(context)
 
     def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
@@ -178,16 +173,15 @@ class ContextOperations:
         return [self.describe(context) for context in self.cache.list(caller.tenant, after, limit)]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
+        context = None
+        new, before, own_pages = len(tokens), 0, 0  # tokens behind those that have KV already, in pages of its own
         if context_id is None:
-            return self._planned(caller, len(tokens), 0, 0, self.cache.find(self.identity(caller, salt), tokens))
-        context = self.cache.get(caller.tenant, context_id)
-        new = context.buffered_tokens + len(tokens)
-        pages = context.committed_pages + context.working_pages
-        with self._not_a_victim(context):
-            return self._planned(caller, new, context.seq_len, pages, self.cache.peek(context, tokens))
-
-    def _planned(self, caller: Caller, new: int, before: int, pages_before: int, found: Found) -> PlanResult:
-        """`new` tokens after `before` with KV in `pages_before` pages; `found` as `peek` says it."""
+            found = self.cache.find(self.identity(caller, salt), tokens)
+        else:
+            context = self.cache.get(caller.tenant, context_id)
+            new, before = new + context.buffered_tokens, context.seq_len
+            own_pages = context.committed_pages + context.working_pages
+            found = self.cache.peek(context, tokens)
         size = self.config.page_size
         last = max(new - 1, 0)  # the last token is always computed
         pages = [*accumulate((found.device, found.host, found.disk))]
@@ -200,17 +194,17 @@ class ContextOperations:
             host=ends[1] - ends[0],
             disk=ends[2] - ends[1],
             computed=new - ends[2],
-            pages_needed=max(-(-(before + new) // size) - pages_before - found.device, 0),
-            pages_available=self.config.pages - self._kept(caller.tenant) - found.unheld,
+            pages_needed=max(-(-(before + new) // size) - own_pages - found.device, 0),
+            pages_available=self.config.pages - self._kept(caller.tenant, context) - found.unheld,
         )
 
-    def _kept(self, tenant: str) -> int:
-        """Pages that the tenant's own work and pins keep from it; what others have is not for it to know."""
+    def _kept(self, tenant: str, asking: Context | None = None) -> int:
+        """Pages that the tenant's work, pins and the context asking keep from it; others' are not for it to know."""
         mine = [
             each for each in self.cache.registry if each.tenant.removeprefix(HIDDEN) == tenant and not each.suspended
         ]
         promised = sum(work.reserved for work in self.scheduler.writers.values() if work.context.tenant == tenant)
-        return held(each for each in mine if each.busy or each.pinned) + promised
+        return held(each for each in mine if each.busy or each.pinned or each is asking) + promised
 
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         first, second = (self.cache.get(caller.tenant, context_id) for context_id in (a, b))
