@@ -8,8 +8,8 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ import numpy as np
 
 from jaxctx.answers import FillResult, Publication, Snapshot
 from jaxctx.cache.contexts import Context
+from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, Changes, OpenRequest, SaveRequest
 from jaxctx.engine.lives import told
 from jaxctx.engine.loop import StepLoop
+from jaxctx.engine.transfers import PageData
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
@@ -111,19 +113,23 @@ class Snapshots:
         return result
 
     async def _revive(self, caller: Caller, request: OpenRequest, version: Version, made: list[Context]) -> FillResult:
+        """A thread reads what the context needs, a bounded number of pages ahead of what was loaded."""
         reader = await delivered(asyncio.to_thread(self.store.open, version), SnapshotReader.close)
-        reading = Reading(self.loop, reader)
+        core, thread, room = self.loop.core, ThreadPoolExecutor(1, "jaxctx-read"), threading.Semaphore(READ_AHEAD)
 
         def make() -> None:
             context, missing = self._archive.revive(caller, request, version, reader.lineage)
             made.append(context)
-            reading.start(missing)
+            pages = reader.read([number for number, _ in missing])
+            for _, slot in missing:  # the host slot alone has the page: its memory goes when that was loaded
+                core.transfers.stage(slot, thread.submit(_next_page, core.device, pages, room), room.release)
 
         try:
             await self.loop.call(make)
             return await self._resume(caller, made[0])
         finally:
-            reading.stop()
+            thread.shutdown(wait=False, cancel_futures=True)
+            room.release()  # for the one that waits
             await asyncio.to_thread(reader.close)
 
     async def _resume(self, caller: Caller, context: Context) -> FillResult:
@@ -188,45 +194,16 @@ async def delivered(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -
         raise
 
 
-class Reading:
-    """Pages on their way from a store to the device: read by a thread, a bounded number ahead of what was loaded."""
-
-    def __init__(self, loop: StepLoop, reader: SnapshotReader) -> None:
-        self._loop = loop
-        self._reader = reader
-        self._room = threading.Semaphore(READ_AHEAD)
-        self._stopped = False
-        self._pages: dict[int, Future[Any]] = {}
-
-    def start(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Begin to read, on the step thread, what host slots wait for from now on: `(page, slot)`."""
-        for number, slot in slots:
-            self._pages[number] = Future()
-            self._loop.core.transfers.stage(slot, self._pages[number], self._room.release)
-        if slots and not self._stopped:
-            threading.Thread(target=self._run, name="jaxctx-read", daemon=True).start()
-
-    def stop(self) -> None:
-        """Read no further; whoever still waits is told that there is nothing."""
-        self._stopped = True
-        self._room.release()
-
-    def _run(self) -> None:
-        loss = DataLoss("pages were not read")
-        try:
-            for number, data in self._reader.read(list(self._pages)):
-                self._room.acquire()
-                if self._stopped:
-                    break
-                if data is None:
-                    self._pages[number].set_exception(DataLoss("a page failed its checksum"))
-                else:
-                    self._pages[number].set_result(self._loop.core.device.page(data))
-                del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
-        except Exception as error:
-            loss = DataLoss(f"pages could not be read: {error}")
-        for page in self._pages.values():
-            page.set_exception(loss)
+def _next_page(device: Device, pages: Iterator[tuple[int, memoryview | None]], room: threading.Semaphore) -> PageData:
+    """What the store tells of the next page, once there is room for it. Raises DataLoss."""
+    room.acquire()
+    try:
+        _, data = next(pages)
+        if data is not None:
+            return device.page(data)
+    except Exception as error:  # among others: that the reading has ended, with such an error before
+        raise DataLoss(f"a page could not be read: {error!r}") from error
+    raise DataLoss("a page failed its checksum")
 
 
 def _add(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:
