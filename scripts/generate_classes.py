@@ -172,6 +172,7 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "ReservePages": ("reserve_pages", ("context_id", "pages")),
             "CommitPages": ("commit_pages", ("context_id", "pages")),
             "ReleasePages": ("release_pages", ("context_id", "pages")),
+            "GetContext": ("inspect", ("context_id", "include_pages", "include_tokens", "include_ancestors")),
             "Compare": ("compare", ("a", "b")),
             "Save": ("save", ("SaveRequest",)),
             "GetSnapshot": ("snapshot", ("name", "version")),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jaxctx.caller import Caller
-from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, Publication, Snapshot
+from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, GetContextResult, Publication, Snapshot
 from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, SaveRequest, UpdateRequest
 
 __all__ = [
@@ -55,6 +55,11 @@ class EngineCalls(Protocol):
 
     async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them."""
+
+    async def inspect(
+        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+    ) -> GetContextResult:
+        """Read the counters; on request, also the pages and the tokens."""
 
     async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         """Where two contexts part."""
