@@ -36,6 +36,7 @@ class Snapshots:
     def __init__(self, loop: StepLoop, store: SnapshotStore) -> None:
         self.loop = loop
         self.store = store
+        store.on_gone(self._release)
         self._archive = loop.core.archive
         self._saves: dict[object, Version | None] = {}  # under way, by their `saving`; None: it is not known yet
         self._stopped = threading.Event()
@@ -64,7 +65,7 @@ class Snapshots:
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
-                forget = lambda made: self._release(self.store.remove(made.tenant, made.name, made.version))  # noqa: E731
+                forget = lambda made: self.store.remove(made.tenant, made.name, made.version)  # noqa: E731
                 version = await delivered(asyncio.to_thread(self.store.put, version, overwrite), forget)
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
@@ -98,13 +99,8 @@ class Snapshots:
                 await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
             if take:
-
-                def keep(taken: Sequence[Version]) -> None:  # its caller left just now: what was taken is nowhere else
-                    made.clear()
-                    self._release(taken)
-
                 taking = asyncio.to_thread(self.store.take, version, latest=request.version is None)
-                self._release(await delivered(taking, keep))
+                await delivered(taking, lambda _: made.clear())  # kept if its caller leaves now: it is nowhere else
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, version)
         except BaseException:
@@ -160,9 +156,7 @@ class Snapshots:
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        removed = await delivered(asyncio.to_thread(self.store.remove, caller.tenant, name, version), self._release)
-        self._release(removed)
-        return len(removed)
+        return len(await asyncio.to_thread(self.store.remove, caller.tenant, name, version))
 
     def _release(self, versions: Sequence[Version]) -> None:
         """Drop what versions that are gone held in memory."""
@@ -173,7 +167,7 @@ class Snapshots:
     def _reap(self) -> None:
         while not self._stopped.wait(1.0):  # seconds
             try:
-                self._release(self.store.expire())
+                self.store.expire()
             except Exception:  # whatever it was, what is over next has to go too
                 log.exception("what is over could not be removed")
 

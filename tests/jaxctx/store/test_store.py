@@ -159,14 +159,26 @@ def test_overwrite_and_history(objects):
 
 
 def test_the_oldest_version_goes(objects):
-    store = open_store(objects, history=3)
+    store, gone = open_store(objects, history=3), []
+    store.on_gone(gone.extend)
     store.put(described(held="first"))
     for version in range(1, 6):
         save(store, range(version * 4), overwrite=version)
     assert [one.version for one in store.history("t", "a")] == [6, 5, 4]
-    assert [one.held for one in store.expire() if not one.durable] == ["first"]
+    assert [one.held for one in gone if not one.durable] == ["first"]
+    store.expire()
     assert len(objects.list("manifests/")) == 3
     assert store.expire() == []
+
+
+def test_what_gives_way_to_another_process_is_told(objects):
+    first, second, gone = open_store(objects, seed="a"), open_store(objects, seed="b"), []
+    first.on_gone(gone.extend)
+    first.put(described(held="mine"))
+    save(second, range(8))
+    assert save(first, range(9), overwrite=1)[0].version == 2
+    assert [one.held for one in gone] == ["mine"]
+    check(first, range(8), version=1)
 
 
 def test_all_versions_are_kept_unless_told_otherwise(objects):
@@ -495,12 +507,14 @@ def test_time_to_live(objects):
 
 def test_a_name_is_free_once_its_versions_are_over(objects):
     clock = Clock()
-    store = open_store(objects, clock)
+    store, gone = open_store(objects, clock), []
+    store.on_gone(gone.extend)
     store.put(described(held="old", lifetime=Lifetime.begin(1, False, clock())))
     save(store, range(8), overwrite=1, seconds=5, clock=clock)
     clock.now += 5
     assert save(store, range(4))[0].version == 1
-    assert {one.held for one in store.expire()} == {"old", None}
+    assert [one.held for one in gone] == ["old", None]
+    assert store.expire() == []
     check(store, range(4))
 
 
