@@ -172,21 +172,20 @@ class SnapshotStore:
             version.tenant, version.name, lambda entry, now: entry.keep(used(one, now) for one in entry.versions)
         )
 
-    def expire(self) -> Sequence[Version]:
+    def expire(self) -> None:
         """Remove what is over, and pages that nobody needs any more; to be called now and then, in no hurry.
 
-        Returns those versions. What cannot be removed now is not readable either, and tried again later.
+        What cannot be removed now is not readable either, and tried again later.
         """
-        now, removed = self._clock(), list[Version]()
+        now = self._clock()
         for tenant, name in self._catalogue.take_endings(now):
             try:
-                removed += self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))[0]
+                self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))
             except JaxctxError:
                 self._catalogue.remind(tenant, name, now + RETRY_S)
         if self._pages.next_collection is not None and self._pages.next_collection <= now:
             with suppress(JaxctxError):
                 self.collect()
-        return removed
 
     def begin(self, lineage: Lineage) -> SnapshotWriter:
         """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).

@@ -21,6 +21,7 @@ from .saving import (
     MemoryObjects,
     check,
     described,
+    expired,
     lineage,
     lost_pages,
     open_store,
@@ -168,7 +169,7 @@ def test_the_oldest_version_goes(objects):
     assert [one.held for one in gone if not one.durable] == ["first"]
     store.expire()
     assert len(objects.list("manifests/")) == 3
-    assert store.expire() == []
+    assert expired(store) == []
 
 
 def test_what_gives_way_to_another_process_is_told(objects):
@@ -476,14 +477,14 @@ def test_time_to_live(objects):
     store.put(described("held", held="mine", lifetime=Lifetime.begin(5, False, clock())))
     save(store, range(10), "ever")
     clock.now = START + 4.999
-    assert store.expire() == []
+    assert expired(store) == []
     assert store.get("t", "held").held == "mine"
     clock.now = START + 5
     with pytest.raises(NotFound):
         store.get("t", "held")
-    assert [one.held for one in store.expire()] == ["mine"]
+    assert [one.held for one in expired(store)] == ["mine"]
     clock.now = START + 9.999
-    assert store.expire() == []
+    assert expired(store) == []
     assert store.get("t", "fixed").lifetime.at == START + 10
     store.touch(fixed := store.get("t", "fixed"))
     store.touch(store.get("t", "slides"))
@@ -495,11 +496,11 @@ def test_time_to_live(objects):
         assert [version.name for version in one.list("t")] == ["ever", "slides"]
         assert one.usage("t")[0] == 2
     store.touch(fixed)  # too late, and no error
-    assert [one.name for one in store.expire()] == ["fixed"]
+    assert [one.name for one in expired(store)] == ["fixed"]
     assert len(objects.list("manifests/")) == 2
     store.update("t", "slides", lifetime=Lifetime(), labels={"k": "v"})
     clock.now = START + 1000
-    assert store.expire() == []
+    assert expired(store) == []
     kept = open_store(objects, clock, seed="c").get("t", "slides")
     assert (kept.lifetime, kept.labels) == (Lifetime(), {"k": "v"})
     check(store, range(9), "slides")
@@ -514,7 +515,7 @@ def test_a_name_is_free_once_its_versions_are_over(objects):
     clock.now += 5
     assert save(store, range(4))[0].version == 1
     assert [one.held for one in gone] == ["old", None]
-    assert store.expire() == []
+    assert expired(store) == []
     check(store, range(4))
 
 
@@ -526,7 +527,7 @@ def test_without_a_store():
     with pytest.raises(FailedPrecondition) as error:
         store.begin(lineage(range(4)))
     assert error.value.reason == "NO_STORE"
-    assert (store.expire(), store.collect()) == ([], 0)
+    assert (expired(store), store.collect()) == ([], 0)
     store.close()
 
 
