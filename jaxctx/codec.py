@@ -42,9 +42,9 @@ class _Field(NamedTuple):
     read: Translation | None
 
 
-def encode(told: object, kind: type[M]) -> M:
-    """A dataclass as a message of that class, which may have fewer fields; None is not set."""
-    return kind(**_values(kind.DESCRIPTOR, told))
+def encode(told: object, kind: type[M], **known: Any) -> M:
+    """A dataclass as a message of that class, which may have fewer fields, or `known` ones more; None is not set."""
+    return kind(**_values(kind.DESCRIPTOR, told) | known)
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:

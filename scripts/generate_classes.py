@@ -172,6 +172,7 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "ReservePages": ("reserve_pages", ("context_id", "pages")),
             "CommitPages": ("commit_pages", ("context_id", "pages")),
             "ReleasePages": ("release_pages", ("context_id", "pages")),
+            "GetContext": ("inspect", ("context_id", "include_pages", "include_tokens", "include_ancestors")),
             "Compare": ("compare", ("a", "b")),
             "Save": ("save", ("SaveRequest",)),
             "GetSnapshot": ("snapshot", ("name", "version")),
@@ -183,6 +184,15 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "Unpublish": ("unpublish", ("publication_id",)),
             "ListPublications": ("publications", ()),
         },
+    ),
+}
+REMOTE_CALLS = {  # by protocol: the class that asks an engine in another process for its methods, and how it does
+    "ProgramCalls": (
+        "RemoteCalls",
+        '''
+    @abstractmethod
+    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+        """Call a method with these fields and those of `request`; its response."""''',
     ),
 }
 GIVEN = ("context_id", "limit", "page_token")  # fields of requests that are no arguments of these
@@ -566,8 +576,33 @@ class EngineCalls(Requests):
         for name, (doc, calls) in ENGINE_CALLS.items():
             methods = [self._method(by_name[rpc], *call) for rpc, call in calls.items()]
             self.written[name] = "\n\n".join([f'class {name}(Protocol):\n    """{doc}"""', *methods])
+            if name in REMOTE_CALLS:
+                remote, ask = REMOTE_CALLS[name]
+                head = f'class {remote}({name}, Protocol):\n    """{doc.removesuffix(".")}, in another process."""'
+                asked = [self._asked(by_name[rpc], *call) for rpc, call in calls.items()]
+                self.written[remote] = "\n\n".join([head, ask.strip("\n"), *asked])
 
     def _method(self, method: Method, name: str, parts: Iterable[str]) -> str:
+        words = re.sub(r"\b[A-Z_]{2,}\b", lambda word: ERRORS.get(word[0], word[0]), method.comment)
+        return f"{self._head(method, name, parts)}\n{docstring(words, 8)}"
+
+    def _asked(self, method: Method, name: str, parts: Iterable[str]) -> str:
+        """The method of a class that asks another process. No list that comes in parts: that takes several calls."""
+        named = {each.name for each in self._types[method.proto.input_type].proto.field}
+        request = ["changes" if part == "Changes" else "request" for part in parts if part not in named]
+        sent = [f'"{method.proto.name}"', "caller", *request, *(f"{part}={part}" for part in parts if part in named)]
+        head, fields = self._head(method, name, parts), self._types[method.proto.output_type].proto.field
+        if not fields:
+            return "\n".join([head, wrapped("        await self._ask(", sent, ")")])
+        told = f"told.{fields[0].name}" if len(fields) == 1 else "told"
+        kind, is_list = self._told(method.proto.output_type), fields[0].label == FieldDescriptorProto.LABEL_REPEATED
+        answer = f"decode({told}, {kind})"
+        if len(fields) == 1 and is_list:
+            each = kind.removeprefix("Sequence[").removesuffix("]")
+            answer = f"[decode(each, {each}) for each in {told}]" if fields[0].type_name else f"list({told})"
+        return "\n".join([head, wrapped("        told = await self._ask(", sent, ")"), f"        return {answer}"])
+
+    def _head(self, method: Method, name: str, parts: Iterable[str]) -> str:
         kind = self._types[method.proto.input_type]
         places = {each.name: place for place, each in enumerate(kind.proto.field)}
         arguments = ["self", "caller: Caller"]
@@ -578,9 +613,7 @@ class EngineCalls(Requests):
             made = self._field(kind, places[part])
             optional = made.default == "None" and part == [*parts][-1]
             arguments.append(f"{part}: {made.type}{' = None' if optional else ''}")
-        words = re.sub(r"\b[A-Z_]{2,}\b", lambda word: ERRORS.get(word[0], word[0]), method.comment)
-        head = wrapped(f"    async def {name}(", arguments, f") -> {self._told(method.proto.output_type)}:")
-        return f"{head}\n{docstring(words, 8)}"
+        return wrapped(f"    async def {name}(", arguments, f") -> {self._told(method.proto.output_type)}:")
 
     def _told(self, response: str) -> str:
         fields = self._types[response].proto.field
@@ -792,8 +825,9 @@ def main(descriptors: str, folder: str) -> None:
     }
     calls = EngineCalls(types, rules, answers, files)
     of_calls = {
-        "from typing import ": r"(?<=\()Protocol",
+        "from typing import ": r"(?<=[( ])Protocol(?=\))|(?<=: )Any",
         "\nfrom jaxctx.caller import ": r"(?<=: )Caller",
+        "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{'|'.join(answers.written)})\b",
         "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
     }

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxctx.answers import ContextPages
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import ServedModel, engine_info
 from jaxctx.engine.config import EngineConfig, World
@@ -84,6 +85,20 @@ class Clock:
 
     def wall(self) -> float:
         return time.time() + self.offset
+
+
+async def tokens_of(engine: LocalEngine, context_id: str) -> list[int]:
+    """Of a context of mine, buffered ones included."""
+    told = (await engine.inspect(ME, context_id, False, True, False)).tokens
+    assert told is not None
+    return list(told.ids)
+
+
+async def pages_of(engine: LocalEngine, context_id: str) -> ContextPages:
+    """Of a context of mine."""
+    told = (await engine.inspect(ME, context_id, True, False, False)).pages
+    assert told is not None
+    return told
 
 
 @pytest.fixture(scope="session")

@@ -49,8 +49,6 @@ class Engine(ProgramEngine, EngineCalls, Protocol):
 
     async def get(self, caller: Caller, context_id: str) -> answers.ContextInfo: ...
 
-    async def pages(self, caller: Caller, context_id: str) -> answers.ContextLayout: ...
-
     async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[answers.ContextInfo]:
         """Contexts of the tenant in id order, starting after the id `after`."""
 

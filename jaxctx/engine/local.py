@@ -67,7 +67,7 @@ class LocalEngine(Snapshots, Engine):
     update = command(lambda core: core.contexts.update)
     close = command(lambda core: core.contexts.close)
     get = command(lambda core: core.contexts.get)
-    pages = command(lambda core: core.contexts.pages)
+    inspect = command(lambda core: core.contexts.inspect)
     list = command(lambda core: core.contexts.list)
     compare = command(lambda core: core.contexts.compare)
     update_publication = command(lambda core: core.archive.update_publication)

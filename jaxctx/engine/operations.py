@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxctx.answers import Change, Comparison, ContextInfo, ContextLayout, ContextState, PlanResult, Tier, moment
+from jaxctx import answers
+from jaxctx.answers import Change, Comparison, ContextInfo, ContextState, PlanResult, Tier, moment
 from jaxctx.cache import control
 from jaxctx.cache.audit import compare, held, refcounts
 from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
@@ -150,15 +151,20 @@ class ContextOperations:
     def get(self, caller: Caller, context_id: str) -> ContextInfo:
         return self.describe(self.cache.get(caller.tenant, context_id))
 
-    def pages(self, caller: Caller, context_id: str) -> ContextLayout:
+    def inspect(
+        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+    ) -> answers.GetContextResult:
         context = self.cache.get(caller.tenant, context_id)
-        return ContextLayout(
-            ancestors=context.ancestors,
-            page_ids=context.page_table().tolist(),
-            refcounts=refcounts(context, self.cache.registry),
-            tokens=context.tokens().tolist(),
-            tiers=self._tiers(context),
+        return answers.GetContextResult(
+            context=self.describe(context),
+            pages=self._pages(context) if include_pages else None,
+            tokens=answers.TokenIds(ids=context.tokens().tolist()) if include_tokens else None,
+            ancestors=context.ancestors if include_ancestors else (),
         )
+
+    def _pages(self, context: Context) -> answers.ContextPages:
+        refs = refcounts(context, self.cache.registry)
+        return answers.ContextPages(page_ids=context.page_table().tolist(), refcounts=refs, tiers=self._tiers(context))
 
     def _tiers(self, context: Context) -> Sequence[Tier]:
         if not context.suspended:

@@ -12,16 +12,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import answers
 from jaxctx.codec import decode, encode
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, ProgramEngine, UpdateRequest
+from jaxctx.engine.interface import Caller, GenerateRequest, ProgramEngine
 from jaxctx.errors import Unavailable
-from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1.admin_service_pb2 import GetStatsRequest
-from jaxctx.v1.content_pb2 import TokenIds
-from jaxctx.v1.model_service_pb2 import TokenizeRequest
+from jaxctx.v1.engine_calls import RemoteCalls
+from jaxctx.v1.services import METHODS
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
@@ -35,7 +33,7 @@ def bearing(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-class RemoteEngine(ProgramEngine):
+class RemoteEngine(RemoteCalls, ProgramEngine):
     """An engine that listens at `address`. Its `info` is there once it was asked for its `stats`."""
 
     def __init__(self, address: str, life: str, key: str, clock: Callable[[], float]) -> None:
@@ -46,35 +44,21 @@ class RemoteEngine(ProgramEngine):
         self._calls: set[Any] = set()  # that are under way
         self._is_gone = False
 
-    async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
-        told = await self._ask("CreateContext", caller, encode(request, pb.CreateContextRequest))
-        return decode(told.context, answers.ContextInfo)
-
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
-        if tokens:
-            fill = pb.FillRequest(context_id=context_id, tokens=TokenIds(ids=tokens), defer=defer)
-            return decode(await self._ask("Fill", caller, fill), answers.FillResult)
-        return decode(await self._ask("Flush", caller, pb.FlushRequest(context_id=context_id)), answers.FillResult)
+        rpc, added = ("Fill", {"tokens": {"ids": tokens}, "defer": defer}) if tokens else ("Flush", {})
+        return decode(await self._ask(rpc, caller, context_id=context_id, **added), answers.FillResult)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        async with self._begun("Generate", caller, encode(request, pb.GenerateRequest)) as call:
+        async with self._begun("Generate", caller, request) as call:
             async for piece in call:
                 yield decode(piece, answers.GeneratePiece)
-
-    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo:
-        changes = encode(request, pb.UpdateContextRequest)
-        changes.context_id = context_id
-        return decode((await self._ask("UpdateContext", caller, changes)).context, answers.ContextInfo)
-
-    async def close(self, caller: Caller, context_id: str) -> None:
-        await self._ask("CloseContext", caller, pb.CloseContextRequest(context_id=context_id))
 
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self._ask("GetStats", Caller(deadline=self._clock() + SILENCE_S), GetStatsRequest())
+            told = await self._ask("GetStats", Caller(deadline=self._clock() + SILENCE_S))
         except BaseException:
             self._cut()
             raise
@@ -84,8 +68,7 @@ class RemoteEngine(ProgramEngine):
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        request = TokenizeRequest(text=text, add_special_tokens=start)
-        return list((await self._ask("Tokenize", Caller(), request)).tokens)
+        return list((await self._ask("Tokenize", Caller(), text=text, add_special_tokens=start)).tokens)
 
     async def aclose(self) -> None:
         """End all calls, and make no more."""
@@ -98,12 +81,12 @@ class RemoteEngine(ProgramEngine):
         for call in calls:
             call.cancel()
 
-    async def _ask(self, rpc: str, caller: Caller, request: Message) -> Any:
-        async with self._begun(rpc, caller, request) as call:
+    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+        async with self._begun(rpc, caller, request, **fields) as call:
             return await call
 
     @asynccontextmanager
-    async def _begun(self, rpc: str, caller: Caller, request: Message) -> AsyncIterator[Any]:
+    async def _begun(self, rpc: str, caller: Caller, request: object = None, **fields: Any) -> AsyncIterator[Any]:
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """
@@ -111,7 +94,9 @@ class RemoteEngine(ProgramEngine):
             raise lost()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT, caller.tenant))
-        call = method_of(self._channel, rpc)(request, timeout=timeout_s, metadata=headers)
+        kind = GetMessageClass(METHODS[rpc].input_type)
+        message = kind(**fields) if request is None else encode(request, kind, **fields)
+        call = method_of(self._channel, rpc)(message, timeout=timeout_s, metadata=headers)
         self._calls.add(call)
         try:
             yield call

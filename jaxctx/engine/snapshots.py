@@ -8,8 +8,8 @@ are read, and computes what no tier has. Runs on the door's event loop; everythi
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ import numpy as np
 
 from jaxctx.answers import FillResult, Publication, Snapshot
 from jaxctx.cache.contexts import Context
+from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, Changes, OpenRequest, SaveRequest
 from jaxctx.engine.lives import told
 from jaxctx.engine.loop import StepLoop
+from jaxctx.engine.transfers import PageData
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotWriter, Version
 
@@ -34,6 +36,7 @@ class Snapshots:
     def __init__(self, loop: StepLoop, store: SnapshotStore) -> None:
         self.loop = loop
         self.store = store
+        store.on_gone(self._release)
         self._archive = loop.core.archive
         self._saves: dict[object, Version | None] = {}  # under way, by their `saving`; None: it is not known yet
         self._stopped = threading.Event()
@@ -62,7 +65,7 @@ class Snapshots:
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
-                forget = lambda made: self._release(self.store.remove(made.tenant, made.name, made.version))  # noqa: E731
+                forget = lambda made: self.store.remove(made.tenant, made.name, made.version)  # noqa: E731
                 version = await delivered(asyncio.to_thread(self.store.put, version, overwrite), forget)
                 self.loop.tell(partial(setattr, frozen, "pinned", False))  # it may be suspended, and is the store's
                 hidden.clear()
@@ -96,13 +99,8 @@ class Snapshots:
                 await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
             if take:
-
-                def keep(taken: Sequence[Version]) -> None:  # its caller left just now: what was taken is nowhere else
-                    made.clear()
-                    self._release(taken)
-
                 taking = asyncio.to_thread(self.store.take, version, latest=request.version is None)
-                self._release(await delivered(taking, keep))
+                await delivered(taking, lambda _: made.clear())  # kept if its caller leaves now: it is nowhere else
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, version)
         except BaseException:
@@ -111,19 +109,23 @@ class Snapshots:
         return result
 
     async def _revive(self, caller: Caller, request: OpenRequest, version: Version, made: list[Context]) -> FillResult:
+        """A thread reads what the context needs, a bounded number of pages ahead of what was loaded."""
         reader = await delivered(asyncio.to_thread(self.store.open, version), SnapshotReader.close)
-        reading = Reading(self.loop, reader)
+        core, thread, room = self.loop.core, ThreadPoolExecutor(1, "jaxctx-read"), threading.Semaphore(READ_AHEAD)
 
         def make() -> None:
             context, missing = self._archive.revive(caller, request, version, reader.lineage)
             made.append(context)
-            reading.start(missing)
+            pages = reader.read([number for number, _ in missing])
+            for _, slot in missing:  # the host slot alone has the page: its memory goes when that was loaded
+                core.transfers.stage(slot, thread.submit(_next_page, core.device, pages, room), room.release)
 
         try:
             await self.loop.call(make)
             return await self._resume(caller, made[0])
         finally:
-            reading.stop()
+            thread.shutdown(wait=False, cancel_futures=True)
+            room.release()  # for the one that waits
             await asyncio.to_thread(reader.close)
 
     async def _resume(self, caller: Caller, context: Context) -> FillResult:
@@ -154,9 +156,7 @@ class Snapshots:
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        removed = await delivered(asyncio.to_thread(self.store.remove, caller.tenant, name, version), self._release)
-        self._release(removed)
-        return len(removed)
+        return len(await asyncio.to_thread(self.store.remove, caller.tenant, name, version))
 
     def _release(self, versions: Sequence[Version]) -> None:
         """Drop what versions that are gone held in memory."""
@@ -167,7 +167,7 @@ class Snapshots:
     def _reap(self) -> None:
         while not self._stopped.wait(1.0):  # seconds
             try:
-                self._release(self.store.expire())
+                self.store.expire()
             except Exception:  # whatever it was, what is over next has to go too
                 log.exception("what is over could not be removed")
 
@@ -188,45 +188,16 @@ async def delivered(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -
         raise
 
 
-class Reading:
-    """Pages on their way from a store to the device: read by a thread, a bounded number ahead of what was loaded."""
-
-    def __init__(self, loop: StepLoop, reader: SnapshotReader) -> None:
-        self._loop = loop
-        self._reader = reader
-        self._room = threading.Semaphore(READ_AHEAD)
-        self._stopped = False
-        self._pages: dict[int, Future[Any]] = {}
-
-    def start(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Begin to read, on the step thread, what host slots wait for from now on: `(page, slot)`."""
-        for number, slot in slots:
-            self._pages[number] = Future()
-            self._loop.core.transfers.stage(slot, self._pages[number], self._room.release)
-        if slots and not self._stopped:
-            threading.Thread(target=self._run, name="jaxctx-read", daemon=True).start()
-
-    def stop(self) -> None:
-        """Read no further; whoever still waits is told that there is nothing."""
-        self._stopped = True
-        self._room.release()
-
-    def _run(self) -> None:
-        loss = DataLoss("pages were not read")
-        try:
-            for number, data in self._reader.read(list(self._pages)):
-                self._room.acquire()
-                if self._stopped:
-                    break
-                if data is None:
-                    self._pages[number].set_exception(DataLoss("a page failed its checksum"))
-                else:
-                    self._pages[number].set_result(self._loop.core.device.page(data))
-                del self._pages[number]  # the host slot's alone: its memory goes when the page was loaded
-        except Exception as error:
-            loss = DataLoss(f"pages could not be read: {error}")
-        for page in self._pages.values():
-            page.set_exception(loss)
+def _next_page(device: Device, pages: Iterator[tuple[int, memoryview | None]], room: threading.Semaphore) -> PageData:
+    """What the store tells of the next page, once there is room for it. Raises DataLoss."""
+    room.acquire()
+    try:
+        _, data = next(pages)
+        if data is not None:
+            return device.page(data)
+    except Exception as error:  # among others: that the reading has ended, with such an error before
+        raise DataLoss(f"a page could not be read: {error!r}") from error
+    raise DataLoss("a page failed its checksum")
 
 
 def _add(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:

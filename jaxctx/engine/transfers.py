@@ -37,7 +37,7 @@ log = logging.getLogger("jaxctx.engine")
 PageData: TypeAlias = jax.Array | np.ndarray
 
 
-class HostTier(dict[int, PageData | Future[np.ndarray]]):
+class HostTier(dict[int, PageData | Future[PageData]]):
     """What each slot of host memory holds. Nobody may write to data that was put here."""
 
     def ready(self, slot: int) -> bool:
@@ -56,7 +56,7 @@ class HostTier(dict[int, PageData | Future[np.ndarray]]):
         try:
             return data.result(timeout=0)
         except CancelledError:
-            raise DataLoss("the tier was closed") from None
+            raise DataLoss("what it comes from was closed") from None
 
 
 class DiskTier:
@@ -88,11 +88,11 @@ class DiskTier:
         os.ftruncate(self._file, slots * self._page_bytes)
         self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(threads)]
 
-    def spill(self, data: PageData | Future[np.ndarray], slot: int) -> None:
+    def spill(self, data: PageData | Future[PageData], slot: int) -> None:
         """Write what a host slot holds to the slot. The host slot may be used again at once."""
         self._submit(slot, self._write, data if self._room.acquire(blocking=False) else None)
 
-    def fetch(self, slot: int) -> Future[np.ndarray]:
+    def fetch(self, slot: int) -> Future[PageData]:
         """Read the slot, which may be reused at once."""
         return self._submit(slot, self._read)
 
@@ -108,7 +108,7 @@ class DiskTier:
     def _submit(self, slot: int, job: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._threads[slot % len(self._threads)].submit(job, slot, *args)
 
-    def _write(self, slot: int, data: PageData | Future[np.ndarray] | None) -> None:
+    def _write(self, slot: int, data: PageData | Future[PageData] | None) -> None:
         self._sums.pop(slot, None)
         if data is None:
             return
@@ -157,7 +157,7 @@ class Transfers:
         self.on_arrival: Callable[[], None] = lambda: None  # called from any thread when data has come, or is lost
         self._on_drop: dict[int, Callable[[], None]] = {}
 
-    def stage(self, slot: int, data: Future[np.ndarray], on_drop: Callable[[], None] = lambda: None) -> None:
+    def stage(self, slot: int, data: Future[PageData], on_drop: Callable[[], None] = lambda: None) -> None:
         """A host slot for data that will come from elsewhere; `on_drop` is called when it is not needed any more."""
         self.host[slot] = data
         data.add_done_callback(lambda _: self.on_arrival())

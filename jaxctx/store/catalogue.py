@@ -6,8 +6,7 @@ read and the change is decided anew. The catalogue never looks at manifests or p
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
@@ -54,8 +53,7 @@ class Catalogue:
 
     def __init__(self, objects: Objects, clock: Callable[[], float]) -> None:
         self._objects, self._clock = objects, clock
-        self.lost: deque[Version] = deque()
-        """Versions that are gone, and none of the caller's requests removed; whoever tells the caller pops them."""
+        self.on_gone: Callable[[Sequence[Version]], object] = lambda versions: None  # called once for each, at once
         self._lock = threading.Lock()  # guards what follows
         self._tenants: dict[str, dict[str, Entry]] = {}
         self._ends: Alarms[tuple[str, str]] = Alarms()  # when the next version of a name is over
@@ -153,7 +151,7 @@ class Catalogue:
         entry, numbers = self.entry(tenant, name), {version.version for version in durable}
         memory = [version for version in entry.versions if not version.durable]
         held = [version for version in memory if version.version not in numbers]
-        self.lost += [version for version in memory if version.version in numbers]
+        self.on_gone([version for version in memory if version.version in numbers])
         versions = tuple(sorted((*durable, *held), key=lambda version: version.version))
         last_version = max(last_version, *(version.version for version in versions), 0)
         return self._install(tenant, name, Entry(versions, last_version, generation, damaged=decoded is None))

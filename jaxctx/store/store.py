@@ -47,6 +47,10 @@ class SnapshotStore:
         self._catalogue = Catalogue(self._objects, clock)
         self._pages = Pages(self._objects, self._catalogue, clock, new_id)
 
+    def on_gone(self, tell: Callable[[Sequence[Version]], object]) -> None:
+        """Call `tell` with versions that are gone from now on, for whatever reason; from any thread, with each once."""
+        self._catalogue.on_gone = tell
+
     # What is there: answers at once. Raises NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
 
     def get(self, tenant: str, name: str, version: int | None = None) -> Version:
@@ -92,9 +96,7 @@ class SnapshotStore:
             new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
             return replace(entry.keep([*kept, new][-(self._history or 0) :]), last_version=number)
 
-        gone, after = self._change(version.tenant, version.name, edit)
-        self._catalogue.lost += gone
-        return after.versions[-1]
+        return self._change(version.tenant, version.name, edit)[1].versions[-1]
 
     def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
         """Raise what `put` or `finish` would now, before the work is done; answers at once."""
@@ -136,6 +138,7 @@ class SnapshotStore:
         gone = [version for version in before.versions if _itself(version) not in kept]
         if before.damaged or any(version.durable for version in gone):
             self._pages.collect_at(self._clock())
+        self._catalogue.on_gone(gone)
         return gone, after
 
     def update(
@@ -169,24 +172,20 @@ class SnapshotStore:
             version.tenant, version.name, lambda entry, now: entry.keep(used(one, now) for one in entry.versions)
         )
 
-    def expire(self) -> Sequence[Version]:
+    def expire(self) -> None:
         """Remove what is over, and pages that nobody needs any more; to be called now and then, in no hurry.
 
-        Returns those versions, and others that went since the last call without anybody being told. What cannot be
-        removed now is not readable either, and tried again later.
+        What cannot be removed now is not readable either, and tried again later.
         """
-        now, removed = self._clock(), list[Version]()
-        while self._catalogue.lost:
-            removed.append(self._catalogue.lost.popleft())
+        now = self._clock()
         for tenant, name in self._catalogue.take_endings(now):
             try:
-                removed += self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))[0]
+                self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))
             except JaxctxError:
                 self._catalogue.remind(tenant, name, now + RETRY_S)
         if self._pages.next_collection is not None and self._pages.next_collection <= now:
             with suppress(JaxctxError):
                 self.collect()
-        return removed
 
     def begin(self, lineage: Lineage) -> SnapshotWriter:
         """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).

@@ -5,16 +5,19 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxctx.caller import Caller
-from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, Publication, Snapshot
+from jaxctx.codec import decode
+from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, GetContextResult, Publication, Snapshot
 from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, SaveRequest, UpdateRequest
 
 __all__ = [
     "EngineCalls",
     "ProgramCalls",
+    "RemoteCalls",
 ]
 
 
@@ -29,6 +32,25 @@ class ProgramCalls(Protocol):
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context. A running writer is cancelled first; forks of it live on."""
+
+
+class RemoteCalls(ProgramCalls, Protocol):
+    """What programs have an engine do by one call of the contract, in another process."""
+
+    @abstractmethod
+    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+        """Call a method with these fields and those of `request`; its response."""
+
+    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+        told = await self._ask("CreateContext", caller, request)
+        return decode(told.context, ContextInfo)
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
+        told = await self._ask("UpdateContext", caller, request, context_id=context_id)
+        return decode(told.context, ContextInfo)
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        await self._ask("CloseContext", caller, context_id=context_id)
 
 
 class EngineCalls(Protocol):
@@ -55,6 +77,11 @@ class EngineCalls(Protocol):
 
     async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them."""
+
+    async def inspect(
+        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+    ) -> GetContextResult:
+        """Read the counters; on request, also the pages and the tokens."""
 
     async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         """Where two contexts part."""

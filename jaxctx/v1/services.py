@@ -55,6 +55,7 @@ ENGINE_CALLS: Mapping[str, tuple[str, Sequence[str | type]]] = {
     "ReservePages": ("reserve_pages", ["context_id", "pages"]),
     "CommitPages": ("commit_pages", ["context_id", "pages"]),
     "ReleasePages": ("release_pages", ["context_id", "pages"]),
+    "GetContext": ("inspect", ["context_id", "include_pages", "include_tokens", "include_ancestors"]),
     "Compare": ("compare", ["a", "b"]),
     "Save": ("save", [requests.SaveRequest]),
     "GetSnapshot": ("snapshot", ["name", "version"]),

@@ -4,6 +4,7 @@ clients do by one call each.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import inspect
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
@@ -293,7 +294,10 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "ListStations": ("stations", ()),
         "Close": ("close", ("name",)),
     }
-    monkeypatch.setattr(generator, "ENGINE_CALLS", {"Played": ("What is played.", of_engine)})
+    of_any = {rpc: of_engine[rpc] for rpc in ("Tune", "Tell", "Close")}
+    engine = {"Played": ("What is played.", of_engine), "Asked": ("What is asked.", of_any)}
+    monkeypatch.setattr(generator, "ENGINE_CALLS", engine)
+    monkeypatch.setattr(generator, "REMOTE_CALLS", {"Asked": ("Remote", generator.REMOTE_CALLS["ProgramCalls"][1])})
     generator.main(str(tmp_path / "set"), str(tmp_path))
     return tmp_path
 
@@ -484,6 +488,29 @@ def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None
     }
     assert inspect.getdoc(calls.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert get_type_hints(calls.stations)["return"] == Sequence[answers.Station]
+
+
+def test_calls_of_an_engine_elsewhere(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.requests", load("radio_requests", made / "requests.py"))
+    calls, asked = load("radio_calls", made / "engine_calls.py"), []
+    monkeypatch.setattr(calls, "decode", lambda message, kind: (kind.__name__, message), raising=False)
+
+    class Radio(calls.Remote):
+        async def _ask(self, rpc: str, caller: object, request: object = None, /, **fields: object) -> object:
+            asked.append((rpc, caller, request, fields))
+            return SimpleNamespace(heard=("good", "evening"))
+
+    radio = Radio()
+    assert inspect.getdoc(calls.Remote) == "What is asked, in another process."
+    assert asyncio.run(radio.tune("me", "news", None))[0] == "TuneResult"
+    assert asyncio.run(radio.tell("me", True, "evening")) == ["good", "evening"]
+    assert asyncio.run(radio.close("me", "news")) is None
+    assert asked == [
+        ("Tune", "me", None, {"name": "news", "band": None}),
+        ("Tell", "me", "evening", {"loud": True}),
+        ("Close", "me", None, {"name": "news"}),
+    ]
 
 
 def test_services_by_name(made: Path) -> None:

@@ -17,7 +17,7 @@ from jaxctx.answers import (
     Comparison,
     ContextEvent,
     ContextInfo,
-    ContextLayout,
+    ContextPages,
     ContextState,
     EngineInfo,
     EngineStats,
@@ -26,11 +26,13 @@ from jaxctx.answers import (
     FinishReason,
     ForwardResult,
     GeneratePiece,
+    GetContextResult,
     PassResult,
     PlanResult,
     Publication,
     Snapshot,
     Tier,
+    TokenIds,
     Usage,
     moment,
 )
@@ -310,11 +312,17 @@ class FakeEngine:
         self._enter("get", caller, context_id)
         return self._info(self._get(caller, context_id))
 
-    async def pages(self, caller: Caller, context_id: str) -> ContextLayout:
-        self._enter("pages", caller, context_id)
-        tokens = self._get(caller, context_id).tokens
-        ways = [("parent", 3), ("its parent", 0)]
-        return ContextLayout(page_ids=[3, 4], refcounts=[2, 1], tokens=tokens, tiers=list(Tier), ancestors=ways)
+    async def inspect(
+        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+    ) -> GetContextResult:
+        self._enter("inspect", caller, (context_id, include_pages, include_tokens, include_ancestors))
+        context = self._get(caller, context_id)
+        return GetContextResult(
+            context=self._info(context),
+            pages=ContextPages(page_ids=[3, 4], refcounts=[2, 1], tiers=list(Tier)) if include_pages else None,
+            tokens=TokenIds(ids=context.tokens) if include_tokens else None,
+            ancestors=[("parent", 3), ("its parent", 0)] if include_ancestors else (),
+        )
 
     async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
         self._enter("list", caller, (after, limit))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from jaxctx.answers import FillResult, GetContextResult, PlanResult, TokenIds
+from jaxctx.answers import FillResult, PlanResult
 from jaxctx.codec import decode, encode
 from jaxctx.engine.interface import Caller, GenerateRequest
 from jaxctx.v1 import context_service_pb2 as pb
@@ -35,20 +35,6 @@ async def _plan(model: LocalModel, caller: Caller, request: pb.PlanRequest) -> P
     return await model.engine.plan(caller, tokens, context_id=request.context_id or None, salt=request.salt)
 
 
-async def _get(model: LocalModel, caller: Caller, request: pb.GetContextRequest) -> GetContextResult:
-    pages, tokens, ancestors = request.include_pages, request.include_tokens, request.include_ancestors
-    info = await model.engine.get(caller, request.context_id)
-    if not (pages or tokens or ancestors):
-        return GetContextResult(context=info)
-    layout = await model.engine.pages(caller, request.context_id)
-    return GetContextResult(
-        context=info,
-        pages=layout if pages else None,
-        tokens=TokenIds(ids=layout.tokens) if tokens else None,
-        ancestors=layout.ancestors if ancestors else (),
-    )
-
-
 async def _encoded(answers: AsyncIterator[object], kind: type[M]) -> AsyncIterator[M]:
     """Each as a message. They are closed at once with whoever reads them."""
     async with aclosing(cast(AsyncGenerator[object, None], answers)) as closing:
@@ -63,7 +49,6 @@ class ContextService(Service):
     Fill = answered("Fill", _fill)
     Flush = unary("Flush", "fill", ["context_id"])
     Fork = unary("Fork", "fork", ["context_id", requests.children])
-    GetContext = answered("GetContext", _get)
     ListContexts = unary("ListContexts", "list", ["page_token", one_more])
     Plan = answered("Plan", _plan)
 

@@ -10,6 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, ForwardRequest, Gener
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
 from tests.echo import echo_next
+from tests.engines import tokens_of
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -103,7 +104,7 @@ async def test_a_deadline_ends_the_request_and_keeps_what_was_computed(make_engi
         async for piece in engine.generate(Caller(deadline=clock() + 0.1), request):
             tokens += piece.token_ids
     assert tokens == oracle([1, 2, 3], len(tokens)) if phase == "running" else not tokens
-    assert list((await engine.pages(ME, context_id)).tokens) == [1, 2, 3, *tokens]
+    assert await tokens_of(engine, context_id) == [1, 2, 3, *tokens]
     if task:
         assert await task == oracle([9, 9], 600)
     assert await greedy(engine, context_id, 3) == oracle([1, 2, 3, *tokens], 3)

@@ -12,7 +12,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import ONE_ROW
 from jaxctx.engine.drafts import LEAST, LONGEST_PAUSE, SURE, WINDOW, PromptLookup, share
 from jaxctx.engine.interface import GenerateRequest, Sampling
-from tests.engines import SMALL
+from tests.engines import SMALL, tokens_of
 
 from .foresight import foresight
 from .test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
@@ -124,8 +124,7 @@ async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, mo
     for length in PROMPTS:
         context_id = await fresh(engine, PROMPTS[length])
         assert await greedy(engine, context_id, 37) == oracle(PROMPTS[length], 37)
-        layout = await engine.pages(ME, context_id)
-        assert list(layout.tokens) == PROMPTS[length] + oracle(PROMPTS[length], 37)
+        assert await tokens_of(engine, context_id) == PROMPTS[length] + oracle(PROMPTS[length], 37)
         info = await engine.get(ME, context_id)
         assert (info.seq_len, info.buffered_tokens) == (length + 36, 1)
         assert await greedy(engine, context_id, 5) == oracle([*PROMPTS[length], *oracle(PROMPTS[length], 37)], 5)
@@ -226,8 +225,7 @@ async def test_cancelled_between_drafts(make_engine, monkeypatch) -> None:
         stream = engine.generate(ME, request)
         got = [token for _ in range(count) for token in (await anext(stream)).token_ids]
         await stream.aclose()
-        layout = await engine.pages(ME, context_id)
-        kept = list(layout.tokens)[15:]
+        kept = (await tokens_of(engine, context_id))[15:]
         assert kept[: len(got)] == got == oracle(PROMPTS[15], len(got))
         assert kept == oracle(PROMPTS[15], len(kept))
         assert await greedy(engine, context_id, 7) == oracle([*PROMPTS[15], *kept], 7)
@@ -244,7 +242,7 @@ async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None
     for _ in range(12):
         await asyncio.sleep(0.002)
         (fork,) = await engine.fork(ME, context_id, [None])
-        tokens = list((await engine.pages(ME, fork.context_id)).tokens)
+        tokens = await tokens_of(engine, fork.context_id)
         assert tokens[15:] == oracle(PROMPTS[15], len(tokens) - 15) if len(tokens) > 15 else True
         assert await greedy(engine, fork.context_id, 6) == oracle(tokens, 6)
         lengths.add(len(tokens))

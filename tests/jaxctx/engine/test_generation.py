@@ -10,6 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 from tests.echo import EOS_ID, echo_next
+from tests.engines import tokens_of
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -97,8 +98,7 @@ async def test_n_outputs_are_forks_and_the_context_is_flushed_but_not_continued(
     assert len({tuple(tokens) for tokens in by_index.values()}) == 3  # each output has a seed of its own
     assert (await engine.get(ME, context_id)).seq_len == 17
     for index, fork in forks.items():
-        layout = await engine.pages(ME, fork)
-        assert list(layout.tokens) == PROMPTS[17] + by_index[index]
+        assert await tokens_of(engine, fork) == PROMPTS[17] + by_index[index]
 
 
 async def test_seeded_sampling_repeats_alone_and_in_company(engine: LocalEngine) -> None:
@@ -135,7 +135,7 @@ async def test_stop_token_ends_the_output_and_joins_the_context(engine: LocalEng
     pieces = await collect(engine, request)
     assert [t for p in pieces for t in p.token_ids] == expected[: at + 1]
     assert (pieces[-1].finish, pieces[-1].stop_match) == (FinishReason.STOP, stop)
-    assert list((await engine.pages(ME, context_id)).tokens) == PROMPTS[15] + expected[: at + 1]
+    assert await tokens_of(engine, context_id) == PROMPTS[15] + expected[: at + 1]
 
 
 async def test_min_tokens_suppresses_stop_tokens(engine: LocalEngine) -> None:

@@ -85,7 +85,7 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
     looks = [
         engine.get(ME, context_id),
         engine.list(ME),
-        engine.pages(ME, context_id),
+        engine.inspect(ME, context_id, True, True, True),
         engine.plan(ME, [1], context_id=context_id),
         engine.compare(ME, context_id, other),
         engine.update(ME, context_id, UpdateRequest(labels={"a": "b"}, priority=1)),

@@ -10,6 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange, ResourceExhausted
 from tests.echo import echo_next
+from tests.engines import pages_of, tokens_of
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
@@ -57,7 +58,7 @@ async def test_2_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> N
     before = await held(engine)
     (child,) = await engine.fork(ME, parent, [None])
     assert await held(engine) == before + 1
-    mine, theirs = await engine.pages(ME, parent), await engine.pages(ME, child.context_id)
+    mine, theirs = await pages_of(engine, parent), await pages_of(engine, child.context_id)
     assert mine.page_ids[:62] == theirs.page_ids[:62]
     assert list(mine.refcounts) == [2] * 62 + [1]
     assert mine.page_ids[62] != theirs.page_ids[62]
@@ -88,7 +89,7 @@ async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
     second = await engine.create(ME, CreateRequest())
     result = await engine.fill(ME, second.context_id, THOUSAND)
     assert (result.resident, result.computed) == (992, 8)
-    one, two = await engine.pages(ME, first), await engine.pages(ME, second.context_id)
+    one, two = await pages_of(engine, first), await pages_of(engine, second.context_id)
     assert one.page_ids[:62] == two.page_ids[:62]
     assert await held(engine) == 62 + 2
     await engine.close(ME, first)
@@ -117,7 +118,7 @@ async def test_5_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool
     if deferred:
         await engine.fill(ME, b, THOUSAND[:5])  # a working page: nothing can be matched, so all is computed twice
     await asyncio.gather(engine.fill(ME, a, THOUSAND), engine.fill(ME, b, THOUSAND[5 if deferred else 0 :]))
-    one, two = await engine.pages(ME, a), await engine.pages(ME, b)
+    one, two = await pages_of(engine, a), await pages_of(engine, b)
     assert one.page_ids[:62] == two.page_ids[:62]
     assert list(one.refcounts) == [2] * 62 + [1]
     assert await held(engine) == 62 + 2
@@ -218,7 +219,7 @@ async def test_a_second_writer_is_aborted_and_readers_are_not(engine: LocalEngin
             await operation
     assert (await engine.get(ME, context_id)).state.value == "busy"
     (fork,) = await engine.fork(ME, context_id, [None])
-    tokens = list((await engine.pages(ME, fork.context_id)).tokens)
+    tokens = await tokens_of(engine, fork.context_id)
     assert tokens[:1000] == THOUSAND
     await stream.aclose()
     assert await greedy(engine, fork.context_id, 5) == oracle(tokens, 5)

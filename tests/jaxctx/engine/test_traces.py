@@ -11,6 +11,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
 from tests.echo import echo_next
+from tests.engines import tokens_of
 
 from .foresight import foresight
 
@@ -97,7 +98,7 @@ class Actor:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await stream.aclose()
-        actual = list((await self.engine.pages(ME, context_id)).tokens)
+        actual = await tokens_of(self.engine, context_id)
         assert actual[: len(tokens)] == tokens
         self.expect(tokens, actual[len(tokens) :])  # what was settled but not read joined the context too
 
@@ -132,7 +133,7 @@ class Actor:
 
     async def read(self) -> None:
         context_id, tokens = self.pick()
-        assert list((await self.engine.pages(ME, context_id)).tokens) == tokens
+        assert await tokens_of(self.engine, context_id) == tokens
 
     async def close(self) -> None:
         context_id, _ = self.pick()

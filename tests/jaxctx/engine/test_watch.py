@@ -272,7 +272,7 @@ async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> Non
             await wrong
     await engine.plan(ME, [1, 2], context_id=a)
     await engine.compare(ME, a, a)
-    await engine.pages(ME, a)
+    await engine.inspect(ME, a, True, True, True)
     await engine.fork(ME, a, [None])
     assert (await engine.get(ME, a)).version == version
 

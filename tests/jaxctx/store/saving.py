@@ -87,6 +87,14 @@ def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, s
     return writer.finish(version, overwrite), len(writer.missing)
 
 
+def expired(store: SnapshotStore) -> list[Version]:
+    """What it removes, as it tells it."""
+    gone: list[Version] = []
+    store.on_gone(gone.extend)
+    store.expire()
+    return gone
+
+
 def same(a: Lineage, b: Lineage) -> bool:
     return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(Lineage))
 

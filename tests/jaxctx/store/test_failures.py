@@ -12,7 +12,7 @@ from jaxctx.store import transfer
 from jaxctx.store.objects import open_objects, typed_errors
 
 from .interrupted import SCENARIOS, Interrupted, check_no_garbage, prepare, state
-from .saving import Clock, MemoryObjects, check, lineage, open_store, page, save
+from .saving import Clock, MemoryObjects, check, expired, lineage, open_store, page, save
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -130,14 +130,14 @@ def test_expiry_is_tried_again():
     store.expire()
     clock.now += 5
     broken.append(True)
-    assert store.expire() == []
+    assert expired(store) == []
     assert store.list("t") == []
     clock.now += 9.9
-    assert store.expire() == []
+    assert expired(store) == []
     assert set(tries) == {clock.now - 9.9}  # not at once
     broken.clear()
     clock.now += 0.1
-    assert [one.name for one in store.expire()] == ["a"]
+    assert [one.name for one in expired(store)] == ["a"]
     assert not objects.values
 
 

@@ -24,7 +24,7 @@ BUGS = [
     Bug("numbers of what is over go on", SnapshotStore, "put", "+ 1 if kept else 1", "+ 1"),
     Bug("the parent is the number before", SnapshotStore, "put", "overwrite or 0", "number - 1"),
     Bug("a version too many is kept", SnapshotStore, "put", "-(self._history or 0)", "-(self._history or 0) - 1"),
-    Bug("the oldest goes and nobody is told", SnapshotStore, "put", "self._catalogue.lost += gone", "pass"),
+    Bug("the oldest goes and nobody is told", SnapshotStore, "_change", "self._catalogue.on_gone(gone)", "pass"),
     Bug("older versions outlive the taken one", SnapshotStore, "take", "() if latest else kept", "kept"),
     Bug("an older version takes the name along", SnapshotStore, "take", "() if latest else kept", "()"),
     Bug("a newer version goes with the taken one", SnapshotStore, "take", "if latest and live and", "if False and"),
@@ -46,9 +46,7 @@ BUGS = [
     Bug("the last end counts", Catalogue, "_install", "min(", "max("),
     Bug("what is over is read", Entry, "live", "if not version.lifetime.over(now)", ""),
     Bug("a name goes with its first version", SnapshotStore, "expire", "entry.keep(entry.live(now))", "entry.keep(())"),
-    Bug(
-        "what was lost is not told", SnapshotStore, "expire", "removed.append(self._catalogue.lost.popleft())", "break"
-    ),
+    Bug("what is gone is told twice", SnapshotStore, "_change", "on_gone(gone)", "on_gone(gone + gone)"),
     # restart
     Bug("the highest number is forgotten", catalogue, "_record", "entry.last_version", "durable[-1].version"),
     Bug("what is in memory is written down", catalogue, "_record", "if version.durable", ""),

@@ -21,6 +21,7 @@ from .saving import (
     MemoryObjects,
     check,
     described,
+    expired,
     lineage,
     lost_pages,
     open_store,
@@ -159,14 +160,26 @@ def test_overwrite_and_history(objects):
 
 
 def test_the_oldest_version_goes(objects):
-    store = open_store(objects, history=3)
+    store, gone = open_store(objects, history=3), []
+    store.on_gone(gone.extend)
     store.put(described(held="first"))
     for version in range(1, 6):
         save(store, range(version * 4), overwrite=version)
     assert [one.version for one in store.history("t", "a")] == [6, 5, 4]
-    assert [one.held for one in store.expire() if not one.durable] == ["first"]
+    assert [one.held for one in gone if not one.durable] == ["first"]
+    store.expire()
     assert len(objects.list("manifests/")) == 3
-    assert store.expire() == []
+    assert expired(store) == []
+
+
+def test_what_gives_way_to_another_process_is_told(objects):
+    first, second, gone = open_store(objects, seed="a"), open_store(objects, seed="b"), []
+    first.on_gone(gone.extend)
+    first.put(described(held="mine"))
+    save(second, range(8))
+    assert save(first, range(9), overwrite=1)[0].version == 2
+    assert [one.held for one in gone] == ["mine"]
+    check(first, range(8), version=1)
 
 
 def test_all_versions_are_kept_unless_told_otherwise(objects):
@@ -464,14 +477,14 @@ def test_time_to_live(objects):
     store.put(described("held", held="mine", lifetime=Lifetime.begin(5, False, clock())))
     save(store, range(10), "ever")
     clock.now = START + 4.999
-    assert store.expire() == []
+    assert expired(store) == []
     assert store.get("t", "held").held == "mine"
     clock.now = START + 5
     with pytest.raises(NotFound):
         store.get("t", "held")
-    assert [one.held for one in store.expire()] == ["mine"]
+    assert [one.held for one in expired(store)] == ["mine"]
     clock.now = START + 9.999
-    assert store.expire() == []
+    assert expired(store) == []
     assert store.get("t", "fixed").lifetime.at == START + 10
     store.touch(fixed := store.get("t", "fixed"))
     store.touch(store.get("t", "slides"))
@@ -483,11 +496,11 @@ def test_time_to_live(objects):
         assert [version.name for version in one.list("t")] == ["ever", "slides"]
         assert one.usage("t")[0] == 2
     store.touch(fixed)  # too late, and no error
-    assert [one.name for one in store.expire()] == ["fixed"]
+    assert [one.name for one in expired(store)] == ["fixed"]
     assert len(objects.list("manifests/")) == 2
     store.update("t", "slides", lifetime=Lifetime(), labels={"k": "v"})
     clock.now = START + 1000
-    assert store.expire() == []
+    assert expired(store) == []
     kept = open_store(objects, clock, seed="c").get("t", "slides")
     assert (kept.lifetime, kept.labels) == (Lifetime(), {"k": "v"})
     check(store, range(9), "slides")
@@ -495,12 +508,14 @@ def test_time_to_live(objects):
 
 def test_a_name_is_free_once_its_versions_are_over(objects):
     clock = Clock()
-    store = open_store(objects, clock)
+    store, gone = open_store(objects, clock), []
+    store.on_gone(gone.extend)
     store.put(described(held="old", lifetime=Lifetime.begin(1, False, clock())))
     save(store, range(8), overwrite=1, seconds=5, clock=clock)
     clock.now += 5
     assert save(store, range(4))[0].version == 1
-    assert {one.held for one in store.expire()} == {"old", None}
+    assert [one.held for one in gone] == ["old", None]
+    assert expired(store) == []
     check(store, range(4))
 
 
@@ -512,7 +527,7 @@ def test_without_a_store():
     with pytest.raises(FailedPrecondition) as error:
         store.begin(lineage(range(4)))
     assert error.value.reason == "NO_STORE"
-    assert (store.expire(), store.collect()) == ([], 0)
+    assert (expired(store), store.collect()) == ([], 0)
     store.close()
 
 

@@ -8,7 +8,7 @@ After a collection the objects themselves are looked at: what somebody needs is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeVar
@@ -78,6 +78,7 @@ class World:
         """One operation; `seed` chooses its arguments."""
         draw = Random(seed)
         getattr(self, name)(draw)
+        self._hear()
         self.compare(draw)
 
     def end(self) -> None:
@@ -88,7 +89,8 @@ class World:
         while self.savings:
             self.abort(draw)
         for tenant, name in [*self.oracle.names]:
-            self.oracle.told(self.store.remove(tenant, name), self.oracle.remove(tenant, name, None))
+            self.store.remove(tenant, name)
+            self._hear(self.oracle.remove(tenant, name, None))
         self.reopen(draw)
         self.expire(draw)
         self._go_to(self.clock.now + GRACE_S + 2)
@@ -102,8 +104,15 @@ class World:
         """The store, on what its objects hold by now."""
         self.runs += 1
         self.began = self.clock.now
-        self.store = open_store(self.objects, self.clock, f"{self.runs}", HISTORY)
+        self.store, self.gone = open_store(self.objects, self.clock, f"{self.runs}", HISTORY), list[Version]()
+        self.store.on_gone(self.gone.extend)
         self.stock.reopen(self.objects, self.oracle.durable(), self.oracle.forgotten)
+
+    def _hear(self, of: Sequence[Kept] = ()) -> None:
+        """What the store has told since the last time; of these at least it must have."""
+        told = [*self.gone]
+        self.gone.clear()
+        self.oracle.told(told, of)
 
     def _both(self, act: Callable[[], T], expect: Callable[[], U]) -> tuple[T, U] | None:
         """What store and oracle say; None if they refuse, which they must do alike."""
@@ -146,7 +155,8 @@ class World:
         kept, version, latest = one
         made = self._both(lambda: self.store.take(version, latest=latest), lambda: self.oracle.take(kept, latest))
         if made is not None:
-            self.oracle.told(*made)
+            assert [*made[0]] == [one for one in self.gone if one in made[0]]
+            self._hear(made[1])
 
     def touch(self, draw: Random) -> None:
         if (one := self._one(draw)) is not None:
@@ -161,7 +171,7 @@ class World:
         made = self._both(lambda: self.store.remove(*name, number), lambda: self.oracle.remove(*name, number))
         if made is not None:
             assert all((one.tenant, one.name) == name for one in made[0])
-            self.oracle.told(*made)
+            self._hear(made[1])
 
     def update(self, draw: Random) -> None:
         name, lifetime, labels = draw_name(draw, self.oracle), draw_lifetime(draw, self.clock.now), draw_labels(draw)
@@ -272,7 +282,8 @@ class World:
         self.oracle.pass_time(self.clock.now)
 
     def expire(self, draw: Random) -> None:
-        self.oracle.told(self.store.expire(), self.oracle.gone)
+        self.store.expire()
+        self._hear(self.oracle.gone)
         self.oracle.forgotten.clear()
         assert self.store.count() == len(self.oracle.all())
         self.compare_objects()
