@@ -76,7 +76,9 @@ REQUESTS = {  # by class: the message whose fields they are, and those that whoe
     "Changes": ("UpdateSnapshotRequest", ("name", "version")),
     "SubmitCallRequest": ("SubmitCallRequest", ("session_id",)),
 }
+CONTENT = "Content"  # of the options: what these fields are is given by place if it is a text
 OPTIONS = {  # by class: the message whose fields they are, and those that a caller gives in another way
+    CONTENT: ("FillRequest", ("context_id", "text", "defer")),
     "SamplingOptions": ("Sampling", ()),
     "GenerateOptions": ("GenerateRequest", ("context_id", "n")),
     "NewOptions": ("CreateContextRequest", ()),
@@ -94,16 +96,12 @@ STORED = {  # by class: the message whose fields they are, and those that whoeve
 }
 
 
-CONTENT = "Content"  # the client's class of what these fields are, beside a text that is given by place
-CONTENT_FIELDS = ("tokens", "messages", "add_special_tokens")
-
-
 class Operation(NamedTuple):
     """A method of a client that calls one of the contract's."""
 
     name: str
     by_place: str = ""  # the field whose argument is given by place
-    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword, or CONTENT
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
@@ -298,26 +296,6 @@ class Classes:
             for each in fields:
                 self._value(each)
 
-    def add_options(self, name: str) -> None:
-        message, others = OPTIONS[name]
-        kind, classes = self._types[PACKAGE + message], {PACKAGE + of: name for name, (of, _) in OPTIONS.items()}
-        bases = [classes[each.type_name] for each in kind.proto.field if each.type_name in classes]
-        fields = [each for each in self._flat(kind, classes) if each.name not in others]
-        members = [member(f"{each.name}: {each.type.removesuffix(' | None')} | None", each.comment) for each in fields]
-        self._write(name, f"class {name}({', '.join(bases or ['TypedDict'])}, total=False):", kind, members)
-
-    def _flat(self, kind: Type, others: Iterable[str] = ()) -> Iterator[Field]:
-        """The fields of a message, with those of each message in it in its place; but not of these others."""
-        for index, field in enumerate(kind.proto.field):
-            inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
-            if field.type_name in KNOWN:
-                yield Field(SECONDS[field.name], "float", comment)
-            elif inner is None or inner.is_enum or inner.is_map:
-                yield self._field(kind, index)
-            elif inner.name not in others:
-                first, *more = self._flat(inner)
-                yield from (first._replace(comment=comment), *more)
-
     def _name(self, full_name: str) -> str:
         """The name of the class of a message or an enum."""
         if full_name not in self.names:
@@ -412,6 +390,36 @@ class Classes:
         return field.type_name in self._types and self._types[field.type_name].is_map
 
 
+class Options(Classes):
+    """What may be chosen by keyword, flat: fields of a message in another are beside the other's."""
+
+    def add(self, name: str) -> None:
+        message, others = OPTIONS[name]
+        kind, classes = self._types[PACKAGE + message], {PACKAGE + of: name for name, (of, _) in OPTIONS.items()}
+        bases = [classes[each.type_name] for each in kind.proto.field if each.type_name in classes]
+        fields = [each for each in self._flat(kind, classes) if each.name not in others]
+        members = [member(f"{each.name}: {each.type.removesuffix(' | None')} | None", each.comment) for each in fields]
+        self._write(name, f"class {name}({', '.join(bases or ['TypedDict'])}, total=False):", kind, members)
+
+    def _flat(self, kind: Type, others: Iterable[str] = ()) -> Iterator[Field]:
+        """The fields of a message, with those of each message in it in its place; but not of these others."""
+        for index, field in enumerate(kind.proto.field):
+            inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
+            if field.type_name in KNOWN:
+                yield Field(SECONDS[field.name], "float", comment)
+            elif inner is None or inner.is_enum or field.label == FieldDescriptorProto.LABEL_REPEATED:
+                yield self._field(kind, index)
+            elif inner.name not in others:
+                first, *more = self._flat(inner)
+                yield from (first._replace(name=field.name if inner.only else first.name, comment=comment), *more)
+
+    def _value(self, field: FieldDescriptorProto) -> str:
+        kind = self._types.get(field.type_name)
+        if kind is not None and kind.is_pair and not kind.is_map and kind.name not in self.names:
+            return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
+        return super()._value(field)
+
+
 class Fields(Classes):
     """Classes to extend. Which of those are equal is told there."""
 
@@ -451,7 +459,7 @@ class Requests(Classes):
         return made._replace(default=made.default or EMPTY.get(made.type, empty))
 
 
-class Operations(Requests):
+class Operations(Options, Requests):
     """What clients do. Classes of answers and of options are used, not written."""
 
     def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
@@ -507,8 +515,6 @@ class Operations(Requests):
         """The names of the contract's fields that these options are."""
         if not options:
             return []
-        if options == CONTENT:
-            return [*CONTENT_FIELDS]
         message, others = OPTIONS[options]
         return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
 
@@ -523,12 +529,6 @@ class Operations(Requests):
             is_one_of = each.HasField("oneof_index") and not each.proto3_optional
             may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
             yield made if may_lack else made._replace(default="")
-
-    def _value(self, field: FieldDescriptorProto) -> str:
-        kind = self._types.get(field.type_name)
-        if kind is not None and kind.is_pair and kind.name not in self.names:
-            return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
-        return super()._value(field)
 
     def _value_of(self, field: FieldDescriptorProto) -> str:
         """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
@@ -760,14 +760,14 @@ def rules_of(files: FileDescriptorSet) -> Rules:
 def main(descriptors: str, folder: str) -> None:
     files = FileDescriptorSet.FromString(Path(descriptors).read_bytes())
     types, rules = types_of(files), rules_of(files)
-    answers, options = Classes(types, rules), Classes(types, rules)
+    answers, options = Classes(types, rules), Options(types, rules)
     for method in methods_of(files):
         answers.add_told(method.proto.output_type)
     requests = Requests(types, rules, answers)
     for name, (message, others) in REQUESTS.items():
         requests.add(name, message, others)
     for name in OPTIONS:
-        options.add_options(name)
+        options.add(name)
     stored = Fields(types, rules)
     for name, (message, others) in STORED.items():
         stored.add(name, message, others)
@@ -785,10 +785,9 @@ def main(descriptors: str, folder: str) -> None:
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
-        "from jaxctx.client.options import ": rf"(?<=Unpack\[){CONTENT}",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
-        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+|(?<=: Sequence\[)(?:{lists})\b",
+        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)\w+|(?<=: Sequence\[)(?:{lists})\b",
     }
     calls = EngineCalls(types, rules, answers, files)
     of_calls = {

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, Unpack
 from jaxctx.client import requests
 from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content
 from jaxctx.codec import decode
 from jaxctx.v1.answers import (
     ContextInfo,
@@ -25,7 +24,7 @@ from jaxctx.v1.answers import (
     RenderedChat,
     Snapshot,
 )
-from jaxctx.v1.options import KeepOptions, Output, SaveOptions, UpdateOptions
+from jaxctx.v1.options import Content, KeepOptions, Output, SaveOptions, UpdateOptions
 
 __all__ = [
     "ContextCalls",

@@ -270,7 +270,8 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     included = Path(protoc.__file__).parent / "_proto"
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
-    monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
+    options = {"TuneOptions": ("TuneRequest", ("name",)), "Content": ("PlayRequest", ("text", "loop", "outputs"))}
+    monkeypatch.setattr(generator, "OPTIONS", options)
     monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "STORED", {"StationFields": ("Station", ("since", "until", "seconds"))})
@@ -387,8 +388,9 @@ def test_fields_that_are_extended(made: Path) -> None:
 
 
 def test_options(made: Path) -> None:
-    options = load("radio_options", made / "options.py").TuneOptions
-    assert [*options.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    options = load("radio_options", made / "options.py")
+    assert [*options.TuneOptions.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    assert [*options.Content.__annotations__] == ["tokens", "messages", "add_special_tokens"]
     assert (
         "loudness: float | None  # how loud\n    distance: int | None  # in meters\n"
         in (made / "options.py").read_text()
