@@ -107,8 +107,13 @@ class Operation(NamedTuple):
 
 OPERATIONS = {  # by class: what it says of itself, what its methods need, how they ask, and they by those they call
     "ContextCalls": (
-        """Operations on a context that are one call each.""",
+        """Operations on a context that are one call each, and its counters as of the last answer.""",
         '''
+    @property
+    @abstractmethod
+    def info(self) -> ContextInfo:
+        """All that was told of it."""
+
     @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""''',
@@ -151,6 +156,9 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "ClearCache": Operation("clear_cache"),
         },
     ),
+}
+READ = {  # by class of operations: the message whose fields can be read there, and which of them
+    "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size")),
 }
 ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its methods and what they take of requests
     "ProgramCalls": (
@@ -415,7 +423,7 @@ class Options(Classes):
 
     def _value(self, field: FieldDescriptorProto) -> str:
         kind = self._types.get(field.type_name)
-        if kind is not None and kind.is_pair and not kind.is_map and kind.name not in self.names:
+        if kind is not None and kind.is_pair and not kind.is_map and kind.name not in (*KNOWN, *self.names):
             return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
         return super()._value(field)
 
@@ -471,7 +479,14 @@ class Operations(Options, Requests):
         doc, needed, ask, operations = OPERATIONS[name]
         methods = [self._method(rpc, operation, ask) for rpc, operation in operations.items()]
         head = f"class {name}:"
-        self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *methods])
+        message, fields = READ.get(name, ("", ()))
+        read = [self._property(self._types[PACKAGE + message], field) for field in fields]
+        self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *read, *methods])
+
+    def _property(self, kind: Type, name: str) -> str:
+        made = next(each for each in self._fields(kind) if each.name == name)
+        head = f"    @property\n    def {name}(self) -> {made.type}:"
+        return f"{head}\n{docstring(made.comment, 8)}\n        return self.info.{name}"
 
     def _method(self, rpc: str, operation: Operation, ask: str) -> str:
         proto, comment = self._methods_of_contract[rpc]

@@ -35,11 +35,31 @@ T = TypeVar("T")
 
 
 class ContextCalls:
-    """Operations on a context that are one call each."""
+    """Operations on a context that are one call each, and its counters as of the last answer."""
+
+    @property
+    @abstractmethod
+    def info(self) -> ContextInfo:
+        """All that was told of it."""
 
     @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed."""
+        return self.info.seq_len
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed yet: deferred fills and the last sampled token."""
+        return self.info.buffered_tokens
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
 
     @operation
     async def fill(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
@@ -288,6 +288,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         generator, "OPERATIONS", {"RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls)}
     )
+    monkeypatch.setattr(generator, "READ", {"RadioCalls": ("Station", ("name", "until"))})
     of_engine = {
         "Tune": ("tune", ("name", "band")),
         "Tell": ("tell", ("loud", "Evening")),
@@ -450,6 +451,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
+    assert inspect.getdoc(radio.name) == "What it is called."
+    assert get_type_hints(radio.until.fget, {"datetime": datetime})["return"] == datetime | None
 
     class Link:
         async def call(self, *told: object, **fields: object) -> tuple[str, ...]:
@@ -461,6 +464,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     asked: list[Any] = []
     own = radio()
     own._link = Link()
+    own.info = SimpleNamespace(name="here")
+    assert own.name == "here"
     assert own.tell("a", second=2, timeout_s=1.5) == ["heard"]
     assert own.close() is None
     pair = {"first": "a", "second": 2}
