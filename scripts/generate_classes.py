@@ -156,7 +156,20 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "ClearCache": Operation("clear_cache"),
         },
     ),
+    "OpenCalls": (
+        """Operations that make a context of a snapshot by one call each.""",
+        '''
+    @abstractmethod
+    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
+        """Call a method that opens a context; the context, which tells where its KV came from."""''',
+        "self._opened",
+        {
+            "Open": Operation("open", "name", "OpenOptions"),
+            "Take": Operation("take", "name", "OpenOptions"),
+        },
+    ),
 }
+MADE = ("OpenCalls",)  # classes of operations that return what the client makes of an answer
 READ = {  # by class of operations: the message whose fields can be read there, and which of them
     "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size")),
 }
@@ -206,7 +219,7 @@ IMPORTS = {  # and what shows that they are needed
     "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
-    "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
+    "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar|Unpack",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
@@ -477,8 +490,8 @@ class Operations(Options, Requests):
 
     def add_class(self, name: str) -> None:
         doc, needed, ask, operations = OPERATIONS[name]
-        methods = [self._method(rpc, operation, ask) for rpc, operation in operations.items()]
-        head = f"class {name}:"
+        methods = [self._method(rpc, operation, ask, name in MADE) for rpc, operation in operations.items()]
+        head = f"class {name}{'(Generic[T])' if name in MADE else ''}:"
         message, fields = READ.get(name, ("", ()))
         read = [self._property(self._types[PACKAGE + message], field) for field in fields]
         self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *read, *methods])
@@ -488,7 +501,7 @@ class Operations(Options, Requests):
         head = f"    @property\n    def {name}(self) -> {made.type}:"
         return f"{head}\n{docstring(made.comment, 8)}\n        return self.info.{name}"
 
-    def _method(self, rpc: str, operation: Operation, ask: str) -> str:
+    def _method(self, rpc: str, operation: Operation, ask: str, is_made: bool) -> str:
         proto, comment = self._methods_of_contract[rpc]
         kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
         chosen = self._chosen(options)
@@ -507,6 +520,8 @@ class Operations(Options, Requests):
         settings = f"requests.content({by_place}, options)" if is_content else settings
         fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
         told, answer = self._told(proto.output_type, ask, rpc, fields)
+        if is_made:
+            told, answer = "T", wrapped(f"        return await {ask}(", [f'"{rpc}"', "timeout_s", *fields], ")")
         if operation.is_listing:  # the items as they are, not a list of them
             told = told.replace("list", "AsyncIterator")
             answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.client import requests
 from jaxctx.client.drive import listing, operation
@@ -24,10 +24,11 @@ from jaxctx.v1.answers import (
     RenderedChat,
     Snapshot,
 )
-from jaxctx.v1.options import Content, KeepOptions, Output, SaveOptions, UpdateOptions
+from jaxctx.v1.options import Content, KeepOptions, OpenOptions, Output, SaveOptions, UpdateOptions
 
 __all__ = [
     "ContextCalls",
+    "OpenCalls",
     "ServerCalls",
 ]
 
@@ -398,3 +399,34 @@ class ServerCalls:
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached page that no context holds, and tell how many."""
         return await self._link.ask("ClearCache", timeout_s, int)
+
+
+class OpenCalls(Generic[T]):
+    """Operations that make a context of a snapshot by one call each."""
+
+    @abstractmethod
+    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
+        """Call a method that opens a context; the context, which tells where its KV came from."""
+
+    @operation
+    async def open(
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
+    ) -> T:
+        """A new context from a snapshot.
+
+        Opening twice gives two that are independent.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return await self._opened("Open", timeout_s, name=name, version=version, **fields)
+
+    @operation
+    async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> T:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return await self._opened("Take", timeout_s, name=name, **fields)

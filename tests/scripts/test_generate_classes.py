@@ -285,9 +285,13 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "Play": generator.Operation("play", "text", generator.CONTENT),
         "Close": generator.Operation("close", "name"),
     }
-    monkeypatch.setattr(
-        generator, "OPERATIONS", {"RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls)}
-    )
+    made_by = {"Retune": generator.Operation("retune", "name")}
+    operations = {
+        "RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls),
+        "SetCalls": ("Of what makes radios.", "    _made: Any", "self._made", made_by),
+    }
+    monkeypatch.setattr(generator, "OPERATIONS", operations)
+    monkeypatch.setattr(generator, "MADE", ("SetCalls",))
     monkeypatch.setattr(generator, "READ", {"RadioCalls": ("Station", ("name", "until"))})
     of_engine = {
         "Tune": ("tune", ("name", "band")),
@@ -475,6 +479,20 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert asked[2][:2] == ("Play", None)
     sent = {name: value for name, value in asked[2][3].items() if value}
     assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
+
+
+def test_operations_that_make_something(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
+    calls = load("radio_operations", made / "operations.py").SetCalls
+
+    class Set(calls):  # type: ignore[misc, valid-type]
+        async def _made(self, method: str, timeout_s: float | None, /, **fields: object) -> object:
+            return method, timeout_s, fields
+
+    assert inspect.signature(calls.retune).return_annotation == "T"
+    made_of = {"name": "a", "others": (), "loudness": 2.0}
+    assert Set().retune("a", loudness=2.0, timeout_s=1.5) == ("Retune", 1.5, made_of)
 
 
 def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
