@@ -76,7 +76,9 @@ REQUESTS = {  # by class: the message whose fields they are, and those that whoe
     "Changes": ("UpdateSnapshotRequest", ("name", "version")),
     "SubmitCallRequest": ("SubmitCallRequest", ("session_id",)),
 }
+CONTENT = "Content"  # of the options: what these fields are is given by place if it is a text
 OPTIONS = {  # by class: the message whose fields they are, and those that a caller gives in another way
+    CONTENT: ("FillRequest", ("context_id", "text", "defer")),
     "SamplingOptions": ("Sampling", ()),
     "GenerateOptions": ("GenerateRequest", ("context_id", "n")),
     "NewOptions": ("CreateContextRequest", ()),
@@ -94,23 +96,24 @@ STORED = {  # by class: the message whose fields they are, and those that whoeve
 }
 
 
-CONTENT = "Content"  # the client's class of what these fields are, beside a text that is given by place
-CONTENT_FIELDS = ("tokens", "messages", "add_special_tokens")
-
-
 class Operation(NamedTuple):
     """A method of a client that calls one of the contract's."""
 
     name: str
     by_place: str = ""  # the field whose argument is given by place
-    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword, or CONTENT
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
 OPERATIONS = {  # by class: what it says of itself, what its methods need, how they ask, and they by those they call
     "ContextCalls": (
-        """Operations on a context that are one call each.""",
+        """Operations on a context that are one call each, and its counters as of the last answer.""",
         '''
+    @property
+    @abstractmethod
+    def info(self) -> ContextInfo:
+        """All that was told of it."""
+
     @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""''',
@@ -153,6 +156,22 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "ClearCache": Operation("clear_cache"),
         },
     ),
+    "OpenCalls": (
+        """Operations that make a context of a snapshot by one call each.""",
+        '''
+    @abstractmethod
+    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
+        """Call a method that opens a context; the context, which tells where its KV came from."""''',
+        "self._opened",
+        {
+            "Open": Operation("open", "name", "OpenOptions"),
+            "Take": Operation("take", "name", "OpenOptions"),
+        },
+    ),
+}
+MADE = ("OpenCalls",)  # classes of operations that return what the client makes of an answer
+READ = {  # by class of operations: the message whose fields can be read there, and which of them
+    "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size")),
 }
 ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its methods and what they take of requests
     "ProgramCalls": (
@@ -210,7 +229,7 @@ IMPORTS = {  # and what shows that they are needed
     "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
-    "from typing import ": r"(?<=: )Any\b|TypedDict|TypeVar|Unpack",
+    "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar|Unpack",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
@@ -308,26 +327,6 @@ class Classes:
             for each in fields:
                 self._value(each)
 
-    def add_options(self, name: str) -> None:
-        message, others = OPTIONS[name]
-        kind, classes = self._types[PACKAGE + message], {PACKAGE + of: name for name, (of, _) in OPTIONS.items()}
-        bases = [classes[each.type_name] for each in kind.proto.field if each.type_name in classes]
-        fields = [each for each in self._flat(kind, classes) if each.name not in others]
-        members = [member(f"{each.name}: {each.type.removesuffix(' | None')} | None", each.comment) for each in fields]
-        self._write(name, f"class {name}({', '.join(bases or ['TypedDict'])}, total=False):", kind, members)
-
-    def _flat(self, kind: Type, others: Iterable[str] = ()) -> Iterator[Field]:
-        """The fields of a message, with those of each message in it in its place; but not of these others."""
-        for index, field in enumerate(kind.proto.field):
-            inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
-            if field.type_name in KNOWN:
-                yield Field(SECONDS[field.name], "float", comment)
-            elif inner is None or inner.is_enum or inner.is_map:
-                yield self._field(kind, index)
-            elif inner.name not in others:
-                first, *more = self._flat(inner)
-                yield from (first._replace(comment=comment), *more)
-
     def _name(self, full_name: str) -> str:
         """The name of the class of a message or an enum."""
         if full_name not in self.names:
@@ -422,6 +421,36 @@ class Classes:
         return field.type_name in self._types and self._types[field.type_name].is_map
 
 
+class Options(Classes):
+    """What may be chosen by keyword, flat: fields of a message in another are beside the other's."""
+
+    def add(self, name: str) -> None:
+        message, others = OPTIONS[name]
+        kind, classes = self._types[PACKAGE + message], {PACKAGE + of: name for name, (of, _) in OPTIONS.items()}
+        bases = [classes[each.type_name] for each in kind.proto.field if each.type_name in classes]
+        fields = [each for each in self._flat(kind, classes) if each.name not in others]
+        members = [member(f"{each.name}: {each.type.removesuffix(' | None')} | None", each.comment) for each in fields]
+        self._write(name, f"class {name}({', '.join(bases or ['TypedDict'])}, total=False):", kind, members)
+
+    def _flat(self, kind: Type, others: Iterable[str] = ()) -> Iterator[Field]:
+        """The fields of a message, with those of each message in it in its place; but not of these others."""
+        for index, field in enumerate(kind.proto.field):
+            inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
+            if field.type_name in KNOWN:
+                yield Field(SECONDS[field.name], "float", comment)
+            elif inner is None or inner.is_enum or field.label == FieldDescriptorProto.LABEL_REPEATED:
+                yield self._field(kind, index)
+            elif inner.name not in others:
+                first, *more = self._flat(inner)
+                yield from (first._replace(name=field.name if inner.only else first.name, comment=comment), *more)
+
+    def _value(self, field: FieldDescriptorProto) -> str:
+        kind = self._types.get(field.type_name)
+        if kind is not None and kind.is_pair and not kind.is_map and kind.name not in (*KNOWN, *self.names):
+            return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
+        return super()._value(field)
+
+
 class Fields(Classes):
     """Classes to extend. Which of those are equal is told there."""
 
@@ -461,7 +490,7 @@ class Requests(Classes):
         return made._replace(default=made.default or EMPTY.get(made.type, empty))
 
 
-class Operations(Requests):
+class Operations(Options, Requests):
     """What clients do. Classes of answers and of options are used, not written."""
 
     def __init__(self, types: Mapping[str, Type], rules: Rules, answers: Classes, files: FileDescriptorSet) -> None:
@@ -471,11 +500,18 @@ class Operations(Requests):
 
     def add_class(self, name: str) -> None:
         doc, needed, ask, operations = OPERATIONS[name]
-        methods = [self._method(rpc, operation, ask) for rpc, operation in operations.items()]
-        head = f"class {name}:"
-        self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *methods])
+        methods = [self._method(rpc, operation, ask, name in MADE) for rpc, operation in operations.items()]
+        head = f"class {name}{'(Generic[T])' if name in MADE else ''}:"
+        message, fields = READ.get(name, ("", ()))
+        read = [self._property(self._types[PACKAGE + message], field) for field in fields]
+        self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *read, *methods])
 
-    def _method(self, rpc: str, operation: Operation, ask: str) -> str:
+    def _property(self, kind: Type, name: str) -> str:
+        made = next(each for each in self._fields(kind) if each.name == name)
+        head = f"    @property\n    def {name}(self) -> {made.type}:"
+        return f"{head}\n{docstring(made.comment, 8)}\n        return self.info.{name}"
+
+    def _method(self, rpc: str, operation: Operation, ask: str, is_made: bool) -> str:
         proto, comment = self._methods_of_contract[rpc]
         kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
         chosen = self._chosen(options)
@@ -494,6 +530,8 @@ class Operations(Requests):
         settings = f"requests.content({by_place}, options)" if is_content else settings
         fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
         told, answer = self._told(proto.output_type, ask, rpc, fields)
+        if is_made:
+            told, answer = "T", wrapped(f"        return await {ask}(", [f'"{rpc}"', "timeout_s", *fields], ")")
         if operation.is_listing:  # the items as they are, not a list of them
             told = told.replace("list", "AsyncIterator")
             answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
@@ -517,8 +555,6 @@ class Operations(Requests):
         """The names of the contract's fields that these options are."""
         if not options:
             return []
-        if options == CONTENT:
-            return [*CONTENT_FIELDS]
         message, others = OPTIONS[options]
         return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
 
@@ -533,12 +569,6 @@ class Operations(Requests):
             is_one_of = each.HasField("oneof_index") and not each.proto3_optional
             may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
             yield made if may_lack else made._replace(default="")
-
-    def _value(self, field: FieldDescriptorProto) -> str:
-        kind = self._types.get(field.type_name)
-        if kind is not None and kind.is_pair and kind.name not in self.names:
-            return f"dict[str, {' | '.join(dict.fromkeys(map(self._value, kind.proto.field)))}]"
-        return super()._value(field)
 
     def _value_of(self, field: FieldDescriptorProto) -> str:
         """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
@@ -793,14 +823,14 @@ def rules_of(files: FileDescriptorSet) -> Rules:
 def main(descriptors: str, folder: str) -> None:
     files = FileDescriptorSet.FromString(Path(descriptors).read_bytes())
     types, rules = types_of(files), rules_of(files)
-    answers, options = Classes(types, rules), Classes(types, rules)
+    answers, options = Classes(types, rules), Options(types, rules)
     for method in methods_of(files):
         answers.add_told(method.proto.output_type)
     requests = Requests(types, rules, answers)
     for name, (message, others) in REQUESTS.items():
         requests.add(name, message, others)
     for name in OPTIONS:
-        options.add_options(name)
+        options.add(name)
     stored = Fields(types, rules)
     for name, (message, others) in STORED.items():
         stored.add(name, message, others)
@@ -818,10 +848,9 @@ def main(descriptors: str, folder: str) -> None:
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
-        "from jaxctx.client.options import ": rf"(?<=Unpack\[){CONTENT}",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
-        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)(?!{CONTENT})\w+|(?<=: Sequence\[)(?:{lists})\b",
+        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)\w+|(?<=: Sequence\[)(?:{lists})\b",
     }
     calls = EngineCalls(types, rules, answers, files)
     of_calls = {

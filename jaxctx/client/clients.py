@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
@@ -14,16 +14,16 @@ from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
-from jaxctx.client.options import Content, CreateOptions, OpenOptions
+from jaxctx.client.options import Content, CreateOptions
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1.operations import ServerCalls
+from jaxctx.v1.operations import OpenCalls, ServerCalls
 
 Context = TypeVar("Context", bound=ContextOperations[Any, Any])
 
 
-class ClientOperations(ServerCalls, Generic[Context]):
+class ClientOperations(ServerCalls, OpenCalls[Context]):
     """Every operation on a server, as programs for either client. Those that are one call each are generated."""
 
     _transport: Any  # `grpc` or `grpc.aio`
@@ -42,7 +42,7 @@ class ClientOperations(ServerCalls, Generic[Context]):
     def _made(self, info: ContextInfo) -> Context:
         return self._context_class(self._link, info.context_id, info)
 
-    async def _opened(self, method: str, timeout_s: float | None, **fields: Any) -> Context:
+    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> Context:
         opened = await self._link.ask(method, timeout_s, FillResult, **fields)
         context = self._made(opened.context)
         context.opened = opened
@@ -93,19 +93,6 @@ class ClientOperations(ServerCalls, Generic[Context]):
                 yield decode(response, ContextEvent)
         finally:
             call.cancel()
-
-    @operation
-    async def open(
-        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
-    ) -> Context:
-        """A new context from a snapshot; its `opened` tells where its KV came from. Options: OpenRequest."""
-        settings = requests.settings(options, OpenOptions)
-        return await self._opened("Open", timeout_s, name=name, version=version, **settings)
-
-    @operation
-    async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> Context:
-        """As `open` of the latest version, and the snapshot is no more: of two that take it one gets NotFound."""
-        return await self._opened("Take", timeout_s, name=name, **requests.settings(options, OpenOptions))
 
     @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:

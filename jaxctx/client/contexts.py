@@ -38,7 +38,7 @@ SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 class ContextOperations(ContextCalls, Generic[Context, Stream]):
     """A context's id, its counters as of the last answer, and every operation on it, as programs for either client.
 
-    Those that are one call each are generated. `Context` is that client's class.
+    Those that are one call each are generated, and so are the counters. `Context` is that client's class.
     """
 
     _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
@@ -57,21 +57,6 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         if self._info is None:
             raise RuntimeError(f"the counters of {self.id} come with the last piece of its output, or by refresh()")
         return self._info
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens whose KV is computed, as of the last answer."""
-        return self.info.seq_len
-
-    @property
-    def buffered_tokens(self) -> int:
-        """Tokens known but not computed, as of the last answer."""
-        return self.info.buffered_tokens
-
-    @property
-    def page_size(self) -> int:
-        """Tokens per page."""
-        return self.info.page_size
 
     def learn(self, info: ContextInfo) -> ContextInfo:
         """Take newer counters."""

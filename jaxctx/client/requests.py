@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import Content, GenerateOptions, Output, Ranges, SamplingOptions
+from jaxctx.client.options import Content, GenerateOptions, Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 
@@ -110,7 +110,7 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateReque
     return make(GenerateRequest, context_id=context_id, n=n, sampling=drawn, **fields)
 
 
-def masks(of_tokens: Sequence[Ranges]) -> list[dict[str, Any]]:
+def masks(of_tokens: Sequence[Sequence[tuple[int, int]]]) -> list[dict[str, Any]]:
     """The field of this name of ForwardRequest."""
     made = []
     for place, ranges in enumerate(of_tokens):

@@ -6,7 +6,7 @@ silently compute something else is worse than one that does not load.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +95,7 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
         ffn_bias=read.flag("mlp_bias") if family == "llama" else False,
         qk_norm=family == "qwen3",
         tied=read.flag("tie_word_embeddings"),
-        dtype=_dtype(read),
+        dtype=read.one_of(DTYPES, "dtype", "torch_dtype"),
         bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
         eos_token_ids=read.token_ids("eos_token_id"),
     )
@@ -155,11 +155,19 @@ class Reader:
             self.refuse(key, f"must be a token id or a list of them, not {value!r}")
         return tuple(ids)
 
-    def inner(self, key: str) -> "Reader | None":
-        value = self.get(key)
-        if value is not None and not isinstance(value, Mapping):
+    def inner(self, key: str) -> "Reader":
+        """The object there, empty if there is none."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
             self.refuse(key, f"must be an object, not {value!r}")
-        return None if value is None else Reader(value, self.file, f"{key}.")
+        return Reader(value, self.file, f"{key}.")
+
+    def one_of(self, supported: Sequence[Any], *keys: str) -> Any:
+        """The value of the first of these keys that is there, else the first that is supported."""
+        value = next((self.raw[key] for key in keys if self.get(key) is not None), supported[0])
+        if value not in supported:
+            self.refuse(keys[0], f"{value!r} is not supported; supported are {', '.join(map(str, supported))}")
+        return value
 
     def _wanted(self, key: str, default: float | None) -> Any:
         value = self.get(key, default)
@@ -180,10 +188,8 @@ def _architecture(read: Reader) -> str:
 def _refuse_unsupported(read: Reader) -> None:
     if read.get("quantization_config") is not None:
         read.refuse("quantization_config", "quantised checkpoints are not supported")
-    if read.raw.get("hidden_act", "silu") != "silu":
-        read.refuse("hidden_act", f"{read.raw['hidden_act']!r} is not supported; supported is 'silu'")
-    if read.get("partial_rotary_factor", 1.0) != 1:
-        read.refuse("partial_rotary_factor", "partial RoPE is not supported")
+    read.one_of(["silu"], "hidden_act")
+    read.one_of([1.0], "partial_rotary_factor")
     layer_types = read.raw.get("layer_types") or []
     if not isinstance(layer_types, list):
         read.refuse("layer_types", f"must be a list, not {layer_types!r}")
@@ -210,31 +216,19 @@ def _window(read: Reader, family: str) -> int | None:
 def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
     new = read.inner("rope_parameters")
-    scaling = new or read.inner("rope_scaling")
-    theta = (new if new is not None and new.get("rope_theta") is not None else read).number("rope_theta", 10000.0)
-    if scaling is None:
-        return theta, None
-    kind = scaling.raw.get("rope_type", scaling.raw.get("type", "default"))
-    if scaling.get("partial_rotary_factor", 1.0) != 1:
-        scaling.refuse("partial_rotary_factor", "partial RoPE is not supported")
+    scaling = new if new.raw else read.inner("rope_scaling")
+    theta = (read if new.get("rope_theta") is None else new).number("rope_theta", 10000.0)
+    scaling.one_of([1.0], "partial_rotary_factor")
+    kind = scaling.one_of(["default", "linear", "llama3"], "rope_type", "type")
     if kind == "default":
         if unknown := [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]:
             scaling.refuse(unknown[0], "RoPE per layer type is not supported")
         return theta, None
     if kind == "linear":
         return theta, RopeScaling(kind, scaling.number("factor"))
-    if kind != "llama3":
-        scaling.refuse("rope_type", f"{kind!r} is not supported; supported are default, linear and llama3")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if low >= high:
         scaling.refuse("low_freq_factor", "must be less than high_freq_factor")
     original = read if scaling.get("original_max_position_embeddings") is None else scaling
     positions = original.size("original_max_position_embeddings")
     return theta, RopeScaling(kind, scaling.number("factor"), low, high, positions)
-
-
-def _dtype(read: Reader) -> str:
-    name = read.raw.get("dtype") or read.raw.get("torch_dtype") or "float32"
-    if name not in DTYPES:
-        read.refuse("dtype", f"{name!r} is not supported; supported are {', '.join(DTYPES)}")
-    return str(name)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.client import requests
 from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content
 from jaxctx.codec import decode
 from jaxctx.v1.answers import (
     ContextInfo,
@@ -25,10 +24,11 @@ from jaxctx.v1.answers import (
     RenderedChat,
     Snapshot,
 )
-from jaxctx.v1.options import KeepOptions, Output, SaveOptions, UpdateOptions
+from jaxctx.v1.options import Content, KeepOptions, OpenOptions, Output, SaveOptions, UpdateOptions
 
 __all__ = [
     "ContextCalls",
+    "OpenCalls",
     "ServerCalls",
 ]
 
@@ -36,11 +36,31 @@ T = TypeVar("T")
 
 
 class ContextCalls:
-    """Operations on a context that are one call each."""
+    """Operations on a context that are one call each, and its counters as of the last answer."""
+
+    @property
+    @abstractmethod
+    def info(self) -> ContextInfo:
+        """All that was told of it."""
 
     @abstractmethod
     async def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """Call a method that writes to this context; what comes, as an answer of this class."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed."""
+        return self.info.seq_len
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed yet: deferred fills and the last sampled token."""
+        return self.info.buffered_tokens
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
 
     @operation
     async def fill(
@@ -379,3 +399,34 @@ class ServerCalls:
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached page that no context holds, and tell how many."""
         return await self._link.ask("ClearCache", timeout_s, int)
+
+
+class OpenCalls(Generic[T]):
+    """Operations that make a context of a snapshot by one call each."""
+
+    @abstractmethod
+    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
+        """Call a method that opens a context; the context, which tells where its KV came from."""
+
+    @operation
+    async def open(
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
+    ) -> T:
+        """A new context from a snapshot.
+
+        Opening twice gives two that are independent.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return await self._opened("Open", timeout_s, name=name, version=version, **fields)
+
+    @operation
+    async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> T:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return await self._opened("Take", timeout_s, name=name, **fields)

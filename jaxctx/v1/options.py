@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 __all__ = [
+    "Content",
     "GenerateOptions",
     "KeepOptions",
     "NewOptions",
@@ -17,6 +18,19 @@ __all__ = [
     "SaveOptions",
     "UpdateOptions",
 ]
+
+
+class Content(TypedDict, total=False):
+    """Asks to append to a context."""
+
+    tokens: Sequence[int] | None  # token ids as they stand
+    # Messages, written by the model's chat template; in a context that has tokens, as the next turns.
+    messages: Sequence[dict[str, str]] | None
+    # Whether to end with what opens an answer of the assistant. Unset: exactly if the last role is "user" or "tool".
+    add_generation_prompt: bool | None
+    # Whether the tokenizer adds its special tokens (beginning of sequence) to `text`. Unset: if the context is
+    # empty.
+    add_special_tokens: bool | None
 
 
 class SamplingOptions(TypedDict, total=False):

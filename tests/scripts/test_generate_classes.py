@@ -271,7 +271,8 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     included = Path(protoc.__file__).parent / "_proto"
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
-    monkeypatch.setattr(generator, "OPTIONS", {"TuneOptions": ("TuneRequest", ("name",))})
+    options = {"TuneOptions": ("TuneRequest", ("name",)), "Content": ("PlayRequest", ("text", "loop", "outputs"))}
+    monkeypatch.setattr(generator, "OPTIONS", options)
     monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "STORED", {"StationFields": ("Station", ("since", "until", "seconds"))})
@@ -285,9 +286,14 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "Play": generator.Operation("play", "text", generator.CONTENT),
         "Close": generator.Operation("close", "name"),
     }
-    monkeypatch.setattr(
-        generator, "OPERATIONS", {"RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls)}
-    )
+    made_by = {"Retune": generator.Operation("retune", "name")}
+    operations = {
+        "RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls),
+        "SetCalls": ("Of what makes radios.", "    _made: Any", "self._made", made_by),
+    }
+    monkeypatch.setattr(generator, "OPERATIONS", operations)
+    monkeypatch.setattr(generator, "MADE", ("SetCalls",))
+    monkeypatch.setattr(generator, "READ", {"RadioCalls": ("Station", ("name", "until"))})
     of_engine = {
         "Tune": ("tune", ("name", "band")),
         "Tell": ("tell", ("loud", "Evening")),
@@ -391,8 +397,9 @@ def test_fields_that_are_extended(made: Path) -> None:
 
 
 def test_options(made: Path) -> None:
-    options = load("radio_options", made / "options.py").TuneOptions
-    assert [*options.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    options = load("radio_options", made / "options.py")
+    assert [*options.TuneOptions.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    assert [*options.Content.__annotations__] == ["tokens", "messages", "add_special_tokens"]
     assert (
         "loudness: float | None  # how loud\n    distance: int | None  # in meters\n"
         in (made / "options.py").read_text()
@@ -452,6 +459,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
+    assert inspect.getdoc(radio.name) == "What it is called."
+    assert get_type_hints(radio.until.fget, {"datetime": datetime})["return"] == datetime | None
 
     class Link:
         async def call(self, *told: object, **fields: object) -> tuple[str, ...]:
@@ -463,6 +472,8 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     asked: list[Any] = []
     own = radio()
     own._link = Link()
+    own.info = SimpleNamespace(name="here")
+    assert own.name == "here"
     assert own.tell("a", second=2, timeout_s=1.5) == ["heard"]
     assert own.close() is None
     pair = {"first": "a", "second": 2}
@@ -472,6 +483,20 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     assert asked[2][:2] == ("Play", None)
     sent = {name: value for name, value in asked[2][3].items() if value}
     assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
+
+
+def test_operations_that_make_something(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
+    calls = load("radio_operations", made / "operations.py").SetCalls
+
+    class Set(calls):  # type: ignore[misc, valid-type]
+        async def _made(self, method: str, timeout_s: float | None, /, **fields: object) -> object:
+            return method, timeout_s, fields
+
+    assert inspect.signature(calls.retune).return_annotation == "T"
+    made_of = {"name": "a", "others": (), "loudness": 2.0}
+    assert Set().retune("a", loudness=2.0, timeout_s=1.5) == ("Retune", 1.5, made_of)
 
 
 def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
