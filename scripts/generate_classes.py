@@ -86,6 +86,7 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     "UpdateOptions": ("UpdateContextRequest", ("context_id",)),
     "SaveOptions": ("SaveRequest", ("context_id", "name")),
     "KeepOptions": ("PublishRequest", ("context_id",)),
+    "CallOutputOptions": ("CallOutput", ()),
 }
 STORED = {  # by class: the message whose fields they are, and those that whoever extends it has in another way
     "VersionFields": ("StoredVersion", ("expires_at", "ttl_s", "sliding")),
@@ -168,6 +169,25 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "Take": Operation("take", "name", "OpenOptions"),
         },
     ),
+    "SessionCalls": (
+        """Operations on a session that are one call each.""",
+        "    _link: Link",
+        "self._link.ask",
+        {
+            "GetSession": Operation("info"),
+            "CancelCall": Operation("cancel", "call_id"),
+            "GetGraph": Operation("graph"),
+        },
+    ),
+    "VariableCalls": (
+        """Operations on a variable that are one call each.""",
+        "    _link: Link",
+        "self._link.ask",
+        {
+            "GetVariable": Operation("look"),
+            "SetVariable": Operation("set", "text"),
+        },
+    ),
 }
 MADE = ("OpenCalls",)  # classes of operations that return what the client makes of an answer
 READ = {  # by class of operations: the message whose fields can be read there, and which of them
@@ -214,7 +234,7 @@ REMOTE_CALLS = {  # by protocol: the class that asks an engine in another proces
         """Call a method with these fields and those of `request`; its response."""''',
     ),
 }
-GIVEN = ("context_id", "limit", "page_token")  # fields of requests that are no arguments of these
+GIVEN = ("context_id", "session_id", "variable_id", "limit", "page_token")  # fields that are no arguments of these
 ERRORS = {each.name: each.name.title().replace("_", "") for each in grpc.StatusCode}  # as the client calls them
 LISTED = {"Output": "PassOutput"}  # options that come in lists: by dataclass the message, in which messages are options
 SECONDS = {"duration": "ttl_s", "pin_for": "pin_s"}  # what durations are called there
@@ -560,7 +580,7 @@ class Operations(Options, Requests):
 
     def _arguments(self, kind: Type, field: FieldDescriptorProto, by_place: str) -> Iterator[Field]:
         """One for a field, or for each field of the message that it is."""
-        inner = None if field.label == FieldDescriptorProto.LABEL_REPEATED else self._types.get(field.type_name)
+        inner = None if field.label == FieldDescriptorProto.LABEL_REPEATED else self._message(field)
         for index, each in enumerate(inner.proto.field if inner else [field]):
             place = index if inner else [*kind.proto.field].index(field)
             made = self._field(inner or kind, place)
@@ -570,9 +590,13 @@ class Operations(Options, Requests):
             may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
             yield made if may_lack else made._replace(default="")
 
+    def _message(self, field: FieldDescriptorProto) -> Type | None:
+        kind = self._types.get(field.type_name)
+        return None if kind is None or kind.is_enum else kind
+
     def _value_of(self, field: FieldDescriptorProto) -> str:
         """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
-        inner = self._types.get(field.type_name)
+        inner = self._message(field)
         if inner is None:
             return field.name
         if field.label == FieldDescriptorProto.LABEL_REPEATED:
@@ -826,6 +850,7 @@ def main(descriptors: str, folder: str) -> None:
     answers, options = Classes(types, rules), Options(types, rules)
     for method in methods_of(files):
         answers.add_told(method.proto.output_type)
+    options.names |= answers.names
     requests = Requests(types, rules, answers)
     for name, (message, others) in REQUESTS.items():
         requests.add(name, message, others)
@@ -842,14 +867,15 @@ def main(descriptors: str, folder: str) -> None:
     for name in OPERATIONS:
         operations.add_class(name)
     own = {each: name for each, name in requests.names.items() if each not in answers.names}
-    known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{'|'.join(answers.written)})\b"}
+    kinds = "|".join(answers.written)
+    known = {"\nfrom jaxctx.v1.answers import ": rf"(?<=[:|] )\b(?:{kinds})\b"}
     lists = "|".join(LISTED) or None
     used = {
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
         "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
         "from jaxctx.codec import ": r"decode(?=\()",
-        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[))(?:{'|'.join(answers.written)})\b",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[)|(?<=: ))(?:{kinds})\b",
         "from jaxctx.v1.options import ": rf"(?<=Unpack\[)\w+|(?<=: Sequence\[)(?:{lists})\b",
     }
     calls = EngineCalls(types, rules, answers, files)
@@ -857,7 +883,7 @@ def main(descriptors: str, folder: str) -> None:
         "from typing import ": r"(?<=[( ])Protocol(?=\))|(?<=: )Any",
         "\nfrom jaxctx.caller import ": r"(?<=: )Caller",
         "from jaxctx.codec import ": r"decode(?=\()",
-        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{'|'.join(answers.written)})\b",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{kinds})\b",
         "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
     }
     raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
@@ -872,7 +898,7 @@ def main(descriptors: str, folder: str) -> None:
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),
         "requests.py": module(asked, requests.written, own, known),
-        "options.py": module(chosen, options.written | listed.written),
+        "options.py": module(chosen, options.written | listed.written, {}, known),
         "stored.py": module(kept, stored.written),
         "operations.py": module(done, operations.written, {}, used, future, variable),
         "engine_calls.py": module(engine, calls.written, {}, of_calls, future),

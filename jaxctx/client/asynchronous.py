@@ -9,6 +9,7 @@ import grpc.aio
 from jaxctx.client.clients import ClientOperations
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import Asynchronous
+from jaxctx.client.sessions import SessionOperations, VariableOperations
 from jaxctx.client.streams import Piece, Pieces
 
 
@@ -28,8 +29,19 @@ class Context(ContextOperations["Context", Stream], Asynchronous):
     _stream = Stream
 
 
-class Client(ClientOperations[Context], Asynchronous):
+class Variable(VariableOperations, Asynchronous):
+    """As `jaxctx.Variable`, with `await`."""
+
+
+class Session(SessionOperations[Variable], Asynchronous):
+    """As `jaxctx.Session`, with `await` and `async with`."""
+
+    _variable_class = Variable
+
+
+class Client(ClientOperations[Context, Session], Asynchronous):
     """As `jaxctx.Client`, with `await` and `async with`. To be made where an event loop runs."""
 
     _transport = grpc.aio
     _context_class = Context
+    _session_class = Session

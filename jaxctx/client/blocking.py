@@ -9,6 +9,7 @@ import grpc
 from jaxctx.client.clients import ClientOperations
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import Blocking, run
+from jaxctx.client.sessions import SessionOperations, VariableOperations
 from jaxctx.client.streams import Piece, Pieces
 
 
@@ -36,7 +37,21 @@ class Context(ContextOperations["Context", Stream], Blocking):
     _stream = Stream
 
 
-class Client(ClientOperations[Context], Blocking):
+class Variable(VariableOperations, Blocking):
+    """A text of a session that is set once. Made by its session's methods."""
+
+
+class Session(SessionOperations[Variable], Blocking):
+    """A namespace of variables on the server, and calls that set them. Made by `Client.create_session`.
+
+    Leaving its `with` block deletes it, and cancels what runs in it; otherwise it lives until it is not used for its
+    time to live.
+    """
+
+    _variable_class = Variable
+
+
+class Client(ClientOperations[Context, Session], Blocking):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
     `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
@@ -47,3 +62,4 @@ class Client(ClientOperations[Context], Blocking):
 
     _transport = grpc
     _context_class = Context
+    _session_class = Session

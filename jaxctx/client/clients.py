@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
-from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
 from jaxctx.client import requests
 from jaxctx.client.contexts import ContextOperations
 from jaxctx.client.drive import listing, operation, outcome
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions
+from jaxctx.client.sessions import SessionOperations
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
-from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.operations import OpenCalls, ServerCalls
 
 Context = TypeVar("Context", bound=ContextOperations[Any, Any])
+Session = TypeVar("Session", bound=SessionOperations[Any])
 
 
-class ClientOperations(ServerCalls, OpenCalls[Context]):
+class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session]):
     """Every operation on a server, as programs for either client. Those that are one call each are generated."""
 
     _transport: Any  # `grpc` or `grpc.aio`
     _context_class: Callable[..., Context]
+    _session_class: Callable[[Link, str], Session]
 
     def __init__(
         self,
@@ -87,12 +89,33 @@ class ClientOperations(ServerCalls, OpenCalls[Context]):
     @listing
     async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        call = self._link.begin("WatchContexts", pb.WatchContextsRequest(), timeout_s, endless=True)
-        try:
-            while (response := await self._link.read(call)) is not None:
-                yield decode(response, ContextEvent)
-        finally:
-            call.cancel()
+        async with contextlib.aclosing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
+            async for change in changes:
+                yield decode(change, ContextEvent)
+
+    @operation
+    async def create_session(
+        self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
+    ) -> Session:
+        """A new session: variables, and calls that set them. It lives `ttl_s` (None: an hour) without being used.
+
+        `session_id`, if given, must be new (AlreadyExists). Leaving its `with` block deletes it.
+        """
+        ttl = None if ttl_s is None else requests.duration("ttl", ttl_s)
+        made = await self._link.ask("CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=ttl)
+        return self._session_class(self._link, made.session_id)
+
+    @operation
+    async def session(self, session_id: str, *, timeout_s: float | None = None) -> Session:
+        """An existing session. NotFound if there is none of this id."""
+        found = await self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
+        return self._session_class(self._link, found.session_id)
+
+    @listing
+    async def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Session]:
+        """All sessions of the caller in the order of their ids, fetched `page` at a time."""
+        async for info in self._link.items("ListSessions", timeout_s, SessionInfo, limit=page):
+            yield self._session_class(self._link, info.session_id)
 
     @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -67,11 +68,18 @@ class Link:
         self.sleep: Callable[[float], Any] = time.sleep if self.is_blocking else asyncio.sleep
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
+        self._about: dict[str, str] = {}
         if credentials is None:
             self.channel = transport.insecure_channel(target, options=_OPTIONS)
         else:
             self.channel = transport.secure_channel(target, credentials, options=_OPTIONS)
         self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
+
+    def about(self, **fields: str) -> Link:
+        """The same channel, for requests that all have these fields."""
+        link = copy.copy(self)
+        link._about = self._about | fields
+        return link
 
     def begin(self, method: str, request: object, timeout_s: float | None, *, endless: bool = False) -> Any:
         """Begin a call with the client's key, and its deadline if the call has none of its own and is not `endless`."""
@@ -83,13 +91,15 @@ class Link:
 
         Raises the errors of `jaxctx.errors`.
         """
-        request = make(GetMessageClass(METHODS[method].input_type), **fields)
         try:
-            response = await outcome(self.begin(method, request, timeout_s))
+            response = await outcome(self.begin(method, self._request(method, fields), timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         told = response.DESCRIPTOR.fields
         return getattr(response, told[0].name) if len(told) == 1 else response
+
+    def _request(self, method: str, fields: dict[str, Any]) -> Message:
+        return make(GetMessageClass(METHODS[method].input_type), **self._about, **fields)
 
     async def read(self, call: Any) -> Any:
         """The next response of a streaming call; None after the last."""
@@ -97,6 +107,17 @@ class Link:
             return next(call, None) if self.is_blocking else await anext(aiter(call), None)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
+
+    async def stream(
+        self, method: str, timeout_s: float | None, /, *, endless: bool = False, **fields: Any
+    ) -> AsyncGenerator[Any, None]:
+        """The responses of a streaming call, of a request of these fields. Leaving the iteration cancels the rest."""
+        call = self.begin(method, self._request(method, fields), timeout_s, endless=endless)
+        try:
+            while (response := await self.read(call)) is not None:
+                yield response
+        finally:
+            call.cancel()
 
     async def ask(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
         """As `call`; what comes, as an answer of this class."""

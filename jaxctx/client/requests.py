@@ -101,13 +101,18 @@ def content(text: str | None, options: Content) -> dict[str, Any]:
 
 
 def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateRequest:
-    """Of ContextService.Generate. A single stop string may stand for itself."""
-    known(options, GenerateOptions)
+    """Of ContextService.Generate."""
+    return make(GenerateRequest, context_id=context_id, n=n, **said(options, GenerateOptions))
+
+
+def said(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Options of an output as fields, `sampling` of how tokens are drawn. A single stop string may stand for itself."""
+    known(options, kind)
     drawn = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in drawn}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    return make(GenerateRequest, context_id=context_id, n=n, sampling=drawn, **fields)
+    return {"sampling": drawn, **fields}
 
 
 def masks(of_tokens: Sequence[Sequence[tuple[int, int]]]) -> list[dict[str, Any]]:

@@ -15,14 +15,18 @@ from jaxctx.client.link import Link
 from jaxctx.codec import decode
 from jaxctx.v1.answers import (
     ContextInfo,
+    Criterion,
     Engine,
     FillResult,
     ForwardResult,
+    GraphTask,
     Model,
     PlanResult,
     Publication,
     RenderedChat,
+    SessionInfo,
     Snapshot,
+    VariableInfo,
 )
 from jaxctx.v1.options import Content, KeepOptions, OpenOptions, Output, SaveOptions, UpdateOptions
 
@@ -30,6 +34,8 @@ __all__ = [
     "ContextCalls",
     "OpenCalls",
     "ServerCalls",
+    "SessionCalls",
+    "VariableCalls",
 ]
 
 T = TypeVar("T")
@@ -430,3 +436,56 @@ class OpenCalls(Generic[T]):
         """
         fields = requests.settings(options, OpenOptions)
         return await self._opened("Take", timeout_s, name=name, **fields)
+
+
+class SessionCalls:
+    """Operations on a session that are one call each."""
+
+    _link: Link
+
+    @operation
+    async def info(self, *, timeout_s: float | None = None) -> SessionInfo:
+        """A session and how much there is in it. Begins its time to live again, as every call here does."""
+        return await self._link.ask("GetSession", timeout_s, SessionInfo)
+
+    @operation
+    async def cancel(self, call_id: str, *, timeout_s: float | None = None) -> None:
+        """Fail what has not ended of a call, and what needs it.
+
+        `call_id`: Which. An unknown one gives NotFound (CALL_NOT_FOUND).
+        """
+        await self._link.call("CancelCall", timeout_s, call_id=call_id)
+
+    @operation
+    async def graph(self, *, timeout_s: float | None = None) -> list[GraphTask]:
+        """What makes what, how far it is, on which engine, and why there."""
+        told = await self._link.call("GetGraph", timeout_s)
+        return [decode(each, GraphTask) for each in told]
+
+
+class VariableCalls:
+    """Operations on a variable that are one call each."""
+
+    _link: Link
+
+    @operation
+    async def look(
+        self, *, criterion: Criterion | None = None, wait: bool = False, timeout_s: float | None = None
+    ) -> VariableInfo:
+        """A variable as it is, or once it is set.
+
+        Asks for it if there is a criterion.
+
+        `criterion`: have it made, if it is not. None: only look.
+
+        `wait`: answer when it is set. If it fails the call fails as it did.
+        """
+        return await self._link.ask("GetVariable", timeout_s, VariableInfo, criterion=criterion, wait=wait)
+
+    @operation
+    async def set(self, text: str, *, timeout_s: float | None = None) -> VariableInfo:
+        """Set a variable: AlreadyExists if it is set, FailedPrecondition if a call makes it.
+
+        `text`: its text, for ever; up to 2 MiB.
+        """
+        return await self._link.ask("SetVariable", timeout_s, VariableInfo, text=text)

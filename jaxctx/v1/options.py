@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from jaxctx.v1.answers import Criterion
+
 __all__ = [
+    "CallOutputOptions",
     "Content",
     "GenerateOptions",
     "KeepOptions",
@@ -140,6 +143,18 @@ class KeepOptions(TypedDict, total=False):
     ttl_s: float | None  # how long to publish it; without a duration: until Unpublish
     sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
     labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest
+
+
+class CallOutputOptions(SamplingOptions, total=False):
+    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
+
+    criterion: Criterion | None  # ask for it at once. Unset: not until somebody does
+    max_tokens: int | None  # the most tokens; from 1. Unset: the server's default
+    min_tokens: int | None  # the fewest tokens; from 0 to max_tokens
+    stop: Sequence[str] | None  # the text ends before the first of these: up to 16, each 1..256 bytes
+    stop_token_ids: Sequence[int] | None  # or at one of these tokens: up to 64
+    ignore_eos: bool | None  # go on after end-of-sequence tokens
+    include_stop: bool | None  # keep the matched stop string in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,9 @@ over one copy of the text's KV, and then the summary; no answer travels to the c
 """
 
 import sys
-from typing import Any
 
-import grpc
-
-from jaxctx.v1 import session_service_pb2 as pb
-from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+import jaxctx
+from jaxctx.programs import Output
 
 TEXT = '''def read_settings(path):
     """Read settings from a JSON file, with defaults for what is missing."""
@@ -24,27 +21,16 @@ QUESTIONS = ("what it reads", "what it returns", "what may go wrong", "how to te
 
 
 def main(target: str) -> None:
-    with grpc.insecure_channel(target) as channel:
-        programs = SessionServiceStub(channel)
-        session_id = programs.CreateSession(pb.CreateSessionRequest()).session.session_id
-
-        def call(template: str, **places: dict[str, Any]) -> str:
-            """Submit a call; the id of its output."""
-            parameters = [pb.Parameter(name=name, **place) for name, place in places.items()]
-            request = pb.SubmitCallRequest(session_id=session_id, template=template, parameters=parameters)
-            return programs.SubmitCall(request).outputs[0].variable_id
-
-        line = {"output": pb.CallOutput(max_tokens=24, stop=["\n"])}
-        answers = [call(TEXT + "# {{question}}:{{answer}}", question={"text": each}, answer=line) for each in QUESTIONS]
+    with jaxctx.Client(target) as client, client.create_session() as session:
+        line = Output(max_tokens=24, stop="\n")
+        answers = [session.call(TEXT + "# {{question}}:{{answer}}", question=each, answer=line) for each in QUESTIONS]
         places = "".join(f"# {question}:{{{{a{n}}}}}\n" for n, question in enumerate(QUESTIONS))
-        inputs = {f"a{n}": {"variable_id": answer} for n, answer in enumerate(answers)}
-        summary = call(places + "# in short:{{summary}}", **inputs, summary=line)
+        inputs = {f"a{n}": answer for n, answer in enumerate(answers)}
+        summary = session.call(places + "# in short:{{summary}}", **inputs, summary=line)
 
-        request = pb.ReadVariableRequest(session_id=session_id, variable_id=summary)
-        print("in short:", "".join(part.text for part in programs.ReadVariable(request)))
-        for task in programs.GetGraph(pb.GetGraphRequest(session_id=session_id)).tasks:
-            print(f"{pb.Phase.Name(task.phase)} on {task.engine_id}: {task.why}")
-        programs.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
+        print("in short:", summary.output.get())
+        for task in session.graph():
+            print(f"{task.phase.value} on {task.engine_id}: {task.why}")
 
 
 if __name__ == "__main__":

@@ -8,47 +8,33 @@ The reviewers' calls feed one call, so that they run together, as a group. On a 
 """
 
 import sys
-from typing import Any
 
-import grpc
-
-from jaxctx.v1 import session_service_pb2 as pb
-from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+import jaxctx
+from jaxctx import Variable
+from jaxctx.programs import Output
 
 TASK = "def parse_duration(text):"
 REVIEWERS = {"tester": "a test that fails", "reader": "what is hard to read", "user": "what a user would miss"}
 
 
 def main(target: str) -> None:
-    with grpc.insecure_channel(target) as channel:
-        programs = SessionServiceStub(channel)
-        session_id = programs.CreateSession(pb.CreateSessionRequest()).session.session_id
+    with jaxctx.Client(target) as client, client.create_session() as session:
 
-        def call(template: str, **places: dict[str, Any]) -> str:
-            """Submit a call; the id of its output."""
-            parameters = [pb.Parameter(name=name, **place) for name, place in places.items()]
-            request = pb.SubmitCallRequest(session_id=session_id, template=template, parameters=parameters)
-            return programs.SubmitCall(request).outputs[0].variable_id
-
-        def agent(name: str, says: str, **inputs: str) -> str:
-            """What an agent says; inputs are variables."""
-            given = {each: {"variable_id": variable} for each, variable in inputs.items()}
-            said = {"output": pb.CallOutput(max_tokens=32, sampling={"temperature": 0.7})}
-            return call(f"{says}\n# {name}:{{{{said}}}}", **given, said=said)
+        def agent(name: str, says: str, **inputs: Variable) -> Variable:
+            """What an agent says."""
+            said = Output(max_tokens=32, temperature=0.7)
+            return session.call(f"{says}\n# {name}:{{{{said}}}}", **inputs, said=said).output
 
         code = agent("author", TASK)
         remarks = {name: agent(name, f"{TASK}{{{{code}}}}\n# {about}", code=code) for name, about in REVIEWERS.items()}
         places = "".join(f"# {name}: {{{{{name}}}}}\n" for name in remarks)
         verdict = agent("editor", places + TASK, **remarks)
 
-        request = pb.ReadVariableRequest(session_id=session_id, variable_id=verdict)
-        print("editor:", "".join(part.text for part in programs.ReadVariable(request)))
-        for name, variable in {"author": code, **remarks}.items():
-            wanted = pb.GetVariableRequest(session_id=session_id, variable_id=variable)
-            print(f"{name}:", programs.GetVariable(wanted).variable.text)
-        for task in programs.GetGraph(pb.GetGraphRequest(session_id=session_id)).tasks:
-            print(f"{pb.Phase.Name(task.phase)} on {task.engine_id}: {task.why}")
-        programs.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
+        print("editor:", verdict.get())
+        for name, remark in {"author": code, **remarks}.items():
+            print(f"{name}:", remark.get())
+        for task in session.graph():
+            print(f"{task.phase.value} on {task.engine_id}: {task.why}")
 
 
 if __name__ == "__main__":

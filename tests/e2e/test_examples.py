@@ -56,6 +56,7 @@ async def openai(asked: list[dict[str, Any]]) -> AsyncIterator[str]:
 
     async def complete(request: Any) -> Any:
         asked.append(await request.json())
+        await asyncio.sleep(0.05)  # so that no ratio is 0.00, however slow this machine is today
         return web.json_response({"choices": [{"text": "text"}]})
 
     app = web.Application()

@@ -49,7 +49,9 @@ class Forest:
         spare = self.rows - self.next_row
         assert spare >= 0
         gaps = np.sort(self.rng.integers(0, spare + 1, len(self.segments)))
-        self.segments = [replace(s, first_row=s.first_row + int(gap)) for s, gap in zip(self.segments, gaps)]
+        self.segments = [
+            replace(s, first_row=s.first_row + int(gap)) for s, gap in zip(self.segments, gaps, strict=True)
+        ]
 
 
 def no_sharing(f: Forest) -> None:

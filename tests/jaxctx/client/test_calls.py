@@ -188,7 +188,7 @@ print(jaxctx.__version__)
     assert result.stdout.strip() == jaxctx.__version__
 
 
-@pytest.mark.parametrize("name", ["Client", "Context", "Stream"])
+@pytest.mark.parametrize("name", ["Client", "Context", "Stream", "Session", "Variable"])
 def test_both_clients_take_the_same_arguments(name: str) -> None:
     def methods(owner: type) -> dict[str, list[tuple[str, Any, Any]]]:
         return {
@@ -197,7 +197,7 @@ def test_both_clients_take_the_same_arguments(name: str) -> None:
             if not method.startswith("_")
         }
 
-    assert len(methods(jaxctx.Client)) == 25
+    assert len(methods(jaxctx.Client)) == 28
     assert len(methods(jaxctx.Context)) == 23  # the operations, `generate` and `learn`
     assert methods(getattr(jaxctx, name)) == methods(getattr(jaxctx.aio, name))
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
 import jaxctx
-from jaxctx import aio, loops
+from jaxctx import aio, loops, programs
 
 
 def blocking(client: jaxctx.Client) -> None:
@@ -25,6 +25,13 @@ def blocking(client: jaxctx.Client) -> None:
     assert_type(client.history("name"), list[jaxctx.Snapshot])
     assert_type(client.tokenize("text"), list[int])
     assert_type(loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    session = client.create_session(ttl_s=1.0)
+    assert_type(session, jaxctx.Session)
+    assert_type(session.call("{{o}}", o=programs.Output(max_tokens=1)), programs.Call[jaxctx.Variable])
+    assert_type(session.variable("id").get(jaxctx.Criterion.LATENCY), str)
+    assert_type(session.variable("id").read(), Iterator[str])
+    assert_type(session.graph(), list[jaxctx.GraphTask])
+    programs.Output(max_tokens="1")  # type: ignore[arg-type]
     context.truncate("2")  # type: ignore[arg-type]
     context.truncate()  # type: ignore[call-arg]
     context.fill("text", token=[1])  # type: ignore[call-arg]
@@ -37,6 +44,10 @@ async def asynchronous(client: aio.Client) -> None:
     assert_type(context, aio.Context)
     assert_type(await context.fill("text"), jaxctx.FillResult)
     assert_type(await context.fork(2), list[aio.Context])
+    session = await client.create_session()
+    assert_type(await session.call("{{o}}", o=programs.Output()), programs.Call[aio.Variable])
+    assert_type(await session.gather(await session.variable("id")), list[str])
+    assert_type(session.variables(), AsyncIterator[aio.Variable])
     assert_type(await context.complete(max_tokens=1), jaxctx.Completion[aio.Context])
     assert_type(context.generate(), aio.Stream)
     assert_type([piece.context async for piece in context.generate(2)], list[aio.Context])

@@ -1,0 +1,86 @@
+"""Prompts with places, as functions: the docstring is the template, the parameters are what stands at its places.
+
+    @semantic
+    def review(code: Input, about: Input, said: Output = Output(max_tokens=32)) -> None:
+        \"\"\"{{code}}
+        # {{about}}: {{said}}\"\"\"
+
+    said = review(session, code=draft, about="names")["said"]
+
+The function is never run. Which `{{name}}` are places, and what may stand there, is the server's to say (SubmitCall).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Unpack, get_type_hints, overload
+
+from jaxctx.client import requests
+from jaxctx.client.options import CallOutputOptions
+
+
+class Input:
+    """Annotates a parameter at whose place a text stands: a str, a variable, or the last output of a call."""
+
+
+class Output:
+    """What the model says at a place, and how; annotates a parameter for it too, whose default then has the options."""
+
+    def __init__(self, **options: Unpack[CallOutputOptions]) -> None:
+        """Raises TypeError for an option that there is not."""
+        self.fields = requests.said(options, CallOutputOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A prompt with places: what of a semantic call does not change. Calling it submits a call of it to a session."""
+
+    text: str  # with `{{name}}` for places
+    model_id: str = ""  # the model to compute with. Empty: the server's default
+    limit_s: float | None = None  # how long a call may wait and run once it is asked for. None: the server's default
+    inputs: frozenset[str] = frozenset()  # names of places that every call has to fill
+    given: Mapping[str, str | Output] = field(default_factory=dict)  # what stands at places that a call does not name
+
+    def __call__(self, session: Any, /, *, timeout_s: float | None = None, **places: Any) -> Any:
+        """As `session.call` of this template, for a session of either client."""
+        return session.call(self, timeout_s=timeout_s, **places)
+
+    def filled(self, places: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands at all places. Raises TypeError for an input that is missing."""
+        if missing := self.inputs - places.keys():
+            raise TypeError(f"nothing is given for {', '.join(sorted(missing))}")
+        return {**self.given, **places}
+
+
+@overload
+def semantic(function: Callable[..., Any], /) -> Template: ...
+@overload
+def semantic(*, model_id: str = "", limit_s: float | None = None) -> Callable[[Callable[..., Any]], Template]: ...
+def semantic(function: Any = None, /, *, model_id: str = "", limit_s: float | None = None) -> Any:
+    """Decorates a function: its docstring as a `Template`.
+
+    It is taken as Python shows it, without its indentation: where that matters in what it says, the text begins on the
+    line after the quotes. Parameters are annotated with `Input`, whose default is a text, or `Output`, whose default
+    has the options. Raises TypeError for a parameter without such an annotation, or without a place in the docstring.
+    """
+
+    def template(function: Callable[..., Any]) -> Template:
+        text, kinds = inspect.getdoc(function) or "", get_type_hints(function)
+        inputs, given = [], {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            kind, default = kinds.get(name), parameter.default
+            if kind not in (Input, Output) or "{{" + name + "}}" not in text:
+                raise TypeError(
+                    f"{function.__name__}: {name} must be an Input or an Output with a place in the docstring"
+                )
+            if default is not parameter.empty:
+                given[name] = default
+            elif kind is Output:
+                given[name] = Output()
+            else:
+                inputs.append(name)
+        return Template(text=text, model_id=model_id, limit_s=limit_s, inputs=frozenset(inputs), given=given)
+
+    return template if function is None else template(function)
