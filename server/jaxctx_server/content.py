@@ -15,12 +15,14 @@ from typing import TypeVar
 from jaxctx.answers import RenderedChat
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
-from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, utf8_size
+from jaxctx.v1.content_pb2 import ChatMessages
+from jaxctx_server.validate import Content, Limits, TextContent, utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
 LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
 THREADS = 2  # for what is in between
 MESSAGE = 32  # characters that a message costs beside its own
+ANSWERED = ("user", "tool")  # roles after which the assistant speaks
 T = TypeVar("T")
 
 
@@ -53,7 +55,7 @@ class Texts:
                 if special is None:
                     special = self._adds_special_tokens and await is_empty()
                 field, ids = "text", await self.encode(text, add_special_tokens=special)
-            case MessageContent():
+            case ChatMessages():
                 work = partial(self._appended, self._template(), content, await is_empty())
                 field, ids = "messages", await self._run(_size(content), work)
             case token_ids:
@@ -73,10 +75,9 @@ class Texts:
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
-    async def render(self, content: MessageContent) -> RenderedChat:
+    async def render(self, chat: ChatMessages) -> RenderedChat:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
-        write = partial(self._template().render, add_generation_prompt=content.add_generation_prompt)
-        text = await self._run(_size(content), partial(write, content.messages))
+        text = await self._run(_size(chat), partial(_written, self._template().render, chat))
         return RenderedChat(text=text, tokens=await self.encode(text, add_special_tokens=False))
 
     def _template(self) -> ChatTemplate:
@@ -85,13 +86,12 @@ class Texts:
             raise FailedPrecondition(message, reason="NO_CHAT_TEMPLATE")
         return self._text.chat_template
 
-    def _appended(self, template: ChatTemplate, content: MessageContent, empty: bool) -> list[int]:
+    def _appended(self, template: ChatTemplate, chat: ChatMessages, empty: bool) -> list[int]:
         """Tokens of messages for a context. If the template cannot write a next turn: those of a first one, without
         the beginning-of-sequence token.
         """
-        messages, generation = content.messages, content.add_generation_prompt
-        later = None if empty else template.render_next(messages, add_generation_prompt=generation)
-        text = template.render(messages, add_generation_prompt=generation) if later is None else later
+        later = None if empty else _written(template.render_next, chat)
+        text = _written(template.render, chat) if later is None else later
         self._check_bytes("messages", text)
         ids = self._text.tokenizer.encode(text, add_special_tokens=False)
         return ids[1:] if later is None and not empty and ids[:1] == [self._text.bos_id] else ids
@@ -108,6 +108,13 @@ class Texts:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-def _size(content: MessageContent) -> int:
+def _written(write: Callable[..., T], chat: ChatMessages) -> T:
+    """A conversation by the template; by itself it ends with what opens an answer if somebody waits for one."""
+    turns = [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+    prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else turns[-1]["role"] in ANSWERED
+    return write(turns, add_generation_prompt=prompt)
+
+
+def _size(chat: ChatMessages) -> int:
     """Characters to render, about."""
-    return sum(len(message["role"]) + len(message["content"]) + MESSAGE for message in content.messages)
+    return sum(len(turn.role) + len(turn.content) + MESSAGE for turn in chat.messages)
