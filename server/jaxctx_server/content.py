@@ -14,13 +14,15 @@ from typing import TypeVar
 
 from jaxctx.answers import RenderedChat
 from jaxctx.errors import FailedPrecondition, InvalidArgument
-from jaxctx.model.text import ChatTemplate, ModelText
-from jaxctx_server.validate import Content, Limits, MessageContent, TextContent, utf8_size
+from jaxctx.model.text import ModelText
+from jaxctx.v1.content_pb2 import ChatMessages
+from jaxctx_server.validate import Content, Limits, TextContent, utf8_size
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
 LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
 THREADS = 2  # for what is in between
 MESSAGE = 32  # characters that a message costs beside its own
+ANSWERED = ("user", "tool")  # roles after which the assistant speaks
 T = TypeVar("T")
 
 
@@ -49,16 +51,21 @@ class Texts:
         """
         match content:
             case TextContent(text, special):
-                self._check_bytes("text", text)
-                if special is None:
-                    special = self._adds_special_tokens and await is_empty()
-                field, ids = "text", await self.encode(text, add_special_tokens=special)
-            case MessageContent():
-                work = partial(self._appended, self._template(), content, await is_empty())
-                field, ids = "messages", await self._run(_size(content), work)
+                field, again = "text", False
+            case ChatMessages():
+                field, special = "messages", False
+                text, again = await self._written(content, await is_empty())
             case token_ids:
                 return token_ids
         limit = self._limits.max_context_tokens
+        # The longest entries of the vocabulary could not bring such a text under the limit.
+        if self._max_bytes is not None and utf8_size(text) > self._max_bytes:
+            raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is more")
+        if special is None:
+            special = self._adds_special_tokens and await is_empty()
+        ids = await self.encode(text, add_special_tokens=special)
+        if again and ids[:1] == [self._text.bos_id]:
+            ids = ids[1:]  # the context began with one
         if not 1 <= len(ids) <= limit:
             raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is {len(ids)}")
         return ids
@@ -73,41 +80,33 @@ class Texts:
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
-    async def render(self, content: MessageContent) -> RenderedChat:
+    async def render(self, chat: ChatMessages) -> RenderedChat:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
-        write = partial(self._template().render, add_generation_prompt=content.add_generation_prompt)
-        text = await self._run(_size(content), partial(write, content.messages))
+        text, _ = await self._written(chat, True)
         return RenderedChat(text=text, tokens=await self.encode(text, add_special_tokens=False))
 
-    def _template(self) -> ChatTemplate:
-        if self._text.chat_template is None:
+    async def _written(self, chat: ChatMessages, empty: bool) -> tuple[str, bool]:
+        """Messages as the chat template writes them for a context, and whether they begin a conversation again: if it
+        has tokens and the template cannot write a next turn. By themselves they end with what opens an answer if
+        somebody waits for one.
+        """
+        if (template := self._text.chat_template) is None:
             message = "the model has no chat template; send text or tokens"
             raise FailedPrecondition(message, reason="NO_CHAT_TEMPLATE")
-        return self._text.chat_template
+        turns = [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+        size = sum(len(turn.role) + len(turn.content) + MESSAGE for turn in chat.messages)
+        opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else turns[-1]["role"] in ANSWERED
 
-    def _appended(self, template: ChatTemplate, content: MessageContent, empty: bool) -> list[int]:
-        """Tokens of messages for a context. If the template cannot write a next turn: those of a first one, without
-        the beginning-of-sequence token.
-        """
-        messages, generation = content.messages, content.add_generation_prompt
-        later = None if empty else template.render_next(messages, add_generation_prompt=generation)
-        text = template.render(messages, add_generation_prompt=generation) if later is None else later
-        self._check_bytes("messages", text)
-        ids = self._text.tokenizer.encode(text, add_special_tokens=False)
-        return ids[1:] if later is None and not empty and ids[:1] == [self._text.bos_id] else ids
+        def write() -> tuple[str, bool]:
+            later = None if empty else template.render_next(turns, add_generation_prompt=opens)
+            if later is not None:
+                return later, False
+            return template.render(turns, add_generation_prompt=opens), not empty
 
-    def _check_bytes(self, field: str, text: str) -> None:
-        """Refuse a text that the longest entries of the vocabulary could not bring under the limit of tokens."""
-        if self._max_bytes is not None and utf8_size(text) > self._max_bytes:
-            raise InvalidArgument.field(field, f"must be 1 to {self._limits.max_context_tokens} tokens, is more")
+        return await self._run(size, write)
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= SHORT:
             return work()
         threads = self._threads if size <= LONG else self._long_thread
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-def _size(content: MessageContent) -> int:
-    """Characters to render, about."""
-    return sum(len(message["role"]) + len(message["content"]) + MESSAGE for message in content.messages)

@@ -1,7 +1,7 @@
 """ModelService: the served model, its tokenizer and its chat template."""
 
 from jaxctx_server.grpc.service import Service, answered
-from jaxctx_server.validate.requests import made, messages
+from jaxctx_server.validate.requests import made
 
 
 class ModelService(Service):
@@ -19,6 +19,4 @@ class ModelService(Service):
         "Detokenize",
         lambda model, _, asked: model.texts.decode(asked.tokens[:], skip_special_tokens=asked.skip_special_tokens),
     )
-    ApplyChatTemplate = answered(
-        "ApplyChatTemplate", lambda model, _, asked: model.texts.render(messages(asked.messages))
-    )
+    ApplyChatTemplate = answered("ApplyChatTemplate", lambda model, _, asked: model.texts.render(asked.messages))

@@ -21,7 +21,6 @@ from jaxctx.v1.session_service_pb2 import CallOutput
 from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
 
 MANY = 2**31 - 1
-ANSWERED = ("user", "tool")  # roles after which the assistant speaks
 NOT_APPLIED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # by a pass
 PLAIN = Sampling()
 LOGIT_BYTES = 4
@@ -39,15 +38,7 @@ class TextContent:
     add_special_tokens: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageContent:
-    """Messages for the chat template: dicts of `role` and `content`."""
-
-    messages: Sequence[dict[str, str]]
-    add_generation_prompt: bool
-
-
-Content = TextContent | MessageContent | Sequence[int]  # ids of the vocabulary
+Content = TextContent | ChatMessages | Sequence[int]  # ids of the vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +73,7 @@ def content(request: FillRequest | PlanRequest) -> Content:
             return TextContent(request.text, made(request, "add_special_tokens"))
         case "tokens":
             return request.tokens.ids[:]
-    return messages(request.messages)
-
-
-def messages(chat: ChatMessages) -> MessageContent:
-    """A conversation; by itself it ends with what opens an answer if somebody waits for one."""
-    prompt = made(chat, "add_generation_prompt")
-    turns = [{"role": turn.role, "content": turn.content} for turn in chat.messages]
-    return MessageContent(turns, turns[-1]["role"] in ANSWERED if prompt is None else prompt)
+    return request.messages
 
 
 def children(request: ForkRequest) -> Sequence[str | None]:

@@ -25,8 +25,8 @@ from jaxctx_server.validate.requests import BETWEEN, Limits, Violations
 
 MAX_VIOLATIONS = 16  # reported of one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ID_RULE = "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # never shown in a way that control characters could bend
+MAX_NAME_BYTES = 100
 NS = 10**9  # a second
 LARGEST = {  # how large a number of the type may be, or how far below zero
     FieldDescriptor.TYPE_INT32: 2**31 - 1,
@@ -171,22 +171,39 @@ def _ranges(high: float, bounds: Sequence[int]) -> Violations:
 
 def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
     """Of one value: of a field that is no list, of an entry of one, or of a key or value of a map."""
+    if rule.id:
+        return _one(ID.fullmatch, "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit")
+    if rule.name:
+        description = f"must be text of 1 to {MAX_NAME_BYTES} bytes without control characters"
+        return _one(lambda text: NAME.fullmatch(text) and utf8_size(text) <= MAX_NAME_BYTES, description)
     if field.type == field.TYPE_STRING:
-        sized = functools.partial(_text, rule.min_bytes, rule.max_bytes)
-        return _id if rule.id else _name if rule.name else sized
+        return functools.partial(_text, rule.min_bytes, rule.max_bytes)
     if field.type == field.TYPE_BOOL:
         return lambda value: iter(())
-    if (kind := field.message_type) is not None:
-        is_duration = kind.full_name == Duration.DESCRIPTOR.full_name
-        return functools.partial(_duration, rule) if is_duration else _message(kind, limits)
-    if field.enum_type is not None:
-        return functools.partial(_member, [each.number for each in field.enum_type.values], field.enum_type.name)
+    if (enum := field.enum_type) is not None:
+        return _one({each.number for each in enum.values}.__contains__, f"must be a value of {enum.name}, not {{}}")
+    if (kind := field.message_type) is not None and kind.full_name != Duration.DESCRIPTOR.full_name:
+        return _message(kind, limits)
+    if kind is not None:
+        low, high = rule.gt * NS, rule.lte * NS
+        description = f"must be above {rule.gt:.15g} and up to {rule.lte:.15g} seconds"
+        return _one(lambda value: 0 <= value.nanos < NS and low < value.ToNanoseconds() <= high, description)
     low, high = _span(field, rule, limits)
     if field.type != field.TYPE_DOUBLE:
         noun = "token id" if rule.token_id else "whole number"
-        return functools.partial(_number, low, high, f"must be a {noun} from {low} to {high}, not {{}}")
+        return _one(lambda value: low <= value <= high, f"must be a {noun} from {low} to {high}, not {{}}")
     bounds = f"above {rule.gt:g} and up to {high:g}" if rule.HasField("gt") else f"from {low:g} to {high:g}"
-    return functools.partial(_number, low, high, f"must be a number {bounds}, not {{:.6g}}")
+    return _one(lambda value: low <= value <= high, f"must be a number {bounds}, not {{:.6g}}")  # NaN is not
+
+
+def _one(accepts: Callable[[Any], object], description: str) -> Check:
+    """Of a value as a whole. The description may show a number, as "{}", and no text."""
+
+    def check(value: Any) -> Violations:
+        if not accepts(value):
+            yield "", description.format(value)
+
+    return check
 
 
 def _span(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[float, float]:
@@ -204,38 +221,10 @@ def _span(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[flo
     return int(low) + rule.HasField("gt"), int(high)
 
 
-def _number(low: float, high: float, description: str, value: float) -> Violations:
-    if not low <= value <= high:  # NaN is neither
-        yield "", description.format(value)
-
-
-def _member(numbers: Collection[int], enum: str, value: int) -> Violations:
-    if value not in numbers:
-        yield "", f"must be a value of {enum}, not {value}"
-
-
-def _duration(rule: FieldRules, value: Duration) -> Violations:
-    ns = value.seconds * NS + value.nanos
-    if not (0 <= value.nanos < NS and rule.gt * NS < ns <= rule.lte * NS):
-        yield "", f"must be above {rule.gt:.15g} and up to {rule.lte:.15g} seconds"
-
-
 def _text(low: int, high: int, text: str) -> Violations:
     size = utf8_size(text)
     if not low <= size <= high:
         yield "", f"must be text of {low} to {high} bytes, not {size}" if text else "must not be empty"
-
-
-def _id(text: str) -> Violations:
-    if not ID.fullmatch(text):
-        yield "", ID_RULE
-
-
-def _name(text: str) -> Violations:
-    """Never part of a path, and never shown in a way that control characters could bend."""
-    yield from _text(1, 100, text)
-    if CONTROL.search(text):
-        yield "", "must have no control characters"
 
 
 def utf8_size(text: str) -> int:
