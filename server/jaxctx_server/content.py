@@ -16,7 +16,9 @@ from jaxctx.answers import RenderedChat
 from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.text import ModelText
 from jaxctx.v1.content_pb2 import ChatMessages
-from jaxctx_server.validate import Content, Limits, TextContent, utf8_size
+from jaxctx.v1.context_service_pb2 import FillRequest, PlanRequest
+from jaxctx_server.validate import Limits, utf8_size
+from jaxctx_server.validate.requests import made
 
 SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
 LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
@@ -43,20 +45,23 @@ class Texts:
         for threads in (self._threads, self._long_thread):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def tokens(self, content: Content, is_empty: Callable[[], Awaitable[bool]]) -> Sequence[int]:
-        """The tokens of `content` for a context: at least one, at most the longest sequence.
+    async def tokens(
+        self, request: FillRequest | PlanRequest, is_empty: Callable[[], Awaitable[bool]]
+    ) -> Sequence[int]:
+        """The tokens of what a request would append to a context: at least one, at most the longest sequence.
 
         `is_empty` says whether the context has no tokens yet, and is asked only where that makes a difference. Raises
         InvalidArgument naming the content's field, FailedPrecondition for messages without a template.
         """
-        match content:
-            case TextContent(text, special):
-                field, again = "text", False
-            case ChatMessages():
+        field, special, again = "text", made(request, "add_special_tokens"), False
+        match request.WhichOneof("content"):
+            case "tokens":
+                return request.tokens.ids[:]
+            case "messages":
                 field, special = "messages", False
-                text, again = await self._written(content, await is_empty())
-            case token_ids:
-                return token_ids
+                text, again = await self._written(request.messages, await is_empty())
+            case _:
+                text = request.text
         limit = self._limits.max_context_tokens
         # The longest entries of the vocabulary could not bring such a text under the limit.
         if self._max_bytes is not None and utf8_size(text) > self._max_bytes:

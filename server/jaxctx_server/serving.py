@@ -14,8 +14,9 @@ from jaxctx.apps.sessions import Programs
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
+from jaxctx.v1.context_service_pb2 import FillRequest
 from jaxctx_server.content import Texts
-from jaxctx_server.validate import Limits, TextContent
+from jaxctx_server.validate import Limits
 
 ENGINE_ID = "local"  # of the one in this process
 
@@ -36,7 +37,9 @@ class LocalModel:
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        return await self.texts.tokens(TextContent(text, start), lambda: asyncio.sleep(0, start))
+        return await self.texts.tokens(
+            FillRequest(text=text, add_special_tokens=start), lambda: asyncio.sleep(0, start)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -396,9 +396,11 @@ def test_fields_that_are_extended(made: Path) -> None:
     assert stored.StationFields.__eq__ is object.__eq__, "whoever extends it says what is equal"
 
 
-def test_options(made: Path) -> None:
+def test_options(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
     options = load("radio_options", made / "options.py")
     assert [*options.TuneOptions.__annotations__] == ["loudness", "distance", "band", "pin_s"]
+    assert options.Band is sys.modules["jaxctx.v1.answers"].Band
     assert [*options.Content.__annotations__] == ["tokens", "messages", "add_special_tokens"]
     assert (
         "loudness: float | None  # how loud\n    distance: int | None  # in meters\n"

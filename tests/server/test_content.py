@@ -12,8 +12,9 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx.v1.content_pb2 import ChatMessages
+from jaxctx.v1.context_service_pb2 import PlanRequest
 from jaxctx_server.content import LONG, SHORT, Texts
-from jaxctx_server.validate import Limits, TextContent
+from jaxctx_server.validate import Limits
 
 WITH_SYSTEM = (
     "{% if messages[0].role != 'system' %}[system default]{% endif %}"
@@ -25,7 +26,7 @@ REFUSING = (
     "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}<|startoftext|>{{ messages[0].content }}"
 )
 BOS = 257
-HELLO = ChatMessages(messages=[{"role": "user", "content": "hello"}])
+HELLO = PlanRequest(messages=ChatMessages(messages=[{"role": "user", "content": "hello"}]))
 
 
 async def in_empty_context() -> bool:
@@ -68,7 +69,7 @@ async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits:
             return super().render(*args, **kwargs)
 
     texts = Texts(replace(text, chat_template=Noting(WITH_SYSTEM)), limits)
-    await texts.render(HELLO)
+    await texts.render(HELLO.messages)
     await texts.render(ChatMessages(messages=[{"role": "u", "content": ""}] * 1024))
     assert threads[0] == threading.current_thread().name
     assert threads[1].startswith("jaxctx-text")
@@ -108,10 +109,10 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
     few = replace(limits, max_context_tokens=10)
     template = ChatTemplate("{{ messages[0].content }}")
     texts = Texts(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
-    assert await texts.tokens(TextContent("é" * 10, None), in_empty_context) == [1]
+    assert await texts.tokens(PlanRequest(text="é" * 10), in_empty_context) == [1]
     for field, content in (
-        ("text", TextContent("é" * 10 + "x", None)),
-        ("messages", ChatMessages(messages=[{"role": "user", "content": "x" * 21}])),
+        ("text", PlanRequest(text="é" * 10 + "x")),
+        ("messages", PlanRequest(messages={"messages": [{"role": "user", "content": "x" * 21}]})),
     ):
         with pytest.raises(InvalidArgument, match="1 to 10 tokens") as raised:
             await texts.tokens(content, in_empty_context)

@@ -22,7 +22,7 @@ async def _tokens(model: LocalModel, caller: Caller, request: pb.FillRequest | p
         info = await model.engine.get(caller, request.context_id) if request.context_id else None
         return info is None or info.seq_len + info.buffered_tokens == 0
 
-    return await model.texts.tokens(requests.content(request), is_empty)
+    return await model.texts.tokens(request, is_empty)
 
 
 async def _fill(model: LocalModel, caller: Caller, request: pb.FillRequest) -> FillResult:

@@ -9,7 +9,7 @@ wrong fields raises one InvalidArgument whose violations name each of them (up t
 room or is free is for the engine to say.
 """
 
-from jaxctx_server.validate.requests import Content, Limits, TextContent
+from jaxctx_server.validate.requests import Limits
 from jaxctx_server.validate.rules import utf8_size, validate
 
-__all__ = ["Content", "Limits", "TextContent", "utf8_size", "validate"]
+__all__ = ["Limits", "utf8_size", "validate"]

@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 from jaxctx.answers import EngineInfo, named
 from jaxctx.codec import decode
 from jaxctx.engine.interface import Sampling
-from jaxctx.v1.content_pb2 import ChatMessages
-from jaxctx.v1.context_service_pb2 import FillRequest, ForkRequest, ForwardRequest, GenerateRequest, PlanRequest
+from jaxctx.v1.context_service_pb2 import ForkRequest, ForwardRequest, GenerateRequest
 from jaxctx.v1.forward_pb2 import PassOutput
 from jaxctx.v1.session_service_pb2 import CallOutput
 from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
@@ -28,17 +27,6 @@ MAX_RANGES = 1 << 16  # of all masks of a pass
 MAX_LOGITS_BYTES = 48 << 20  # of a pass; a message holds 64 MiB
 Violations = Iterator[tuple[str, str]]
 Part = str | type[Any] | Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TextContent:
-    """Text to tokenise. `add_special_tokens` None: as the context's being empty decides."""
-
-    text: str
-    add_special_tokens: bool | None
-
-
-Content = TextContent | ChatMessages | Sequence[int]  # ids of the vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +52,6 @@ def made(request: Message, part: Part) -> Any:
         has_presence = request.DESCRIPTOR.fields_by_name[part].has_presence
         return None if has_presence and not request.HasField(part) else getattr(request, part)
     return decode(request, part) if isinstance(part, type) else part(request)
-
-
-def content(request: FillRequest | PlanRequest) -> Content:
-    """What is set of text, tokens and messages."""
-    match request.WhichOneof("content"):
-        case "text":
-            return TextContent(request.text, made(request, "add_special_tokens"))
-        case "tokens":
-            return request.tokens.ids[:]
-    return request.messages
 
 
 def children(request: ForkRequest) -> Sequence[str | None]:
