@@ -114,8 +114,7 @@ class ContextCache:
             stash={},
             table=None,
         )
-        if not child.suspended:
-            self.memory.index.acquire(child.tail)
+        self.memory.index.acquire(child.tail)
         self.registry.enter(child)
         self.memory.tiers.copy(sources, child.working)
         return child
@@ -150,8 +149,8 @@ class ContextCache:
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
             del self.publications[context.root]
-        if not context.suspended:
-            self.memory.let_go(context)
+        self.memory.free_working(context, keep=0)
+        self.memory.index.release(context.tail)
         self.memory.drop_stash(context)
         context.closed = True
         self.registry.leave(context)
@@ -176,7 +175,7 @@ class ContextCache:
         """
         context.must_live()
         if context.suspended:
-            self.memory.wake(context)
+            context.suspended = False
             self.touch(context)
         path = self.memory.path(context, context.length if tokens is None else tokens)
         path = path[: on_device(path)]
