@@ -31,26 +31,16 @@ PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's 
 
 
 class ContextCache:
-    """All contexts of one engine, their pages `first_page .. first_page + pages - 1`, and the prefixes they share.
+    """All contexts of one engine, their pages in `memory`, and the prefixes they share.
 
     `clock` and `new_id` are the world: what time it is, and an id nobody has.
     Every method with a context raises NotFound if it is closed.
     """
 
-    def __init__(
-        self,
-        *,
-        pages: int,
-        page_size: int,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-        first_page: int = 1,
-        host_slots: int = 0,
-        disk_slots: int = 0,
-    ) -> None:
-        self.page_size = page_size
-        self.memory = Memory(pages, first_page, page_size, host_slots, disk_slots)
-        self.restore = self.memory.restore
+    def __init__(self, memory: Memory, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        self.memory = memory
+        self.page_size = memory.page_size
+        self.restore = memory.restore
         self.registry = Registry(clock, new_id)
         self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count
         self.set_lifetime, self.lifetimes = self.registry.set_lifetime, self.registry.lifetimes

@@ -18,9 +18,9 @@ Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; Da
 
 
 class Memory:
-    """The pages `first_page .. first_page + pages - 1` of one engine."""
+    """The pages `first_page .. first_page + pages - 1` of one engine, and slots for copies on the host and on disk."""
 
-    def __init__(self, pages: int, first_page: int, page_size: int, host: int, disk: int) -> None:
+    def __init__(self, pages: int, page_size: int, host: int = 0, disk: int = 0, *, first_page: int = 1) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages, first_page)
         self.index = PrefixIndex(page_size)
