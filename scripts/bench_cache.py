@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxctx.cache.contexts import Context, ContextCache, Identity
+from jaxctx.cache.memory import Memory
 
 PAGE_SIZE = 16
 PAGES = 16_384
@@ -25,14 +26,8 @@ IDENTITY = Identity("bench", "model")
 def new_cache(host_slots: int = 0, disk_slots: int = 0) -> ContextCache:
     """An empty cache with numbered contexts."""
     ids = itertools.count()
-    return ContextCache(
-        pages=PAGES,
-        page_size=PAGE_SIZE,
-        clock=time.monotonic,
-        new_id=lambda: f"{next(ids):08}",
-        host_slots=host_slots,
-        disk_slots=disk_slots,
-    )
+    memory = Memory(PAGES, PAGE_SIZE, host_slots, disk_slots)
+    return ContextCache(memory, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
 
 
 def filled(cache: ContextCache, tokens: np.ndarray) -> Context:

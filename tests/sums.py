@@ -11,9 +11,9 @@ from jaxtyping import Array, UInt32
 
 from jaxctx.engine.step import PagedKV
 from jaxctx_kernels import PlanShape, write_rows
+from jaxctx_kernels.attention import Mask, Round, allowed_in, in_plan_order, read, walk
 from jaxctx_kernels.plan import AttentionPlan
 from jaxctx_kernels.pool import Pool
-from jaxctx_kernels.reference import Mask, Round, allowed_in, in_plan_order, read, walk
 
 
 def stored_sum(kv: PagedKV, values: jax.Array) -> jax.Array:

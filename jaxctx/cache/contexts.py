@@ -31,26 +31,16 @@ PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's 
 
 
 class ContextCache:
-    """All contexts of one engine, their pages `first_page .. first_page + pages - 1`, and the prefixes they share.
+    """All contexts of one engine, their pages in `memory`, and the prefixes they share.
 
     `clock` and `new_id` are the world: what time it is, and an id nobody has.
     Every method with a context raises NotFound if it is closed.
     """
 
-    def __init__(
-        self,
-        *,
-        pages: int,
-        page_size: int,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-        first_page: int = 1,
-        host_slots: int = 0,
-        disk_slots: int = 0,
-    ) -> None:
-        self.page_size = page_size
-        self.memory = Memory(pages, first_page, page_size, host_slots, disk_slots)
-        self.restore = self.memory.restore
+    def __init__(self, memory: Memory, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        self.memory = memory
+        self.page_size = memory.page_size
+        self.restore = memory.restore
         self.registry = Registry(clock, new_id)
         self.get, self.list, self.count = self.registry.get, self.registry.list, self.registry.count
         self.set_lifetime, self.lifetimes = self.registry.set_lifetime, self.registry.lifetimes
@@ -114,8 +104,7 @@ class ContextCache:
             stash={},
             table=None,
         )
-        if not child.suspended:
-            self.memory.index.acquire(child.tail)
+        self.memory.index.acquire(child.tail)
         self.registry.enter(child)
         self.memory.tiers.copy(sources, child.working)
         return child
@@ -150,8 +139,8 @@ class ContextCache:
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
             del self.publications[context.root]
-        if not context.suspended:
-            self.memory.let_go(context)
+        self.memory.free_working(context, keep=0)
+        self.memory.index.release(context.tail)
         self.memory.drop_stash(context)
         context.closed = True
         self.registry.leave(context)
@@ -176,7 +165,7 @@ class ContextCache:
         """
         context.must_live()
         if context.suspended:
-            self.memory.wake(context)
+            context.suspended = False
             self.touch(context)
         path = self.memory.path(context, context.length if tokens is None else tokens)
         path = path[: on_device(path)]

@@ -18,9 +18,9 @@ Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; Da
 
 
 class Memory:
-    """The pages `first_page .. first_page + pages - 1` of one engine."""
+    """The pages `first_page .. first_page + pages - 1` of one engine, and slots for copies on the host and on disk."""
 
-    def __init__(self, pages: int, first_page: int, page_size: int, host: int, disk: int) -> None:
+    def __init__(self, pages: int, page_size: int, host: int = 0, disk: int = 0, *, first_page: int = 1) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages, first_page)
         self.index = PrefixIndex(page_size)
@@ -114,7 +114,7 @@ class Memory:
             context.by_hand = None
 
     def suspend(self, context: Context) -> int:
-        """Give up all pages, keep the tokens; returns how many pages became free or cached.
+        """Give up all pages: all its tokens are buffered then. Returns how many pages became free or cached.
 
         Other tiers keep what was in working pages if they have room, in its `stash`.
         """
@@ -127,23 +127,11 @@ class Memory:
                 context.stash[first + position] = parked
         if context.manual_commit and context.working_tokens and context.by_hand is None:
             context.by_hand = first
-        return freed + self.let_go(context)
-
-    def let_go(self, context: Context) -> int:
-        """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
+        context.recent = context.token_bytes()
         context.working_tokens = 0
         context.suspended = True
-        context.table = None
-        return self.index.release(context.tail)
-
-    def wake(self, context: Context) -> None:
-        """Undo a suspension: no pages, and all tokens buffered."""
-        context.recent = context.token_bytes()
-        context.tail = context.root
-        context.suspended = False
-        context.table = None
-        self.index.acquire(context.root)
+        return freed + self._move_hold(context, context.root)
 
     def path(self, context: Context, tokens: int, more: bytes = b"") -> list[PageNode]:
         """The indexed nodes that hold the next full pages of a context's first `tokens` tokens, in whichever tier.
@@ -152,12 +140,10 @@ class Memory:
         """
         if context.working_tokens:
             return []
-        start, known = context.tail, context.recent
-        if context.suspended:
-            start, known = context.root, context.token_bytes()
+        start = context.tail
         if context.by_hand is not None:
             tokens = min(tokens, context.by_hand * self.page_size)
-        known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
+        known = (context.recent + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
         if start.parent is None:
             return self.index.search(context.root, known, context.marks)
         return self.index.walk(start, known, context.root, context.marks)
@@ -264,11 +250,11 @@ class Memory:
             self.tiers.lose(item)
             return False
 
-    def _move_hold(self, context: Context, tail: PageNode | None) -> None:
-        """Another last node for the context; a suspended one holds neither."""
+    def _move_hold(self, context: Context, tail: PageNode | None) -> int:
+        """Another last node for the context; returns how many before it became cached."""
         assert tail is not None
-        if not context.suspended:
-            self.index.acquire(tail)
-            self.index.release(context.tail)
+        before = context.tail
+        self.index.acquire(tail)
         context.tail = tail
         context.table = None
+        return self.index.release(before)

@@ -1,4 +1,4 @@
-"""Prefix: committed pages by what they hold, and the lineage that contexts share.
+"""Prefix: committed pages by what they hold, which contexts share.
 
 A `PageNode` is one full, immutable page of a token sequence; its parent is the page before. Contexts hold only their
 last node, so a fork shares everything before it at once. The `PrefixIndex` finds nodes from their roots on, child by
@@ -7,8 +7,8 @@ what a context is. Called by `memory` and `contexts` only.
 
     node.holders = contexts whose last node it is + its children that are held
 
-    held ──holders drop to 0──▶ cached ──evict──▶ in another tier ──dropped there──▶ off the index for good; its
-      ▲                           │ ▲                   │                            tokens stay while referenced
+    held ──holders drop to 0──▶ cached ──evict──▶ in another tier ──dropped there──▶ off the index for good
+      ▲                           │ ▲                   │
       └─────────acquire───────────┘ └───────place───────┘
 
 When a node becomes cached its parent loses one holder. Hence a parent is held at least as long as any child, is cached
@@ -78,7 +78,6 @@ class PageNode(Stored):
     tokens: bytes
     owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
     identity: Identity | None = None  # of a root
-    published: bool = False  # whether contexts of all namespaces find what stands behind this root
     marks: bytes = b""  # of its tokens, see `marks`
     holders: int = 0
     depth: int = 0  # pages up to and including this one
@@ -114,7 +113,7 @@ class PrefixIndex:
         self.page_bytes = page_size * TOKEN_BYTES
         self._cached: OrderedDict[PageNode, None] = OrderedDict()  # least recently released first
         self._roots: WeakValueDictionary[Identity, PageNode] = WeakValueDictionary()
-        self._published: dict[Identity, list[PageNode]] = {}  # roots, by the identity without its namespace
+        self._published: dict[PageNode, Identity] = {}  # roots, and what their readers are, whatever the namespace
 
     @property
     def cached(self) -> int:
@@ -131,21 +130,17 @@ class PrefixIndex:
 
     def publish(self, root: PageNode) -> None:
         """Let contexts of all namespaces find what begins at this root."""
-        root.published = True
-        self._published.setdefault(_anybody(root), []).append(root)
+        self._published[root] = _anybody(root)
 
     def unpublish(self, root: PageNode) -> None:
         """Undo `publish`: who holds pages of it keeps those, and finds no more."""
-        root.published = False
-        roots = self._published[_anybody(root)]
-        roots.remove(root)
-        if not roots:
-            del self._published[_anybody(root)]
+        del self._published[root]
 
     def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes]) -> list[PageNode]:
         """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
-        published = self._published.get(_anybody(root), ()) if self._published else ()
-        return max((self.walk(start, tokens, root, marks) for start in (root, *published)), key=len)
+        anybody = _anybody(root) if self._published else None
+        starts = [root, *(start for start, readers in self._published.items() if readers == anybody)]
+        return max((self.walk(start, tokens, root, marks) for start in starts), key=len)
 
     def walk(self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes]) -> list[PageNode]:
         """The indexed nodes that continue `node` with the full pages at the front of `tokens`, as far as there are any.
@@ -166,7 +161,9 @@ class PrefixIndex:
 
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
         """The indexed node of these tokens and marks behind `parent`, of this owner or a published parent's."""
-        for whose in (parent.owner, owner) if parent.owner is not owner and parent.owner.published else (owner,):
+        for whose in (
+            (parent.owner, owner) if parent.owner is not owner and parent.owner in self._published else (owner,)
+        ):
             if (node := parent.children.get((whose, tokens, marks))) is not None:
                 return node
         return None

@@ -16,6 +16,7 @@ from jaxctx import errors
 from jaxctx.answers import EngineStats, FillResult, named
 from jaxctx.cache.contexts import Context, ContextCache, Identity
 from jaxctx.cache.control import truncate
+from jaxctx.cache.memory import Memory
 from jaxctx.engine.archive import Archive
 from jaxctx.engine.batch import Batch, Part, write_batch
 from jaxctx.engine.config import EngineConfig, World
@@ -50,14 +51,8 @@ class EngineCore:
         self.device = device
         self.world = world
         self._text = text
-        self.cache = ContextCache(
-            pages=config.pages,
-            page_size=config.page_size,
-            clock=world.wall_clock,
-            new_id=world.new_id,
-            host_slots=config.host_pages,
-            disk_slots=config.disk_pages,
-        )
+        memory = Memory(config.pages, config.page_size, config.host_pages, config.disk_pages)
+        self.cache = ContextCache(memory, world.wall_clock, world.new_id)
         self.transfers = Transfers(device, config.disk_pages, config.disk_file)
         self.scheduler = Scheduler(
             *(self.cache, config, device.shapes[0], device.pass_shapes[-1]),

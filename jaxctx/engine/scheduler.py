@@ -153,7 +153,7 @@ class Scheduler:
             self.cache.commit_full(context)
         while True:
             found = self.cache.peek(context, tokens=head.match_to)
-            own = 0 if context.suspended else context.committed_pages + context.working_pages
+            own = context.committed_pages + context.working_pages
             # For what is computed, and for what comes back from other tiers: working pages do not serve for that.
             new = max(worst - own - found.device, found.host + found.disk)
             if self.budget.claimable() >= new + found.unheld:

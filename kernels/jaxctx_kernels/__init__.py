@@ -5,8 +5,7 @@ the host (`plan_attention`) and once per layer on the device (`write_rows`, `att
 
     plan        numpy: segments of a batch → packed work list, shared prefixes read once
     pool        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
-    attention   `attend`: one function, by the implementation that the plan's shape names
-    reference   plain JAX: the CPU path, and what every kernel is tested against
+    attention   `attend`: plain JAX, the CPU path and what every kernel is tested against; or the plan's kernel
     gpu, tpu    Pallas: Mosaic GPU for Hopper, and TPU v5e and v6e
 
 `NOTES.md` keeps what was measured, what won and what failed.

@@ -32,9 +32,9 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float, Float32, Int32
 
+from jaxctx_kernels.attention import FAR
 from jaxctx_kernels.plan import AttentionPlan, PlanShape
 from jaxctx_kernels.pool import BITS_OF, Pool, Scaled, held, kernel_for
-from jaxctx_kernels.reference import FAR
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device

@@ -34,9 +34,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
+from jaxctx_kernels.attention import FAR, matmul
 from jaxctx_kernels.plan import ITEM_FIELDS, AttentionPlan, ItemClass, PlanShape
 from jaxctx_kernels.pool import Pool, Scaled, held
-from jaxctx_kernels.reference import FAR, matmul
 
 RING = 4  # items whose pages are on their way or being computed
 ORDERS = 4  # pages ordered in one basic block

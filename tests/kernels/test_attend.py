@@ -20,7 +20,7 @@ from jaxctx_kernels import (
     write_rows,
 )
 from jaxctx_kernels import pool as pool_module
-from jaxctx_kernels.reference import exp2
+from jaxctx_kernels.attention import exp2
 from tests.sums import visible_sum
 
 from .conftest import pool_array

@@ -187,7 +187,7 @@ def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: li
     case = Case(24, 16, 64, 4)
     k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
     for kind in ("nothing", "no_sharing"):
-        packed = packed_plan(grow(kind, 50, 16, 60).segments[:12], case.shape)
+        packed = packed_plan(grow(kind, 24, 16, 60).segments, case.shape)
         case.run(numbers(rng, 1, 24, 4, 64), k, k, packed)
     assert case.run._cache_size() == 1
 

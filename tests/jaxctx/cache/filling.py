@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from jaxctx.cache.contexts import ContextCache, Identity
+from jaxctx.cache.memory import Memory
 
 from .recount import check
 
@@ -16,14 +17,8 @@ TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
 
 def new_cache(pages=200, page_size=16, host=0, disk=0):
     ids, ticks = itertools.count(), itertools.count()
-    return ContextCache(
-        pages=pages,
-        page_size=page_size,
-        clock=lambda: float(next(ticks)),
-        new_id=lambda: f"c{next(ids):04}",
-        host_slots=host,
-        disk_slots=disk,
-    )
+    memory = Memory(pages, page_size, host, disk)
+    return ContextCache(memory, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}")
 
 
 def fill(cache, context, tokens):

@@ -17,6 +17,7 @@ from jaxctx.cache import control
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.contexts import ContextCache, Found, Identity
 from jaxctx.cache.marks import encode_mark
+from jaxctx.cache.memory import Memory
 from jaxctx.cache.prefix import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 
@@ -64,13 +65,9 @@ class World:
     def __init__(self, setup: Setup) -> None:
         ids, ticks = itertools.count(), itertools.count()
         self.cache = ContextCache(
-            pages=setup.pages,
-            page_size=setup.page_size,
+            Memory(setup.pages, setup.page_size, setup.host, setup.disk, first_page=3),
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ids) * 7919 % 1_000_003:07}",
-            first_page=3,
-            host_slots=setup.host,
-            disk_slots=setup.disk,
         )
         self.setup = setup
         self.page_size = setup.page_size

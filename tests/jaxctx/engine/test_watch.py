@@ -14,6 +14,7 @@ import pytest
 from jaxctx.answers import Change, Comparison, ContextEvent
 from jaxctx.cache.context import Context
 from jaxctx.cache.contexts import ContextCache, Identity
+from jaxctx.cache.memory import Memory
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.engine.lives import Lives
 from jaxctx.engine.local import LocalEngine
@@ -29,9 +30,8 @@ class Room:
 
     def __init__(self) -> None:
         ids, self.now = iter(range(10**6)), 0.0
-        self.cache = ContextCache(
-            pages=8, page_size=4, clock=lambda: self.now, new_id=lambda: f"c{next(ids) * 7919 % 10_007:05}"
-        )
+        new_id = lambda: f"c{next(ids) * 7919 % 10_007:05}"  # noqa: E731
+        self.cache = ContextCache(Memory(pages=8, page_size=4), clock=lambda: self.now, new_id=new_id)
         scheduler = SimpleNamespace(config=SMALL, budget=SimpleNamespace(), writers={})
         self.lives = Lives(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
 
