@@ -43,8 +43,8 @@ class _Field(NamedTuple):
 
 
 def encode(told: object, kind: type[M]) -> M:
-    """A dataclass as a message of that class, which may have fewer fields; None is not set."""
-    return kind(**_values(kind.DESCRIPTOR, told))
+    """A dataclass as a message of that class, which may have fewer fields; None is not set. A message as it is."""
+    return told if isinstance(told, kind) else kind(**_values(kind.DESCRIPTOR, told))
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:

@@ -19,7 +19,7 @@ from jaxctx.codec import decode, encode
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, ProgramEngine, UpdateRequest
 from jaxctx.errors import Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1.admin_service_pb2 import GetStatsRequest
+from jaxctx.v1.admin_service_pb2 import ClearCacheRequest, GetStatsRequest
 from jaxctx.v1.content_pb2 import TokenIds
 from jaxctx.v1.model_service_pb2 import TokenizeRequest
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
@@ -28,6 +28,7 @@ TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/e
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # after which an engine is taken for lost
 lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
+draining = partial(Unavailable, "the server is draining", reason="DRAINING", retry_after_s=5.0)
 
 
 def bearing(key: str) -> tuple[tuple[str, str], ...]:
@@ -47,7 +48,7 @@ class RemoteEngine(ProgramEngine):
         self._is_gone = False
 
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
-        told = await self._ask("CreateContext", caller, encode(request, pb.CreateContextRequest))
+        told = await self.ask("CreateContext", caller, encode(request, pb.CreateContextRequest))
         return decode(told.context, answers.ContextInfo)
 
     async def fill(
@@ -55,26 +56,26 @@ class RemoteEngine(ProgramEngine):
     ) -> answers.FillResult:
         if tokens:
             fill = pb.FillRequest(context_id=context_id, tokens=TokenIds(ids=tokens), defer=defer)
-            return decode(await self._ask("Fill", caller, fill), answers.FillResult)
-        return decode(await self._ask("Flush", caller, pb.FlushRequest(context_id=context_id)), answers.FillResult)
+            return decode(await self.ask("Fill", caller, fill), answers.FillResult)
+        return decode(await self.ask("Flush", caller, pb.FlushRequest(context_id=context_id)), answers.FillResult)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        async with self._begun("Generate", caller, encode(request, pb.GenerateRequest)) as call:
+        async with self.begun("Generate", caller, encode(request, pb.GenerateRequest)) as call:
             async for piece in call:
                 yield decode(piece, answers.GeneratePiece)
 
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> answers.ContextInfo:
         changes = encode(request, pb.UpdateContextRequest)
         changes.context_id = context_id
-        return decode((await self._ask("UpdateContext", caller, changes)).context, answers.ContextInfo)
+        return decode((await self.ask("UpdateContext", caller, changes)).context, answers.ContextInfo)
 
     async def close(self, caller: Caller, context_id: str) -> None:
-        await self._ask("CloseContext", caller, pb.CloseContextRequest(context_id=context_id))
+        await self.ask("CloseContext", caller, pb.CloseContextRequest(context_id=context_id))
 
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self._ask("GetStats", Caller(deadline=self._clock() + SILENCE_S), GetStatsRequest())
+            told = await self.ask("GetStats", Caller(deadline=self._clock() + SILENCE_S), GetStatsRequest())
         except BaseException:
             self._cut()
             raise
@@ -82,10 +83,13 @@ class RemoteEngine(ProgramEngine):
         self.info = engine.info
         return engine.stats
 
+    async def clear_cache(self) -> int:
+        return int((await self.ask("ClearCache", Caller(), ClearCacheRequest())).pages_dropped)
+
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
         request = TokenizeRequest(text=text, add_special_tokens=start)
-        return list((await self._ask("Tokenize", Caller(), request)).tokens)
+        return list((await self.ask("Tokenize", Caller(), request)).tokens)
 
     async def aclose(self) -> None:
         """End all calls, and make no more."""
@@ -98,12 +102,13 @@ class RemoteEngine(ProgramEngine):
         for call in calls:
             call.cancel()
 
-    async def _ask(self, rpc: str, caller: Caller, request: Message) -> Any:
-        async with self._begun(rpc, caller, request) as call:
+    async def ask(self, rpc: str, caller: Caller, request: Message) -> Any:
+        """The response of a method of the contract that has one."""
+        async with self.begun(rpc, caller, request) as call:
             return await call
 
     @asynccontextmanager
-    async def _begun(self, rpc: str, caller: Caller, request: Message) -> AsyncIterator[Any]:
+    async def begun(self, rpc: str, caller: Caller, request: Message) -> AsyncIterator[Any]:
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """
