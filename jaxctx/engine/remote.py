@@ -28,7 +28,6 @@ TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/e
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # after which an engine is taken for lost
 lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
-draining = partial(Unavailable, "the server is draining", reason="DRAINING", retry_after_s=5.0)
 
 
 def bearing(key: str) -> tuple[tuple[str, str], ...]:

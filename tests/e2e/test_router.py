@@ -40,6 +40,8 @@ from tests.e2e.test_cluster import (
 )
 from tests.engines import Clock
 
+LONG = "You are a careful assistant who answers in one short sentence, and never guesses. " * 2
+
 
 @pytest.fixture
 async def client(company: Company) -> AsyncIterator[jaxctx.aio.Client]:  # noqa: F811
@@ -140,16 +142,60 @@ async def test_contexts_on_two_engines_are_compared_by_their_tokens(
 # --- where to -------------------------------------------------------------------------------------------------------
 
 
-async def test_new_contexts_go_where_there_is_least_to_do(
+async def test_new_contexts_go_where_most_of_their_prompt_is_cached(
     company: Company,  # noqa: F811
     client: jaxctx.aio.Client,
 ) -> None:
+    """Also where that engine has more to do; and with no prefix anywhere where there is least to do."""
     addresses = list(company.engines)
+    for address, prompt in zip(addresses, (LONG, "Another thing altogether. " * 6), strict=True):
+        home = await client.context(await made_on(company, address))
+        await home.fill(prompt)
+        for busy in addresses:
+            company.nodes[busy].forwarded += 3
+            assert (await client.plan(prompt + "?")).resident >= 64
+            async with await client.create(labels={"a": "b"}) as context:
+                assert (await context.fill(prompt + "!")).resident >= 64
+                assert await where(company, context.id) == address
+                assert (await context.refresh()).labels == {"a": "b"}
+            company.nodes[busy].forwarded -= 3
     for busy, free in (addresses, addresses[::-1]):
         company.nodes[busy].forwarded += 3
         async with await client.create("Nothing like it") as context:
             assert await where(company, context.id) == free
         company.nodes[busy].forwarded -= 3
+
+
+async def test_only_an_empty_context_moves(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    home = await client.context(await made_on(company, second))
+    await home.fill(LONG)
+    await crowd(company, second)
+    context = await client.create(context_id="mine")
+    assert await where(company, "mine") == first
+    await context.update(priority=3)
+    await context.fill(LONG)
+    assert await where(company, "mine") == first
+    assert (await context.refresh()).priority == 3
+
+
+async def test_a_fill_that_is_cancelled_leaves_one_context(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    _, second = company.engines
+    await (await client.context(await made_on(company, second))).fill(LONG)
+    await crowd(company, second)
+    for n in range(12):
+        context = await client.create(context_id=f"mine{n}")
+        filling = asyncio.create_task(context.fill(LONG))
+        await asyncio.sleep(n / 1000)
+        filling.cancel()
+        with suppress(asyncio.CancelledError):
+            await filling
+        with suppress(errors.Aborted):
+            await context.fill(" and more")
+        await where(company, context.id)
 
 
 # --- ids that callers choose ----------------------------------------------------------------------------------------
@@ -204,6 +250,22 @@ async def test_snapshots_of_all_engines(company: Company, client: jaxctx.aio.Cli
     assert await client.delete_snapshot("s0") == 2
 
 
+async def test_publications_of_all_engines(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    published = []
+    for address in company.engines:
+        context = await client.context(await made_on(company, address))
+        await context.fill(f"At {address} " + LONG)
+        published.append((await context.publish()).publication_id)
+    assert [each.publication_id for each in await client.publications()] == sorted(published)
+    for each in published:
+        assert (await client.update_publication(each, labels={"a": "b"})).labels == {"a": "b"}
+        await client.unpublish(each)
+    assert await client.publications() == []
+    with pytest.raises(errors.NotFound) as error:
+        await client.unpublish(published[0])
+    assert error.value.reason == "PUBLICATION_NOT_FOUND"
+
+
 async def test_lists_come_in_parts(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
     first, second = company.engines
     ids = [f"c{n:02}" for n in range(21)]
@@ -251,6 +313,32 @@ async def test_a_watch_sees_all_engines(company: Company, client: jaxctx.aio.Cli
         await asyncio.wait_for(watching, 5)
     assert error.value.reason == "DRAINING"
     await draining
+
+
+async def test_a_context_that_moves_is_not_closed_for_who_watches(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    _, second = company.engines
+    await (await client.context(await made_on(company, second))).fill(LONG)
+    await crowd(company, second)
+    seen: list[Change] = []
+
+    async def watch() -> None:
+        async for event in client.watch():
+            if event.context_id == "mine":
+                seen.append(event.change)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.1)
+    context = await client.create(context_id="mine")
+    await until(lambda: seen == [Change.CREATED])
+    await context.fill(LONG)
+    assert await where(company, "mine") == second
+    await context.close()
+    await until(lambda: Change.CLOSED in seen)
+    assert set(seen[:-1]) <= {Change.CREATED, Change.CHANGED}
+    watching.cancel()
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
