@@ -43,8 +43,10 @@ class _Field(NamedTuple):
 
 
 def encode(told: object, kind: type[M], **known: Any) -> M:
-    """A dataclass as a message of that class, which may have fewer fields, or `known` ones more; None is not set."""
-    return kind(**_values(kind.DESCRIPTOR, told) | known)
+    """A dataclass as a message of that class, which may have fewer fields, or `known` ones more; None is not set. A
+    message as it is.
+    """
+    return told if isinstance(told, kind) else kind(**_values(kind.DESCRIPTOR, told) | known)
 
 
 def decode(message: Message, kind: type[T], **known: Any) -> T:

@@ -230,7 +230,7 @@ REMOTE_CALLS = {  # by protocol: the class that asks an engine in another proces
         "RemoteCalls",
         '''
     @abstractmethod
-    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+    async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
         """Call a method with these fields and those of `request`; its response."""''',
     ),
 }
@@ -647,14 +647,14 @@ class EngineCalls(Requests):
         sent = [f'"{method.proto.name}"', "caller", *request, *(f"{part}={part}" for part in parts if part in named)]
         head, fields = self._head(method, name, parts), self._types[method.proto.output_type].proto.field
         if not fields:
-            return "\n".join([head, wrapped("        await self._ask(", sent, ")")])
+            return "\n".join([head, wrapped("        await self.ask(", sent, ")")])
         told = f"told.{fields[0].name}" if len(fields) == 1 else "told"
         kind, is_list = self._told(method.proto.output_type), fields[0].label == FieldDescriptorProto.LABEL_REPEATED
         answer = f"decode({told}, {kind})"
         if len(fields) == 1 and is_list:
             each = kind.removeprefix("Sequence[").removesuffix("]")
             answer = f"[decode(each, {each}) for each in {told}]" if fields[0].type_name else f"list({told})"
-        return "\n".join([head, wrapped("        told = await self._ask(", sent, ")"), f"        return {answer}"])
+        return "\n".join([head, wrapped("        told = await self.ask(", sent, ")"), f"        return {answer}"])
 
     def _head(self, method: Method, name: str, parts: Iterable[str]) -> str:
         kind = self._types[method.proto.input_type]

@@ -141,8 +141,8 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             if whole:
                 devices[key].compile()
         poison(devices[key])
-        # Engines that share a store must not take each other's objects for their own.
-        rng, ids = random.Random(1 + len(started)), itertools.count()
+        # Engines that share a store, or a core, must not take each other's objects for their own.
+        rng, ids = random.Random(1 + len(started)), itertools.count(1000 * len(started))
         world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
         core = EngineCore(config, devices[key], served.text, identity, served.model_id, world)

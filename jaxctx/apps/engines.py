@@ -45,6 +45,7 @@ class EngineNode:
         self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
         self.stats: EngineStats | None = None  # as of the last beat
         self.draining = False  # what runs may end there, and nothing new begins
+        self.forwarded = 0  # calls of clients that this core has it work on
 
     def beat(self, stats: EngineStats) -> None:
         """Its load as it says."""
@@ -52,6 +53,12 @@ class EngineNode:
         promised = stats.pages_reserved * self.engine.info.page_size  # what idle contexts hold can be had
         self._others = max(0, stats.running + stats.waiting - len(self.running))
         self._tokens_of_others = max(0, promised - sum(map(self.tokens_of, self.running)))
+
+    @property
+    def load(self) -> float:
+        """How much of its places and of its pages is in use; about."""
+        held = self.stats.pages_held / max(1, self.stats.pages_total) if self.stats else 0.0
+        return (len(self.running) + max(self._others, self.forwarded)) / self.engine.info.max_batch + held
 
     def bound_of(self, task: Task) -> int:
         """How many tasks this one bears beside it, itself included."""

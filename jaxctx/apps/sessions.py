@@ -248,8 +248,8 @@ class Programs:
 
     async def drain(self) -> None:
         """Take no more calls, and return when nothing is left of those that have all that they need."""
-        self.draining = True
-        while any(session.info.started for session in self._sessions.values()):
+        self.draining, nodes = True, self.dispatcher.engines.nodes
+        while any(each.info.started for each in self._sessions.values()) or any(n.forwarded for n in nodes.values()):
             await asyncio.sleep(SWEEP_S / 20)
 
     def _end_if_over(self, session: Session) -> bool:

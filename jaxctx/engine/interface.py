@@ -40,6 +40,9 @@ class ProgramEngine(ProgramCalls, Protocol):
 
     async def stats(self) -> answers.EngineStats: ...
 
+    async def clear_cache(self) -> int:
+        """Drop every cached page that no context holds; returns how many."""
+
 
 class Engine(ProgramEngine, EngineCalls, Protocol):
     """One engine: all that clients can ask of it."""
@@ -76,6 +79,3 @@ class Engine(ProgramEngine, EngineCalls, Protocol):
 
     async def failure(self) -> str:
         """Return when the engine can do no more work, with what happened; every other call is Unavailable by then."""
-
-    async def clear_cache(self) -> int:
-        """Drop every cached page that no context holds; returns how many."""

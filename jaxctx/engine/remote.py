@@ -48,17 +48,17 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
         rpc, added = ("Fill", {"tokens": {"ids": tokens}, "defer": defer}) if tokens else ("Flush", {})
-        return decode(await self._ask(rpc, caller, context_id=context_id, **added), answers.FillResult)
+        return decode(await self.ask(rpc, caller, context_id=context_id, **added), answers.FillResult)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        async with self._begun("Generate", caller, request) as call:
+        async with self.begun("Generate", caller, request) as call:
             async for piece in call:
                 yield decode(piece, answers.GeneratePiece)
 
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self._ask("GetStats", Caller(deadline=self._clock() + SILENCE_S))
+            told = await self.ask("GetStats", Caller(deadline=self._clock() + SILENCE_S))
         except BaseException:
             self._cut()
             raise
@@ -66,9 +66,12 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         self.info = engine.info
         return engine.stats
 
+    async def clear_cache(self) -> int:
+        return int((await self.ask("ClearCache", Caller())).pages_dropped)
+
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        return list((await self._ask("Tokenize", Caller(), text=text, add_special_tokens=start)).tokens)
+        return list((await self.ask("Tokenize", Caller(), text=text, add_special_tokens=start)).tokens)
 
     async def aclose(self) -> None:
         """End all calls, and make no more."""
@@ -81,12 +84,13 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         for call in calls:
             call.cancel()
 
-    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
-        async with self._begun(rpc, caller, request, **fields) as call:
+    async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+        """The response of a method of the contract that has one."""
+        async with self.begun(rpc, caller, request, **fields) as call:
             return await call
 
     @asynccontextmanager
-    async def _begun(self, rpc: str, caller: Caller, request: object = None, **fields: Any) -> AsyncIterator[Any]:
+    async def begun(self, rpc: str, caller: Caller, request: object = None, **fields: Any) -> AsyncIterator[Any]:
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """

@@ -73,7 +73,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Drop every cached page that no context holds, and tell how many.
+        """Drop every cached page that no context holds, and tell how many; in a core, of all engines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many."""
+    """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
 
 class AdminServiceAsyncStub:
     """Load, memory, drain and cache of the server."""
@@ -66,7 +66,7 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many."""
+    """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""
@@ -97,6 +97,6 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.ClearCacheResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ClearCacheResponse]]:
-        """Drop every cached page that no context holds, and tell how many."""
+        """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -305,7 +305,8 @@ class Change(enum.Enum):
     SUSPENDED = "suspended"  # its pages were given up under memory pressure
     CLOSED = "closed"  # it was closed
     EXPIRED = "expired"  # its time to live ended
-    # Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there.
+    # Changes were lost because the caller read slowly, or a core got or lost an engine. Forget everything: EXISTS
+    # follows for what is there.
     RESET = "reset"
 
 

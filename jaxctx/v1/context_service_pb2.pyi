@@ -51,7 +51,9 @@ class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CONTEXT_CHANGE_EXPIRED: _ContextChange.ValueType  # 8
     """Its time to live ended."""
     CONTEXT_CHANGE_RESET: _ContextChange.ValueType  # 9
-    """Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there."""
+    """Changes were lost because the caller read slowly, or a core got or lost an engine. Forget everything: EXISTS follows
+    for what is there.
+    """
 
 class ContextChange(_ContextChange, metaclass=_ContextChangeEnumTypeWrapper):
     """What happened to a context."""
@@ -75,7 +77,9 @@ CONTEXT_CHANGE_CLOSED: ContextChange.ValueType  # 7
 CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
 """Its time to live ended."""
 CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
-"""Changes were lost because the caller read slowly. Forget everything: EXISTS follows for what is there."""
+"""Changes were lost because the caller read slowly, or a core got or lost an engine. Forget everything: EXISTS follows
+for what is there.
+"""
 global___ContextChange = ContextChange
 
 @typing.final

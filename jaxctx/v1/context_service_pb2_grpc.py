@@ -32,7 +32,8 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def __init__(self, channel):
@@ -140,7 +141,8 @@ class ContextServiceServicer:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def CreateContext(self, request, context):
@@ -379,7 +381,8 @@ class ContextService:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     @staticmethod

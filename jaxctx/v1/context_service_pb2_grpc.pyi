@@ -24,7 +24,8 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -147,7 +148,8 @@ class ContextServiceAsyncStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     CreateContext: grpc.aio.UnaryUnaryMultiCallable[
@@ -269,7 +271,8 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND.
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     @abc.abstractmethod

@@ -38,19 +38,19 @@ class RemoteCalls(ProgramCalls, Protocol):
     """What programs have an engine do by one call of the contract, in another process."""
 
     @abstractmethod
-    async def _ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
+    async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
         """Call a method with these fields and those of `request`; its response."""
 
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
-        told = await self._ask("CreateContext", caller, request)
+        told = await self.ask("CreateContext", caller, request)
         return decode(told.context, ContextInfo)
 
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
-        told = await self._ask("UpdateContext", caller, request, context_id=context_id)
+        told = await self.ask("UpdateContext", caller, request, context_id=context_id)
         return decode(told.context, ContextInfo)
 
     async def close(self, caller: Caller, context_id: str) -> None:
-        await self._ask("CloseContext", caller, context_id=context_id)
+        await self.ask("CloseContext", caller, context_id=context_id)
 
 
 class EngineCalls(Protocol):

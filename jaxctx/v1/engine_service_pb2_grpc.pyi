@@ -3,9 +3,9 @@
 isort:skip_file
 Between a core and its engines, which are processes of their own.
 
-A core has no model: it runs programs (SessionService), and its engines compute them. An engine is a server of this
-same contract: it registers with a core, and from then on the core calls it as any client would, with two headers
-beside the cluster's key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-life` is the life for which
+A core has no model: it runs programs (SessionService), which its engines compute, and hands every other call as it came
+to the engine that is its place. An engine is a server of this same contract: it registers with a core, and from then on
+the core calls it as any client would, with two headers beside the cluster's key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-life` is the life for which
 it is meant: a later one refuses it, so that nothing can reach an engine that has forgotten what it is about.
 """
 

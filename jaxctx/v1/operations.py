@@ -403,7 +403,7 @@ class ServerCalls:
 
     @operation
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
-        """Drop every cached page that no context holds, and tell how many."""
+        """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
         return await self._link.ask("ClearCache", timeout_s, int)
 
 

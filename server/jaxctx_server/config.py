@@ -59,7 +59,7 @@ class ServeConfig:
     """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it."""
 
     role: Literal["both", "core", "engine"] = "both"
-    """core: programs alone, on engines that are processes of their own; engine: one of these; both: all in one."""
+    """core: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
     core: None | str = None
     """HOST:PORT of the core whose engine this is."""
     cluster_key: None | Path = None

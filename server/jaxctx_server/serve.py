@@ -49,7 +49,7 @@ async def serve(
     """
     started = time.monotonic()
     serving = Serving()
-    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster)
+    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster, is_core=config.role == "core")
     addresses = listen(server, config, keys=keys is not None)
     await server.start()
     joining, engine = None, None

@@ -53,8 +53,14 @@ class Cluster:
         self._servers.append(Server(*arguments, cache=self._cache, command=command, stderr=self._log))
         return self._servers[-1]
 
-    def engine(self) -> Server:
-        return self._begun(*SMALL, "--role", "engine", "--core", self.core)
+    def engine(self, *arguments: str) -> Server:
+        return self._begun(*SMALL, "--role", "engine", "--core", self.core, *arguments)
+
+    async def without_engines(self) -> None:
+        """Kill those of other tests."""
+        for server in self._servers[1:]:
+            server.process.kill()
+        await self.until()
 
     def end(self) -> None:
         for server in self._servers:
@@ -156,6 +162,34 @@ async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionService
     for number, (reading, beginning) in enumerate(zip(readings, beginnings, strict=True)):
         assert beginning + "".join([part.text async for part in reading]) == said(f"Tell {number}: ", 700)
     assert engine.end()[0] == 0
+
+
+async def test_contexts_by_a_core(cluster: Cluster, tmp_path: Path) -> None:
+    """They end with their engine, which is said; what was saved is there with the next engine on the same store."""
+    await cluster.without_engines()
+    engines = [cluster.engine("--store", str(tmp_path)) for _ in range(2)]
+    await cluster.until(*engines)
+    greedy: Any = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    async with jaxctx.aio.Client(cluster.core, timeout_s=20) as client:
+        context = await client.create(SYSTEM, context_id="story")
+        assert str(await context.complete(**greedy)) == said(SYSTEM, 20)
+        await context.save("story", durable=True)
+        again = await client.create(SYSTEM)  # where that is cached
+        for engine in engines:
+            async with jaxctx.aio.Client(engine.address, timeout_s=20) as there:
+                if ids := {each.id async for each in there.contexts()}:
+                    assert ids == {context.id, again.id}
+                    engine.process.kill()
+                else:
+                    other = engine
+        await cluster.until(other)
+        with pytest.raises(errors.Unavailable) as error:
+            await context.complete(**greedy)
+        assert error.value.reason == "ENGINE_LOST"
+        assert [each async for each in client.contexts()] == []
+        await cluster.until(other, cluster.engine("--store", str(tmp_path)))
+        opened = await client.open("story", context_id="story")
+        assert str(await opened.complete(**greedy)) == said(SYSTEM, 40)[20:]
 
 
 @pytest.mark.campaign

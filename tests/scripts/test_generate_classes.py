@@ -524,7 +524,7 @@ def test_calls_of_an_engine_elsewhere(made: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(calls, "decode", lambda message, kind: (kind.__name__, message), raising=False)
 
     class Radio(calls.Remote):
-        async def _ask(self, rpc: str, caller: object, request: object = None, /, **fields: object) -> object:
+        async def ask(self, rpc: str, caller: object, request: object = None, /, **fields: object) -> object:
             asked.append((rpc, caller, request, fields))
             return SimpleNamespace(heard=("good", "evening"))
 

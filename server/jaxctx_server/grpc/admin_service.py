@@ -6,7 +6,9 @@ grpcio-health-checking: its watchers hold a lock while they write, so that one t
 and one that leaves makes others miss changes.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,10 +17,12 @@ from jaxctx.answers import Engine
 from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service, answered, told
+from jaxctx_server.grpc.router import ROUTED
+from jaxctx_server.grpc.service import Service, told
 from jaxctx_server.serving import Serving, State
 
 Health = health_pb2.HealthCheckResponse
+LOOK_S = 1.0  # how often a watch looks whether a core has engines
 
 
 class AdminService(Service):
@@ -39,7 +43,9 @@ class AdminService(Service):
         await self._serving.drain()
         return pb.DrainResponse()
 
-    ClearCache = answered("ClearCache", lambda model, *_: model.engine.clear_cache())
+    async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
+        nodes = self._serving.served().programs.dispatcher.engines.nodes.values()
+        return pb.ClearCacheResponse(pages_dropped=sum([await node.engine.clear_cache() for node in nodes]))
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
@@ -64,10 +70,14 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             if status != sent:
                 yield Health(status=status)
                 sent = status
-            await change.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), LOOK_S)
 
     def _status(self, service: str) -> int:
         if service and service not in self._services:
             return int(Health.SERVICE_UNKNOWN)
         serving = service == "" or self._serving.state is State.READY
+        if serving and service.rpartition(".")[2] in ROUTED:  # a core needs others for them
+            served = self._serving.served()
+            serving = served.model is not None or bool(served.programs.dispatcher.engines.nodes)
         return int(Health.SERVING if serving else Health.NOT_SERVING)

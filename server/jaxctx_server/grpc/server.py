@@ -16,6 +16,7 @@ from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.engine_service import EngineService
 from jaxctx_server.grpc.model_service import ModelService
 from jaxctx_server.grpc.pipeline import Pipeline
+from jaxctx_server.grpc.router import ROUTED, Router
 from jaxctx_server.grpc.session_service import SessionService
 from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
@@ -51,14 +52,17 @@ def make_server(
     max_calls: int,
     clock: Callable[[], float] = time.monotonic,
     cluster: Cluster = ALONE,
+    is_core: bool = False,
 ) -> grpc.aio.Server:
     """A server without addresses, not started. Must be called on the event loop that will run it.
 
-    `clock` is the engine's clock of deadlines.
+    `clock` is the engine's clock of deadlines. `is_core`: engines elsewhere answer what needs a model.
     """
     server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls, cluster.life)], options=options(max_calls))
+    router = Router(serving, clock)
     for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):
-        SERVE[kind.__name__](kind(serving, clock), server)
+        is_routed = is_core and kind.__name__ in ROUTED
+        SERVE[kind.__name__](router if is_routed else kind(serving, clock), server)
     SERVE["EngineService"](EngineService(serving, clock, cluster.key), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)

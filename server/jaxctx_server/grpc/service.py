@@ -93,6 +93,7 @@ def told(rpc: str, answer: Any) -> Any:
 
 def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
     """Of what was found, as many as the request asks for, behind its page token, and if there are more the next token.
+    What was found twice is there once.
 
     That is the last one's id, its first field: names, which go up; of versions the number, which goes down.
     """
@@ -104,7 +105,8 @@ def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
         name = getattr(one, by)
         return name > last if isinstance(name, str) else not last or name < int(last)
 
-    rest = [one for one in found if behind(one)]
+    once = {getattr(one, by): one for one in found if behind(one)}
+    rest = [once[each] for each in sorted(once, reverse=by == "version")]
     page = told(rpc, rest[:limit])
     if len(rest) > limit:
         page.next_page_token = str(getattr(rest[limit - 1], by))

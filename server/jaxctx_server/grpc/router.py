@@ -1,0 +1,253 @@
+"""A core's way to its engines: every call that is no program's goes as it came to the engine that is its place.
+
+What a call is about, a context or a snapshot, is on one engine, which is asked first if it is remembered; then others
+are, the least loaded first, until one knows it: NotFound says that nothing was done. While an engine that may come back
+cannot be asked, that is Unavailable (ENGINE_LOST) instead. A new context is made on the least loaded engine. Nothing is
+known of its prompt then: with its first fill, if that comes next, all engines say what they would have to do (Plan),
+and it is made anew where most of the prompt is cached.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from jaxctx.apps.engines import EngineNode
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import RemoteEngine, lost
+from jaxctx.errors import AlreadyExists, JaxctxError, NotFound, Unavailable
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.rules_pb2 import found_by, work
+from jaxctx.v1.services import METHODS, SERVICES
+from jaxctx_server.grpc.pipeline import Context
+from jaxctx_server.grpc.service import PAGE_SIZE, Service, page_of
+from jaxctx_server.serving import Serving
+
+ROUTED = ("ContextService", "SnapshotService", "ModelService")  # what a core has engines answer
+MOST_HOMES = 1 << 17  # contexts whose engine is remembered; the latest used
+MOST_LISTED = 1000  # entries that an engine may be asked for at once
+WATCH_BUFFER = 64  # changes that wait for a reader
+LOOK_S = 1.0  # how often a watch looks for engines that came or went
+MOVE_TIMEOUT_S = 10.0
+draining = partial(Unavailable, "the server is draining", reason="DRAINING", retry_after_s=5.0)
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a context is, or was. `created` is how, until something else is asked of it."""
+
+    node: EngineNode
+    created: pb.CreateContextRequest | None = None
+    moving: asyncio.Task[None] | None = None
+
+
+class Router(Service):
+    """The services that engines answer, in a core. Lives on the event loop."""
+
+    def __init__(self, serving: Serving, clock: Callable[[], float]) -> None:
+        super().__init__(serving, clock)
+        self._homes: OrderedDict[tuple[str, str], Home] = OrderedDict()  # by tenant and id
+        # What is being made: by tenant, the method that finds it, and id.
+        self._making: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def answer(self, rpc: str, caller: Caller, request: Any) -> Any:
+        """The only response of `responses`."""
+        async with aclosing(self.responses(rpc, caller, request)) as responses:
+            return await anext(responses)
+
+    async def responses(self, rpc: str, caller: Caller, request: Any) -> AsyncGenerator[Any, None]:
+        """What the first engine answers that knows what this is about, and does not drain."""
+        programs, errors = self._serving.served().programs, list[JaxctxError]()
+        if (is_work := METHODS[rpc].GetOptions().Extensions[work]) and programs.draining:
+            raise draining()
+        async with self._free(caller, request):
+            home = await self._home(rpc, caller, request)
+            for node in self._places(rpc, request, home):
+                node.forwarded += is_work
+                try:
+                    async with remote(node).begun(rpc, caller, request) as call:
+                        async for response in call if METHODS[rpc].server_streaming else only(call):
+                            self._learn(node, rpc, caller, request, response)
+                            yield response
+                    return
+                except (NotFound, Unavailable) as error:
+                    if isinstance(error, Unavailable) and error.reason != "DRAINING":
+                        raise
+                    errors.append(error)
+                finally:
+                    node.forwarded -= is_work
+        there = programs.dispatcher.engines.nodes
+        may_come_back = any(address not in there and not task.done() for address, task in programs.attending.items())
+        was_lost = home is not None and home.node not in there.values()
+        told = min(errors, key=lambda error: isinstance(error, NotFound), default=lost())
+        raise lost() if isinstance(told, NotFound) and (may_come_back or was_lost) else told
+
+    async def listed(self, rpc: str, caller: Caller, request: Any) -> Any:
+        """A page of what all engines have; what several have (a model, snapshots in one store) once."""
+        limit = min(request.limit or PAGE_SIZE, MOST_LISTED - 1)
+        request.limit = limit + 1  # one more tells that there is another page
+        pages = (await self._each(rpc, caller, request, NotFound)).values()
+        if not pages:
+            return await self.answer(rpc, caller, request)  # says why
+        request.limit, field = limit, METHODS[rpc].output_type.fields[0].name
+        return page_of(rpc, request, [each for page in pages for each in getattr(page, field)])
+
+    async def plan(self, rpc: str, caller: Caller, request: pb.PlanRequest) -> Any:
+        """Of a new context: what it would take on the engine that would get it."""
+        plans = {} if request.context_id else await self._plans(caller, request)
+        return next(iter(plans.values())) if plans else await self.answer(rpc, caller, request)
+
+    async def compare(self, rpc: str, caller: Caller, request: pb.CompareRequest) -> Any:
+        """Contexts on two engines share no pages, but may have tokens in common."""
+        with suppress(NotFound):
+            return await self.answer(rpc, caller, request)
+        gets = [pb.GetContextRequest(context_id=each, include_tokens=True) for each in (request.a, request.b)]
+        a, b = [(await self.answer("GetContext", caller, get)).tokens.ids for get in gets]
+        parted = (place for place, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
+        return pb.CompareResponse(common_tokens=next(parted, min(len(a), len(b))), length_a=len(a), length_b=len(b))
+
+    async def watch(self, rpc: str, caller: Caller, request: pb.WatchContextsRequest) -> AsyncIterator[Any]:
+        """The changes on all engines; when one comes, is lost, or has lost changes, all is told anew."""
+        programs, reset = self._serving.served().programs, pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_RESET)
+        there = programs.dispatcher.engines.nodes
+
+        async def read(node: EngineNode, changes: asyncio.Queue[Any]) -> None:
+            with suppress(JaxctxError):  # it is lost, which shows, or drains
+                async with remote(node).begun(rpc, caller, request) as call:
+                    async for change in call:
+                        home = self._homes.get((caller.tenant, change.context_id))
+                        if home is None or home.node is node:  # else it moves
+                            await changes.put(change)
+
+        while True:
+            nodes, changes = set(there.values()), asyncio.Queue[Any](WATCH_BUFFER)
+            readers = [asyncio.create_task(read(node, changes)) for node in nodes]
+            try:
+                while nodes == set(there.values()):
+                    if programs.draining:
+                        raise draining()
+                    with suppress(TimeoutError):
+                        change = await asyncio.wait_for(changes.get(), LOOK_S)
+                        if change.change == reset.change:
+                            break
+                        yield change
+            finally:
+                for reader in readers:
+                    reader.cancel()
+            reset.at.GetCurrentTime()
+            yield reset
+
+    async def _home(self, rpc: str, caller: Caller, request: Any) -> Home | None:
+        """Where the context is that this is about, if that is remembered; where it will be, if it is first filled."""
+        key = caller.tenant, getattr(request, "context_id", "")
+        if (home := self._homes.get(key)) is not None:
+            self._homes.move_to_end(key)
+            created, home.created = home.created, None
+            if created is not None and rpc == "Fill":
+                home.moving = asyncio.create_task(self._move(home, created, request, caller))
+            if home.moving is not None:
+                await asyncio.shield(home.moving)
+        return home
+
+    async def _move(self, home: Home, created: pb.CreateContextRequest, fill: pb.FillRequest, caller: Caller) -> None:
+        """Make an empty context anew on the engine that has the least to do for its first fill."""
+        caller = replace(caller, deadline=self._clock() + MOVE_TIMEOUT_S)  # whatever becomes of the fill
+        content = {each.name: value for each, value in fill.ListFields() if each.name not in ("context_id", "defer")}
+        plan = pb.PlanRequest(model_id=created.model_id, salt=created.salt, **content)
+        with suppress(JaxctxError):  # then it stays where it is
+            best = next(iter(await self._plans(caller, plan)), home.node)
+            if best is not home.node:
+                await remote(best).ask("CreateContext", caller, created)
+                before, home.node = home.node, best
+                await remote(before).close(caller, created.context_id)
+
+    async def _plans(self, caller: Caller, plan: pb.PlanRequest) -> dict[EngineNode, Any]:
+        """What engines would do; first the one with most of it cached that has room, else the least loaded."""
+
+        def order(planned: tuple[EngineNode, Any]) -> tuple[bool, bool, int, float]:
+            node, told = planned
+            return node.draining, told.pages_needed > told.pages_available, -told.resident - told.restored, node.load
+
+        return dict(sorted((await self._each("Plan", caller, plan, JaxctxError)).items(), key=order))
+
+    async def _each(self, rpc: str, caller: Caller, request: Any, quiet: type[JaxctxError]) -> dict[EngineNode, Any]:
+        """What each engine answers, save for those that raise such an error."""
+
+        async def ask(node: EngineNode) -> Any:
+            with suppress(quiet):
+                return await remote(node).ask(rpc, caller, request)
+
+        nodes = self._places(rpc, request)
+        told = zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True)
+        return {node: answer for node, answer in told if answer is not None}
+
+    def _places(self, rpc: str, request: Any, home: Home | None = None) -> list[EngineNode]:
+        """The engines to ask, the likeliest first; where the request says which model, those of that."""
+        engines = self._serving.served().programs.dispatcher.engines
+        nodes = list(engines.nodes.values())
+        if hasattr(request, "model_id") and not (rpc == "Plan" and request.context_id):
+            nodes = engines.serving(engines.model(request.model_id)[0])
+        return sorted(nodes, key=lambda node: (home is None or node is not home.node, node.draining, node.load))
+
+    @asynccontextmanager
+    async def _free(self, caller: Caller, request: Any) -> AsyncIterator[None]:
+        """Around what may make something: nothing has, or is given meanwhile, an id that the request chooses for it."""
+        async with AsyncExitStack() as stack:
+            for find, chosen in choices(request):
+                making = self._making.setdefault((caller.tenant, find, chosen), asyncio.Lock())
+                await stack.enter_async_context(making)
+                if find == "GetContext":
+                    self._homes.pop((caller.tenant, chosen), None)  # what was on a lost engine can be made again
+                kind = GetMessageClass(METHODS[find].input_type)
+                with suppress(NotFound):
+                    await self.answer(find, caller, kind(**{kind.DESCRIPTOR.fields[0].name: chosen}))
+                    raise AlreadyExists(f"there is {chosen!r} already")
+            yield
+
+    def _learn(self, node: EngineNode, rpc: str, caller: Caller, request: Any, response: Any) -> None:
+        """Where the contexts are that a response tells of."""
+        for context in getattr(response, "contexts", [getattr(response, "context", None)]):
+            if context is not None and context.context_id:
+                home = self._homes[caller.tenant, context.context_id] = Home(node)
+                if rpc == "CreateContext":
+                    home.created = request
+                    request.context_id = context.context_id
+        while len(self._homes) > MOST_HOMES:
+            self._homes.popitem(last=False)
+
+
+def remote(node: EngineNode) -> RemoteEngine:
+    """A core has no other engines."""
+    return cast(RemoteEngine, node.engine)
+
+
+async def only(call: Any) -> AsyncIterator[Any]:
+    """The response of a call that has one, as a stream."""
+    yield await call
+
+
+def choices(request: Any) -> Iterator[tuple[str, str]]:
+    """Ids and names that a request chooses for what it makes, each with the method that finds it."""
+    for field, value in request.ListFields():
+        if (find := field.GetOptions().Extensions[found_by]) and not getattr(request, "overwrite_version", None):
+            yield from ((find, each) for each in sorted(value if field.is_repeated else [value]))
+
+
+def forwarded(method: MethodDescriptor) -> Callable[[Router, Any, Context], Any]:
+    """A method of the contract, as engines answer it."""
+    special = {"Plan": Router.plan, "Compare": Router.compare, "WatchContexts": Router.watch}
+    is_list = "page_token" in method.input_type.fields_by_name
+    answer: Any = Router.listed if is_list else Router.responses if method.server_streaming else Router.answer
+    answer = special.get(method.name, answer)
+    return lambda self, request, context: answer(self, method.name, self.valid(context, request)[1], request)
+
+
+for each in (method for name in ROUTED for method in SERVICES[name].methods):
+    setattr(Router, each.name, forwarded(each))

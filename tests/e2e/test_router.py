@@ -1,0 +1,535 @@
+"""What is no program, asked of a core: it comes to the engine that is its place, wherever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.answers import Change
+from jaxctx.caller import Caller as Asker
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import requests
+from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.engine_service_pb2 import RegisterRequest
+from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
+from jaxctx.v1.services import METHODS
+from jaxctx.wire import method_of
+from jaxctx_server.access import Key
+from jaxctx_server.cluster import ALONE, Cluster
+from tests.e2e.test_cluster import (
+    KEY,
+    USERS,
+    Company,
+    Forwarder,
+    alone,
+    cluster,  # noqa: F401 - a fixture
+    company,  # noqa: F401 - a fixture
+    core_of,
+    refused,
+    until,
+)
+from tests.engines import Clock
+
+LONG = "You are a careful assistant who answers in one short sentence, and never guesses. " * 2
+
+
+@pytest.fixture
+async def client(company: Company) -> AsyncIterator[jaxctx.aio.Client]:  # noqa: F811
+    async with jaxctx.aio.Client(company.core, timeout_s=30) as client:
+        yield client
+
+
+async def where(company: Company, context_id: str, tenant: str = "") -> str:  # noqa: F811
+    """The address of the one engine that has a context."""
+    found = []
+    for address, engine in company.engines.items():
+        with suppress(errors.NotFound):
+            await engine.get(Asker(tenant), context_id)
+            found.append(address)
+    (address,) = found
+    return address
+
+
+async def made_on(company: Company, address: str, **chosen: Any) -> str:  # noqa: F811
+    """A context that was there before the core knew of it."""
+    info = await company.engines[address].create(Asker(), requests.CreateRequest(**chosen))
+    return str(info.context_id)
+
+
+async def crowd(company: Company, address: str) -> None:  # noqa: F811
+    """Have an engine look loaded, so that new contexts come to the other."""
+    company.nodes[address].forwarded += 4
+
+
+# --- what a client can do -------------------------------------------------------------------------------------------
+
+
+async def test_a_client_does_with_a_core_what_it_does_with_an_engine(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    async with await client.create("Once upon a time", labels={"a": "b"}) as context:
+        output = await context.complete(max_tokens=6, temperature=0, ignore_eos=True)
+        assert output.text == await alone(next(iter(company.engines)), "Once upon a time", 6)
+        tokens = await context.tokens()
+        one, other = await context.fork(2)
+        await one.fill(" more", defer=True)
+        await one.flush()
+        compared = await one.compare(other)
+        assert (compared.common_tokens, compared.length_b) == (len(tokens), len(tokens))
+        await one.rewind(3)
+        assert await one.tokens() == tokens[:3]
+        assert (await one.update(priority=4)).priority == 4
+        assert (await context.plan(" and so on")).computed > 0
+        children = [piece.context_id async for piece in other.generate(max_tokens=3, n=2, ignore_eos=True)]
+        assert {await where(company, each) for each in children} == {await where(company, other.id)}
+        for each in (*set(children), one.id, other.id):
+            await (await client.context(each)).close()
+        with pytest.raises(errors.NotFound):
+            await client.context(one.id)
+        listed = [each async for each in client.contexts()]
+        assert [each.id for each in listed] == [context.id]
+        assert listed[0].info.labels == {"a": "b"}
+    (model,) = await client.models()
+    assert model.model_id == (await client.model()).model_id
+    with pytest.raises(errors.NotFound) as error:
+        await client.model("another")
+    assert error.value.reason == "MODEL_NOT_FOUND"
+    assert await client.detokenize(await client.tokenize("Hello", add_special_tokens=False)) == "Hello"
+    assert await client.clear_cache() > 0
+    assert [(await engine.stats()).pages_cached for engine in company.engines.values()] == [0, 0]
+
+
+async def test_wrong_requests_are_named(client: jaxctx.aio.Client) -> None:
+    with pytest.raises(errors.InvalidArgument) as error:
+        await client.create(priority=101, salt="s" * 300)
+    assert {each.field for each in error.value.violations} == {"priority", "salt"}
+
+
+async def test_a_context_is_found_wherever_it_is(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    """Of what the core did not make it knows nothing."""
+    for n, address in enumerate(company.engines):
+        context = await client.context(await made_on(company, address, context_id=f"there{n}"))
+        await context.fill("Hello")
+        assert await context.complete(max_tokens=3)
+        assert await where(company, f"there{n}") == address
+    with pytest.raises(errors.NotFound) as error:
+        await client.context("nowhere")
+    assert error.value.reason == "CONTEXT_NOT_FOUND"
+
+
+async def test_contexts_on_two_engines_are_compared_by_their_tokens(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    a, b = [await client.context(await made_on(company, address)) for address in company.engines]
+    await a.fill(tokens=[5, 6, 7, 8])
+    await b.fill(tokens=[5, 6, 9])
+    compared = await a.compare(b)
+    assert (compared.common_tokens, compared.shared_pages, compared.length_a, compared.length_b) == (2, 0, 4, 3)
+
+
+# --- where to -------------------------------------------------------------------------------------------------------
+
+
+async def test_new_contexts_go_where_most_of_their_prompt_is_cached(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    """Also where that engine has more to do; and with no prefix anywhere where there is least to do."""
+    addresses = list(company.engines)
+    for address, prompt in zip(addresses, (LONG, "Another thing altogether. " * 6), strict=True):
+        home = await client.context(await made_on(company, address))
+        await home.fill(prompt)
+        for busy in addresses:
+            company.nodes[busy].forwarded += 3
+            assert (await client.plan(prompt + "?")).resident >= 64
+            async with await client.create(labels={"a": "b"}) as context:
+                assert (await context.fill(prompt + "!")).resident >= 64
+                assert await where(company, context.id) == address
+                assert (await context.refresh()).labels == {"a": "b"}
+            company.nodes[busy].forwarded -= 3
+    for busy, free in (addresses, addresses[::-1]):
+        company.nodes[busy].forwarded += 3
+        async with await client.create("Nothing like it") as context:
+            assert await where(company, context.id) == free
+        company.nodes[busy].forwarded -= 3
+
+
+async def test_only_an_empty_context_moves(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    home = await client.context(await made_on(company, second))
+    await home.fill(LONG)
+    await crowd(company, second)
+    context = await client.create(context_id="mine")
+    assert await where(company, "mine") == first
+    await context.update(priority=3)
+    await context.fill(LONG)
+    assert await where(company, "mine") == first
+    assert (await context.refresh()).priority == 3
+
+
+async def test_a_fill_that_is_cancelled_leaves_one_context(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    _, second = company.engines
+    await (await client.context(await made_on(company, second))).fill(LONG)
+    await crowd(company, second)
+    for n in range(12):
+        context = await client.create(context_id=f"mine{n}")
+        filling = asyncio.create_task(context.fill(LONG))
+        await asyncio.sleep(n / 1000)
+        filling.cancel()
+        with suppress(asyncio.CancelledError):
+            await filling
+        with suppress(errors.Aborted):
+            await context.fill(" and more")
+        await where(company, context.id)
+
+
+# --- ids that callers choose ----------------------------------------------------------------------------------------
+
+
+async def test_a_chosen_id_is_there_once(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    for n, (there, busy) in enumerate(((first, first), (second, second), (first, second))):
+        await made_on(company, there, context_id=f"c{n}")
+        company.nodes[busy].forwarded += 3
+        with pytest.raises(errors.AlreadyExists):
+            await client.create(context_id=f"c{n}")
+        other = await client.create()
+        with pytest.raises(errors.AlreadyExists):
+            await other.fork(ids=["new", f"c{n}"])
+        with pytest.raises(errors.NotFound):
+            await client.context("new")
+        await (await client.context(f"c{n}")).close()
+        await client.create(context_id=f"c{n}")
+        company.nodes[busy].forwarded -= 3
+
+
+async def test_two_that_choose_one_id_at_once(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    created = [asyncio.create_task(client.create(context_id="mine")) for _ in range(6)]
+    done = await asyncio.gather(*created, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in done) == ["AlreadyExists"] * 5 + ["Context"]
+    await where(company, "mine")
+
+
+async def test_snapshots_of_all_engines(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    contexts = [await client.context(await made_on(company, address)) for address in company.engines]
+    for n, context in enumerate(contexts):
+        await context.fill(f"Number {n}")
+        await context.save(f"s{n}")
+        with pytest.raises(errors.AlreadyExists):
+            await contexts[1 - n].save(f"s{n}")
+    assert (await contexts[0].save("s0", overwrite_version=1)).version == 2
+    assert [each.name async for each in client.snapshots()] == ["s0", "s1"]
+    assert [each.version for each in await client.history("s0")] == [2, 1]
+    with pytest.raises(errors.NotFound) as error:
+        await client.history("s2")
+    assert error.value.reason == "SNAPSHOT_NOT_FOUND"
+    for n, context in enumerate(contexts):
+        opened = await client.open(f"s{n}", context_id=f"opened{n}")
+        assert await opened.tokens() == await context.tokens()
+        with pytest.raises(errors.AlreadyExists):
+            await client.open(f"s{1 - n}", context_id=f"opened{n}")
+        assert (await client.update_snapshot(f"s{n}", labels={"a": "b"})).labels == {"a": "b"}
+    await client.take("s1")
+    with pytest.raises(errors.NotFound):
+        await client.snapshot("s1")
+    assert await client.delete_snapshot("s0") == 2
+
+
+async def test_publications_of_all_engines(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    published = []
+    for address in company.engines:
+        context = await client.context(await made_on(company, address))
+        await context.fill(f"At {address} " + LONG)
+        published.append((await context.publish()).publication_id)
+    assert [each.publication_id for each in await client.publications()] == sorted(published)
+    for each in published:
+        assert (await client.update_publication(each, labels={"a": "b"})).labels == {"a": "b"}
+        await client.unpublish(each)
+    assert await client.publications() == []
+    with pytest.raises(errors.NotFound) as error:
+        await client.unpublish(published[0])
+    assert error.value.reason == "PUBLICATION_NOT_FOUND"
+
+
+async def test_lists_come_in_parts(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    ids = [f"c{n:02}" for n in range(21)]
+    for n, chosen in enumerate(ids):
+        await made_on(company, (first, second)[n % 3 == 0], context_id=chosen)
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        stub = ContextServiceStub(channel)
+        for limit in (1, 2, 3, 7, 20, 21, 22, 1000):
+            found, token, parts = [], "", 0
+            while parts == 0 or token:
+                page = await stub.ListContexts(pb.ListContextsRequest(limit=limit, page_token=token))
+                assert len(page.contexts) <= limit
+                found += [each.context_id for each in page.contexts]
+                token, parts = page.next_page_token, parts + 1
+            assert found == ids
+            assert parts == -(-21 // limit)
+
+
+# --- watching -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_sees_all_engines(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    await made_on(company, first, context_id="a")
+    await made_on(company, second, context_id="b")
+    seen: list[tuple[Change, str]] = []
+
+    async def watch() -> None:
+        async for event in client.watch():
+            seen.append((event.change, event.context_id))
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: len(seen) == 2)
+    assert sorted(each for _, each in seen) == ["a", "b"]
+    await made_on(company, second, context_id="c")
+    await until(lambda: (Change.CREATED, "c") in seen)
+    company.leave(second)
+    await until(lambda: Change.RESET in dict(seen))
+    await until(lambda: seen[-1] == (Change.EXISTS, "a"))
+    await company.joined(second)
+    await until(lambda: sorted(seen[-3:], key=lambda each: each[1])[1:] == [(Change.EXISTS, "b"), (Change.EXISTS, "c")])
+    assert not watching.done()
+    draining = asyncio.create_task(company.serving.drain())
+    with pytest.raises(errors.Unavailable) as error:
+        await asyncio.wait_for(watching, 5)
+    assert error.value.reason == "DRAINING"
+    await draining
+
+
+async def test_a_context_that_moves_is_not_closed_for_who_watches(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    _, second = company.engines
+    await (await client.context(await made_on(company, second))).fill(LONG)
+    await crowd(company, second)
+    seen: list[Change] = []
+
+    async def watch() -> None:
+        async for event in client.watch():
+            if event.context_id == "mine":
+                seen.append(event.change)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.1)
+    context = await client.create(context_id="mine")
+    await until(lambda: seen == [Change.CREATED])
+    await context.fill(LONG)
+    assert await where(company, "mine") == second
+    await context.close()
+    await until(lambda: Change.CLOSED in seen)
+    assert set(seen[:-1]) <= {Change.CREATED, Change.CHANGED}
+    watching.cancel()
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+async def test_without_engines(clock: Clock) -> None:
+    company = Company(clock, None, ALONE)  # noqa: F811
+    async with core_of(company), grpc.aio.insecure_channel(company.core) as channel:
+        for rpc, fields in (
+            ("CreateContext", {}),
+            ("CreateContext", {"context_id": "c"}),
+            ("GetContext", {"context_id": "c"}),
+            ("Generate", {"context_id": "c"}),
+            ("ListContexts", {}),
+            ("Plan", {"text": "x"}),
+            ("ListModels", {}),
+            ("Tokenize", {"text": "x"}),
+            ("GetSnapshot", {"name": "s"}),
+        ):
+            call = method_of(channel, rpc)(GetMessageClass(METHODS[rpc].input_type)(**fields), timeout=10)
+            error = await refused(call)
+            assert (rpc, error.reason) == (rpc, "ENGINE_LOST")
+
+
+async def test_the_contexts_of_a_lost_engine(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    first, second = company.engines
+    await crowd(company, second)
+    lost = await client.create("Hello there", context_id="lost")
+    assert await where(company, "lost") == first
+    kept = await client.context(await made_on(company, second, context_id="kept"))
+    company.leave(first)
+    await until(lambda: first not in company.nodes)
+    with pytest.raises(errors.Unavailable) as error:
+        await lost.fill("!", timeout_s=1)
+    assert error.value.reason == "ENGINE_LOST"
+    assert [each.id async for each in client.contexts()] == ["kept"]
+    assert await kept.fill("Hello")
+    again = await client.create("Hello there", context_id="lost")
+    assert len(await again.tokens()) > 5
+    await company.joined(first)  # what it has is there again
+    assert [each.id async for each in client.contexts()] == ["kept", "lost"]
+    await again.fill("!")
+    assert (await company.engines[second].get(Asker(), "lost")).seq_len == len(await again.tokens())
+
+
+async def test_an_output_of_a_lost_engine_ends(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    context = await client.create("Tell: ")
+    pieces = context.generate(max_tokens=1400, ignore_eos=True)
+    await anext(pieces)
+    company.leave(await where(company, context.id))
+    with pytest.raises(errors.Unavailable) as error:
+        async for _ in pieces:
+            pass
+    assert error.value.reason == "ENGINE_LOST"
+
+
+async def test_what_an_engine_may_have_that_is_cut_off_is_not_found_nor_free(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    cut_off, other = company.engines
+    await made_on(company, cut_off, context_id="there")
+    life = company.nodes[cut_off].engine._headers[-1][1]
+    forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
+    port = await forwarder.begin()
+    company.leave(cut_off)
+    await until(lambda: cut_off not in company.nodes)
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, life=life))
+        await registered.read()
+        forwarder.open.clear()
+        await until(lambda: company.nodes.keys() == {other})
+        for call in (client.context("there", timeout_s=1), client.create(context_id="there", timeout_s=1)):
+            with pytest.raises(errors.Unavailable) as error:
+                await call
+            assert error.value.reason == "ENGINE_LOST"
+        assert await client.create("Hello")  # of an id that nobody can have
+        forwarder.open.set()
+        await until(lambda: len(company.nodes) == 2)
+        assert await client.context("there")
+        registered.cancel()
+        await until(lambda: company.nodes.keys() == {other})
+        with pytest.raises(errors.Unavailable):
+            await client.context("there", timeout_s=1)
+
+
+async def test_whoever_leaves_ends_the_work(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    context = await client.create("Tell: ")
+    pieces = context.generate(max_tokens=1400, ignore_eos=True)
+    await anext(pieces)
+    assert sum(node.forwarded for node in company.nodes.values()) == 1
+    pieces.close()
+    async with asyncio.timeout(5):
+        while any([(await engine.stats()).running for engine in company.engines.values()]):
+            await asyncio.sleep(0.01)
+    await until(lambda: not any(node.forwarded for node in company.nodes.values()))
+
+
+async def test_deadlines_travel(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    context = await client.create("Tell: ")
+    for engine in company.engines.values():
+        engine.loop.tell(lambda: time.sleep(0.6))
+    with pytest.raises(errors.DeadlineExceeded):
+        await context.complete(max_tokens=1400, ignore_eos=True, timeout_s=0.3)
+    async with asyncio.timeout(5):
+        while any([(await engine.stats()).running for engine in company.engines.values()]):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_core_drains(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    context = await client.create("Tell: ")
+    telling = asyncio.create_task(context.complete(max_tokens=300, ignore_eos=True))
+    await until(lambda: any(node.forwarded for node in company.nodes.values()))
+    draining = asyncio.create_task(company.serving.drain())
+    await asyncio.sleep(0.01)
+    assert not draining.done()
+    for call in (client.create(timeout_s=1), context.fill("!", timeout_s=1), context.save("s", timeout_s=1)):
+        with pytest.raises(errors.Unavailable) as error:
+            await call
+        assert error.value.reason == "DRAINING"
+    assert (await context.refresh()).context_id == context.id
+    await asyncio.wait_for(draining, 30)
+    assert len((await asyncio.wait_for(telling, 1)).token_ids) == 300
+    await context.close()
+
+
+async def test_an_engine_drains(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    """What is new goes elsewhere, at once; what is there says so, and can be read and closed."""
+    first, second = company.engines
+    await crowd(company, second)
+    there = await client.create("Hello there", context_id="there")
+    await there.save("s")
+    assert await where(company, "there") == first
+    await company.engines[first].drain()
+    for _ in range(2):
+        other = await client.create("Hello there")
+        assert await where(company, other.id) == second
+    for call in (there.fill("!", timeout_s=1), client.open("s", timeout_s=1)):
+        with pytest.raises(errors.Unavailable) as error:
+            await call
+        assert error.value.reason == "DRAINING"
+    assert await there.tokens()
+    await there.close()
+
+
+async def test_health(company: Company) -> None:  # noqa: F811
+    async with grpc.aio.insecure_channel(company.core) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def serving(service: str) -> bool:
+            told = await stub.Check(health_pb2.HealthCheckRequest(service=f"jaxctx.v1.{service}"))
+            return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert await serving("ContextService")
+        for address in company.engines:
+            company.leave(address)
+        await until(lambda: not company.nodes)
+        for service in ("ContextService", "SnapshotService", "ModelService"):
+            assert not await serving(service)
+        assert await serving("SessionService")
+        assert await serving("AdminService")
+        told = await asyncio.wait_for(watch.read(), 5)
+        assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+
+
+class TestWithKeys:
+    @pytest.fixture
+    def keys(self) -> list[Key]:
+        return USERS
+
+    @pytest.fixture
+    def cluster(self) -> Cluster:  # noqa: F811
+        return Cluster(KEY)
+
+    async def test_tenants_travel(self, company: Company) -> None:  # noqa: F811
+        async with (
+            jaxctx.aio.Client(company.core, api_key="alice", timeout_s=10) as alice,
+            jaxctx.aio.Client(company.core, api_key="bob", timeout_s=10) as bob,
+        ):
+            for client in (alice, bob):
+                await client.create("Hello", context_id="mine")
+            assert await where(company, "mine", "alice")
+            await alice.create(context_id="hers")
+            with pytest.raises(errors.NotFound):
+                await bob.context("hers")
+            assert [each.id async for each in bob.contexts()] == ["mine"]
+            with pytest.raises(errors.PermissionDenied):
+                await bob.clear_cache()
+        async with grpc.aio.insecure_channel(company.core) as channel:
+            error = await refused(ContextServiceStub(channel).ListContexts(pb.ListContextsRequest()))
+            assert isinstance(error, errors.Unauthenticated)
