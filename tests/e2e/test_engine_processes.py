@@ -208,7 +208,7 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
 
     async def work(number: int) -> None:
         nonlocal done
-        caller, ended = await Caller(stub).begin(), 0
+        caller, ended = await Caller(stub, timeout_s=120.0).begin(), 0  # engines begin beside it, on the same cores
         while not stop:
             prompt, tokens = f"{SYSTEM} Worker {number}, request {ended}: ", 20 + (ended * 37) % 200
             ids = await caller.call(prompt + "{{a}} and {{b}}", a=out(tokens), b=out(20))

@@ -23,8 +23,8 @@ GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
 class Caller:
     """The methods of SessionService, with a key, in one session."""
 
-    def __init__(self, stub: SessionServiceStub, key: str | None = None) -> None:
-        self._stub = stub
+    def __init__(self, stub: SessionServiceStub, key: str | None = None, timeout_s: float = 20.0) -> None:
+        self._stub, self._timeout_s = stub, timeout_s
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self.session_id = ""
 
@@ -33,7 +33,7 @@ class Caller:
         if "session_id" in kind.DESCRIPTOR.fields_by_name and method != "CreateSession":
             fields.setdefault("session_id", self.session_id)
         try:
-            return await getattr(self._stub, method)(kind(**fields), metadata=self._metadata, timeout=20)
+            return await getattr(self._stub, method)(kind(**fields), metadata=self._metadata, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -55,7 +55,7 @@ class Caller:
 
     def read(self, variable_id: str) -> Any:
         request = pb.ReadVariableRequest(session_id=self.session_id, variable_id=variable_id)
-        return self._stub.ReadVariable(request, metadata=self._metadata, timeout=20)
+        return self._stub.ReadVariable(request, metadata=self._metadata, timeout=self._timeout_s)
 
 
 def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
