@@ -9,7 +9,8 @@ from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
 
 C = TypeVar("C", covariant=True)
 
-# After these the server may still be at work on the call, for at most one step of the engine. The last one ends a task.
+# After these the server may still be at work on the call, for at most one step of the engine. Tasks alone
+# are ended by the last of them.
 CUT_SHORT = (DeadlineExceeded, Cancelled, Unavailable, asyncio.CancelledError)
 
 

@@ -5,7 +5,7 @@
     speculation.py   drafts, verified many at a time
     search.py        best of n, beam search
 
-These are of the asyncio client: contexts of the other one are given to the other client's.
+These take contexts of the asyncio client.
 
 Afterwards a context holds its prompt and all tokens that the loop returned, the last one buffered, as after `generate`;
 also when the loop ends with an error. End-of-sequence tokens are known to the server only: a loop stops at
