@@ -13,11 +13,6 @@ from jaxctx import aio as aio
 from jaxctx import errors as errors
 from jaxctx import loops as loops
 from jaxctx import programs as programs
-from jaxctx.client.blocking import Client as Client
-from jaxctx.client.blocking import Context as Context
-from jaxctx.client.blocking import Session as Session
-from jaxctx.client.blocking import Stream as Stream
-from jaxctx.client.blocking import Variable as Variable
 from jaxctx.client.options import GenerateOptions as GenerateOptions
 from jaxctx.client.options import Output as Output
 from jaxctx.client.options import SamplingOptions as SamplingOptions
@@ -25,6 +20,11 @@ from jaxctx.client.streams import Completion as Completion
 from jaxctx.client.streams import Piece as Piece
 from jaxctx.errors import JaxctxError as JaxctxError
 from jaxctx.v1.answers import *  # noqa: F403
+from jaxctx.v1.blocking.clients import Client as Client
+from jaxctx.v1.blocking.contexts import Context as Context
+from jaxctx.v1.blocking.contexts import Stream as Stream
+from jaxctx.v1.blocking.sessions import Session as Session
+from jaxctx.v1.blocking.sessions import Variable as Variable
 
 try:
     __version__ = importlib.metadata.version("jaxctx")

@@ -559,7 +559,6 @@ class Operations(Options, Requests):
         words += [f"Instead of a text `tokens` or `messages`: see `{CONTENT}`."] if is_content else []
         return "\n".join(
             [
-                "    @listing" if operation.is_listing else "    @operation",
                 wrapped(
                     f"    {'' if operation.is_listing else 'async '}def {name}(",
                     ["self", *written, "timeout_s: float | None = None", *keywords],
@@ -872,7 +871,6 @@ def main(descriptors: str, folder: str) -> None:
     lists = "|".join(LISTED) or None
     used = {
         "\nfrom jaxctx.client import ": r"\brequests(?=\.)",
-        "from jaxctx.client.drive import ": r"(?<=@)(?:listing|operation)",
         "from jaxctx.client.link import ": r"(?<=: )Link",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[)|(?<=: ))(?:{kinds})\b",
@@ -893,7 +891,7 @@ def main(descriptors: str, folder: str) -> None:
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
     engine = "What engines do, in process or not."
     kept = "What records of the store say as they are; classes of the store have these fields, and their own."
-    done = "What clients do by one call each, as programs for either client."
+    done = "What the asyncio client does by one call each."
     failed = "How calls fail: a class for each gRPC status, with the reasons that go with it."
     for name, text in {
         "answers.py": module(told, answers.written, answers.names),

@@ -1,8 +1,11 @@
 """The Python client: contexts and programs on a jaxctx server as objects.
 
-`blocking` and `asynchronous` hold the two clients, alike but for `await`. What they do is written once, as coroutines:
-`clients`, `contexts` and `sessions` are the operations (those that only call are generated), `streams` the outputs of a
-context, and `drive` runs them without an event loop too. `link` says how calls travel, `options` what a caller may
-choose, `requests` makes messages of it; `jaxctx.answers` is what a client is told. `loops` are programs over contexts,
-`templates` what programs of sessions are written with. It is the server that checks and decides.
+`clients`, `contexts` and `sessions` are the asyncio client; `link` says how its calls travel, `closing` what its `async
+with` blocks do, and `loops` are programs over contexts. Operations that are one call each are generated from the
+contract (jaxctx/v1/operations.py). The blocking client is generated from all of these: the same words without `await`
+(jaxctx/v1/blocking, by scripts/stubs).
+
+The same for both are `options`, what a caller may choose, and `requests`, which makes messages of it, `streams`, what
+comes of a context, and `templates`, what programs of sessions are written with; `jaxctx.answers` is what a client is
+told. `gathering` is where the two differ. It is the server that checks and decides.
 """

@@ -1,35 +1,34 @@
-"""What can be done with a server: each operation once, as a program for both clients."""
+"""What can be done with a server."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import fields
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Unpack
 
 import grpc
 
 from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
 from jaxctx.client import requests
-from jaxctx.client.contexts import ContextOperations
-from jaxctx.client.drive import listing, operation, outcome
+from jaxctx.client.closing import Closing
+from jaxctx.client.contexts import Context
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
 from jaxctx.client.options import Content, CreateOptions
-from jaxctx.client.sessions import SessionOperations
+from jaxctx.client.sessions import Session
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
 from jaxctx.v1.operations import OpenCalls, ServerCalls
 
-Context = TypeVar("Context", bound=ContextOperations[Any, Any])
-Session = TypeVar("Session", bound=SessionOperations[Any])
 
+class Client(ServerCalls, OpenCalls[Context], Closing):
+    """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
-class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session]):
-    """Every operation on a server, as programs for either client. Those that are one call each are generated."""
-
-    _transport: Any  # `grpc` or `grpc.aio`
-    _context_class: Callable[..., Context]
-    _session_class: Callable[[Link, str], Session]
+    `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
+    is the deadline of calls that give none of their own (None: none); of `generate` it covers the whole stream. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `async with` block closes
+    the connection; contexts live on. To be made where an event loop runs.
+    """
 
     def __init__(
         self,
@@ -39,10 +38,10 @@ class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session
         credentials: grpc.ChannelCredentials | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._link = Link(self._transport, target, credentials, api_key, timeout_s)
+        self._link = Link(target, credentials, api_key, timeout_s)
 
     def _made(self, info: ContextInfo) -> Context:
-        return self._context_class(self._link, info.context_id, info)
+        return Context(self._link, info.context_id, info)
 
     async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> Context:
         opened = await self._link.ask(method, timeout_s, FillResult, **fields)
@@ -50,7 +49,6 @@ class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session
         context.opened = opened
         return context
 
-    @operation
     async def create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
     ) -> Context:
@@ -64,36 +62,32 @@ class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session
         new = self._made(await self._link.ask("CreateContext", timeout_s, ContextInfo, **fields))
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
-                await outcome(new.fill(text, timeout_s=timeout_s, **content))
+                await new.fill(text, timeout_s=timeout_s, **content)
             except GeneratorExit:  # nobody is left to close it for
                 raise
             except BaseException:
                 with contextlib.suppress(JaxctxError):
-                    await outcome(new.close())
+                    await new.close()
                 raise
         return new
 
-    @operation
     async def context(self, context_id: str, *, timeout_s: float | None = None) -> Context:
         """An existing context, made by whichever connection. NotFound if there is none of this id."""
-        found = self._context_class(self._link, context_id)
-        await outcome(found.refresh(timeout_s=timeout_s))
+        found = Context(self._link, context_id)
+        await found.refresh(timeout_s=timeout_s)
         return found
 
-    @listing
     async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
         """All contexts of the caller in the order of their ids, fetched `page` at a time."""
         async for info in self._link.items("ListContexts", timeout_s, ContextInfo, limit=page):
             yield self._made(info)
 
-    @listing
     async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
         async with contextlib.aclosing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
             async for change in changes:
                 yield decode(change, ContextEvent)
 
-    @operation
     async def create_session(
         self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
     ) -> Session:
@@ -103,28 +97,24 @@ class ClientOperations(ServerCalls, OpenCalls[Context], Generic[Context, Session
         """
         ttl = None if ttl_s is None else requests.duration("ttl", ttl_s)
         made = await self._link.ask("CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=ttl)
-        return self._session_class(self._link, made.session_id)
+        return Session(self._link, made.session_id)
 
-    @operation
     async def session(self, session_id: str, *, timeout_s: float | None = None) -> Session:
         """An existing session. NotFound if there is none of this id."""
         found = await self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
-        return self._session_class(self._link, found.session_id)
+        return Session(self._link, found.session_id)
 
-    @listing
     async def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Session]:
         """All sessions of the caller in the order of their ids, fetched `page` at a time."""
         async for info in self._link.items("ListSessions", timeout_s, SessionInfo, limit=page):
-            yield self._session_class(self._link, info.session_id)
+            yield Session(self._link, info.session_id)
 
-    @operation
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:
         """Load and memory of all engines together; draining if all are."""
-        loads = [engine.stats for engine in await outcome(self.engines(timeout_s=timeout_s))]
+        loads = [engine.stats for engine in await self.engines(timeout_s=timeout_s)]
         sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
         return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
 
-    @operation
     async def close(self) -> None:
         """Close the connection; calls under way end with Cancelled."""
-        await outcome(self._link.channel.close())
+        await self._link.channel.close()

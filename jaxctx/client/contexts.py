@@ -1,12 +1,12 @@
-"""What is known of a context, and what can be done with it: each operation once, as a program for both clients."""
+"""What is known of a context, and what can be done with it; and its outputs as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
 
 from jaxctx.answers import (
     Comparison,
@@ -18,30 +18,28 @@ from jaxctx.answers import (
     PlanResult,
 )
 from jaxctx.client import requests
-from jaxctx.client.drive import operation, outcome
+from jaxctx.client.closing import Closing
 from jaxctx.client.link import Link
 from jaxctx.client.options import Content, GenerateOptions
-from jaxctx.client.streams import CUT_SHORT, Completion, Piece, Pieces, joined
+from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
 from jaxctx.codec import decode
-from jaxctx.errors import NotFound
+from jaxctx.errors import JaxctxError, NotFound
 from jaxctx.v1.operations import ContextCalls
 
 A = TypeVar("A")
-Context = TypeVar("Context")
-Stream = TypeVar("Stream", bound=Pieces[Any])
 
 # A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
 # operation after one that was cut short first asks, with these pauses, until it is not.
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class ContextOperations(ContextCalls, Generic[Context, Stream]):
-    """A context's id, its counters as of the last answer, and every operation on it, as programs for either client.
+class Context(ContextCalls, Closing):
+    """A context on the server: its id, its counters as of the last answer, and what can be done with it.
 
-    Those that are one call each are generated, and so are the counters. `Context` is that client's class.
+    Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `async with` block closes it;
+    otherwise it lives on until `close`. One task at a time; other clients may use the same context: of two writers
+    one gets Aborted.
     """
-
-    _stream: Callable[..., Stream]  # makes one, of the context and what begins the call
 
     def __init__(self, link: Link, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
@@ -70,32 +68,27 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         output's fork, which is the caller's to close.
         """
         request = requests.generate(self.id, n, options)
-        return self._stream(self, lambda: self._link.begin("Generate", request, timeout_s))
+        return Stream(self, lambda: self._link.begin("Generate", request, timeout_s))
 
     def __repr__(self) -> str:
         known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
         return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
 
-    @operation
     async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion[Context]:
         """Continue the context and wait for the whole output."""
-        outputs: list[Completion[Context]] = await outcome(self.completions(1, timeout_s=timeout_s, **options))
-        return outputs[0]
+        return (await self.completions(1, timeout_s=timeout_s, **options))[0]
 
-    @operation
     async def completions(
         self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Completion[Context]]:
         """n outputs in the order of their indices, each in a fork of its own if n > 1."""
         pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
-        stream = self.generate(n, timeout_s=timeout_s, **options)
-        while (piece := await stream._next_piece()) is not None:
+        async for piece in self.generate(n, timeout_s=timeout_s, **options):
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
 
-    @operation
     async def fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
     ) -> list[Context]:
@@ -103,28 +96,23 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         forks = await self._write("Fork", timeout_s, n=n, child_ids=ids)
         return [self._another(each.context_id, decode(each, ContextInfo)) for each in forks]
 
-    @operation
     async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
         """Ask for the counters."""
         return (await self._get(timeout_s)).context
 
-    @operation
     async def tokens(self, *, timeout_s: float | None = None) -> list[int]:
         """All tokens, buffered ones at the end."""
         told = (await self._get(timeout_s, include_tokens=True)).tokens
         return list(told.ids) if told else []
 
-    @operation
     async def pages(self, *, timeout_s: float | None = None) -> ContextPages:
         """The physical pages."""
         return (await self._get(timeout_s, include_pages=True)).pages or ContextPages()
 
-    @operation
     async def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
         return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
 
-    @operation
     async def plan(
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
     ) -> PlanResult:
@@ -132,13 +120,11 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         fields = requests.content(text, content)
         return await self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
-    @operation
-    async def compare(self, other: ContextOperations[Any, Any] | str, *, timeout_s: float | None = None) -> Comparison:
+    async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""
-        b = other.id if isinstance(other, ContextOperations) else other
+        b = getattr(other, "id", other)  # of a context of the other client too
         return await self._link.ask("Compare", timeout_s, Comparison, a=self.id, b=b)
 
-    @operation
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
@@ -151,7 +137,7 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
         await self._settle()
         try:
             return await self._link.call(method, timeout_s, context_id=self.id, **fields)
-        except (*CUT_SHORT, asyncio.CancelledError):
+        except CUT_SHORT:
             self.cut_short = True
             raise
 
@@ -162,7 +148,7 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
             self.learn(info)
         return answer
 
-    def _another(self, context_id: str, info: ContextInfo | None = None) -> Any:
+    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
         return type(self)(self._link, context_id, info)
 
     async def _settle(self) -> None:
@@ -173,9 +159,67 @@ class ContextOperations(ContextCalls, Generic[Context, Stream]):
                 await self._get(None)
                 if self.info.state is not ContextState.BUSY:
                     return
-                await outcome(self._link.sleep(pause_s))
+                await asyncio.sleep(pause_s)
 
     async def _get(self, timeout_s: float | None, **wanted: bool) -> GetContextResult:
         told = await self._link.ask("GetContext", timeout_s, GetContextResult, context_id=self.id, **wanted)
         self.learn(told.context)
         return told
+
+
+class Stream(AsyncIterator[Piece[Context]]):
+    """The pieces of a Generate call as they come. Closing it, or dropping it, cancels what has not come yet.
+
+    After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
+    """
+
+    def __init__(self, source: Context, begin: Callable[[], Any]) -> None:
+        self._contexts = {source.id: source}
+        self._source = source
+        self._begin = begin
+        self._ended = False
+        # Begun here unless something must be waited for first, so that streams made one after the other run together.
+        self._call = None if source.cut_short else begin()
+
+    async def __anext__(self) -> Piece[Context]:
+        if self._ended:
+            raise StopAsyncIteration
+        if self._call is None:
+            await self._source._settle()
+            self._call = self._begin()
+        try:
+            response = await self._source._link.read(self._call)
+        except CUT_SHORT:
+            self.close()
+            raise
+        except JaxctxError:
+            self._ended = True
+            raise
+        if response is None:
+            self._ended = True
+            raise StopAsyncIteration
+        context = self._contexts.get(response.context_id)
+        if context is None:
+            context = self._contexts[response.context_id] = self._source._another(response.context_id)
+        if response.HasField("context"):
+            context.learn(decode(response.context, ContextInfo))
+        return decode(response, Piece, context=context)
+
+    def close(self) -> None:
+        """Cancel the rest. Idempotent; nothing happens after the last piece."""
+        if not self._ended:
+            self._ended = True
+            if self._call is not None:
+                self._call.cancel()
+                for context in self._contexts.values():  # the server may hold them for a moment longer
+                    context.cut_short = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
+            self.close()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
 import grpc
@@ -14,7 +12,6 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.drive import outcome
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
 from jaxctx.errors import InvalidArgument
@@ -47,11 +44,10 @@ _OPTIONS = [
 
 
 class Link:
-    """One channel to a server. Opens lazily; lives until it is closed. `transport` is `grpc` or `grpc.aio`."""
+    """One channel to a server. Opens lazily; lives until it is closed."""
 
     def __init__(
         self,
-        transport: Any,
         target: str,
         credentials: grpc.ChannelCredentials | None,
         api_key: str | None,
@@ -64,15 +60,13 @@ class Link:
         key = None if api_key is None else api_key.strip()
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
-        self.is_blocking = transport is grpc
-        self.sleep: Callable[[float], Any] = time.sleep if self.is_blocking else asyncio.sleep
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
         self._about: dict[str, str] = {}
         if credentials is None:
-            self.channel = transport.insecure_channel(target, options=_OPTIONS)
+            self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         else:
-            self.channel = transport.secure_channel(target, credentials, options=_OPTIONS)
+            self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
         self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
 
     def about(self, **fields: str) -> Link:
@@ -92,7 +86,7 @@ class Link:
         Raises the errors of `jaxctx.errors`.
         """
         try:
-            response = await outcome(self.begin(method, self._request(method, fields), timeout_s))
+            response = await self.begin(method, self._request(method, fields), timeout_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         told = response.DESCRIPTOR.fields
@@ -104,7 +98,7 @@ class Link:
     async def read(self, call: Any) -> Any:
         """The next response of a streaming call; None after the last."""
         try:
-            return next(call, None) if self.is_blocking else await anext(aiter(call), None)
+            return await anext(aiter(call), None)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 

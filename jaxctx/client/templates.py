@@ -8,6 +8,7 @@
     said = review(session, code=draft, about="names")["said"]
 
 The function is never run. Which `{{name}}` are places, and what may stand there, is the server's to say (SubmitCall).
+The same for both clients.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Unpack, get_type_hints, overload
+from typing import Any, Generic, TypeVar, Unpack, get_type_hints, overload
 
 from jaxctx.client import requests
 from jaxctx.client.options import CallOutputOptions
+
+Variable = TypeVar("Variable")  # that of a client
 
 
 class Input:
@@ -52,6 +55,31 @@ class Template:
         if missing := self.inputs - places.keys():
             raise TypeError(f"nothing is given for {', '.join(sorted(missing))}")
         return {**self.given, **places}
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Variable]):
+    """A semantic call that was submitted. `call["name"]` is the output of that place."""
+
+    id: str  # for `session.cancel`
+    outputs: Mapping[str, Variable]  # in the order in which they stand in the template
+
+    def __getitem__(self, name: str) -> Variable:
+        return self.outputs[name]
+
+    @property
+    def output(self) -> Variable:
+        """The only one, or the last."""
+        return list(self.outputs.values())[-1]
+
+
+def standing(value: Any) -> dict[str, Any]:
+    """The field of a parameter for what stands at a place: an output of this call, a variable of any or a text."""
+    if isinstance(value, Output):
+        return {"output": value.fields}
+    if isinstance(value, Call):
+        value = value.output
+    return {"variable_id": value.id} if hasattr(value, "id") else {"text": value}
 
 
 @overload

@@ -1,4 +1,4 @@
-"""What clients do by one call each, as programs for either client.
+"""What the asyncio client does by one call each.
 
 Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 """
@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
 from jaxctx.client import requests
-from jaxctx.client.drive import listing, operation
 from jaxctx.client.link import Link
 from jaxctx.codec import decode
 from jaxctx.v1.answers import (
@@ -68,7 +67,6 @@ class ContextCalls:
         """Tokens per page."""
         return self.info.page_size
 
-    @operation
     async def fill(
         self,
         text: str | None = None,
@@ -88,12 +86,10 @@ class ContextCalls:
         fields = requests.content(text, options)
         return await self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
 
-    @operation
     async def flush(self, *, timeout_s: float | None = None) -> FillResult:
         """Compute whatever is buffered."""
         return await self._change("Flush", timeout_s, FillResult)
 
-    @operation
     async def forward(
         self,
         tokens: Sequence[int],
@@ -133,7 +129,6 @@ class ContextCalls:
             outputs=requests.outputs(outputs),
         )
 
-    @operation
     async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Drop trailing tokens that are in no committed page.
 
@@ -142,7 +137,6 @@ class ContextCalls:
         """
         return await self._change("Truncate", timeout_s, ContextInfo, tokens=tokens)
 
-    @operation
     async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Go back to any length, across committed pages, without computing.
 
@@ -150,7 +144,6 @@ class ContextCalls:
         """
         return await self._change("Rewind", timeout_s, ContextInfo, to=to)
 
-    @operation
     async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Allocate working pages ahead, so that what follows does not wait for them.
 
@@ -159,7 +152,6 @@ class ContextCalls:
         """
         return await self._change("ReservePages", timeout_s, ContextInfo, pages=pages)
 
-    @operation
     async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Make the first full working pages immutable and shareable.
 
@@ -168,7 +160,6 @@ class ContextCalls:
         """
         return await self._change("CommitPages", timeout_s, ContextInfo, pages=pages)
 
-    @operation
     async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Give back working pages from the tail, with the tokens in them.
 
@@ -176,13 +167,11 @@ class ContextCalls:
         """
         return await self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
 
-    @operation
     async def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
         """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
         fields = requests.settings(options, UpdateOptions, update=True)
         return await self._change("UpdateContext", timeout_s, ContextInfo, **fields)
 
-    @operation
     async def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
         """Keep a context's present state under a name.
 
@@ -193,7 +182,6 @@ class ContextCalls:
         fields = requests.settings(options, SaveOptions)
         return await self._change("Save", timeout_s, Snapshot, name=name, **fields)
 
-    @operation
     async def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
         """Let contexts of all tenants share the full pages of a context."""
         fields = requests.settings(options, KeepOptions)
@@ -205,7 +193,6 @@ class ServerCalls:
 
     _link: Link
 
-    @operation
     async def plan(
         self,
         text: str | None = None,
@@ -228,7 +215,6 @@ class ServerCalls:
         fields = requests.content(text, options)
         return await self._link.ask("Plan", timeout_s, PlanResult, model_id=model_id, salt=salt, **fields)
 
-    @operation
     async def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
         """One version of a snapshot.
 
@@ -236,7 +222,6 @@ class ServerCalls:
         """
         return await self._link.ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
 
-    @listing
     def snapshots(
         self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None
     ) -> AsyncIterator[Snapshot]:
@@ -248,13 +233,11 @@ class ServerCalls:
         """
         return self._link.items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
 
-    @operation
     async def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
         """All versions of a name that are kept, latest first."""
         items = self._link.items("ListSnapshotVersions", timeout_s, Snapshot, name=name)
         return [each async for each in items]
 
-    @operation
     async def update_snapshot(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Snapshot:
@@ -267,7 +250,6 @@ class ServerCalls:
         fields = requests.settings(options, KeepOptions, update=True)
         return await self._link.ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
 
-    @operation
     async def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete a name or one version of it, and tell how many versions that were.
 
@@ -277,13 +259,11 @@ class ServerCalls:
         """
         return await self._link.ask("DeleteSnapshot", timeout_s, int, name=name, version=version)
 
-    @operation
     async def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
         """The caller's publications in the order of their ids."""
         items = self._link.items("ListPublications", timeout_s, Publication)
         return [each async for each in items]
 
-    @operation
     async def update_publication(
         self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
     ) -> Publication:
@@ -298,7 +278,6 @@ class ServerCalls:
             "UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields
         )
 
-    @operation
     async def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
         """End a publication.
 
@@ -309,13 +288,11 @@ class ServerCalls:
         """
         await self._link.call("Unpublish", timeout_s, publication_id=publication_id)
 
-    @operation
     async def models(self, *, timeout_s: float | None = None) -> list[Model]:
         """The models, in the order of their ids."""
         items = self._link.items("ListModels", timeout_s, Model)
         return [each async for each in items]
 
-    @operation
     async def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
         """One model.
 
@@ -323,7 +300,6 @@ class ServerCalls:
         """
         return await self._link.ask("GetModel", timeout_s, Model, model_id=model_id)
 
-    @operation
     async def tokenize(
         self, text: str, *, model_id: str = "", add_special_tokens: bool | None = None, timeout_s: float | None = None
     ) -> list[int]:
@@ -339,7 +315,6 @@ class ServerCalls:
         )
         return list(told)
 
-    @operation
     async def detokenize(
         self,
         tokens: Sequence[int],
@@ -358,7 +333,6 @@ class ServerCalls:
             "Detokenize", timeout_s, str, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
         )
 
-    @operation
     async def apply_chat_template(
         self,
         messages: Sequence[dict[str, str]],
@@ -384,7 +358,6 @@ class ServerCalls:
             messages={"messages": messages, "add_generation_prompt": add_generation_prompt},
         )
 
-    @operation
     async def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
         """What the engines are, and how loaded; in a core as of their last beats.
 
@@ -393,7 +366,6 @@ class ServerCalls:
         told = await self._link.call("GetStats", timeout_s)
         return [decode(each, Engine) for each in told]
 
-    @operation
     async def drain(self, *, timeout_s: float | None = None) -> None:
         """Refuse new work with Unavailable (DRAINING), let running work finish, then answer.
 
@@ -401,7 +373,6 @@ class ServerCalls:
         """
         await self._link.call("Drain", timeout_s)
 
-    @operation
     async def clear_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
         return await self._link.ask("ClearCache", timeout_s, int)
@@ -414,7 +385,6 @@ class OpenCalls(Generic[T]):
     async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
         """Call a method that opens a context; the context, which tells where its KV came from."""
 
-    @operation
     async def open(
         self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
     ) -> T:
@@ -427,7 +397,6 @@ class OpenCalls(Generic[T]):
         fields = requests.settings(options, OpenOptions)
         return await self._opened("Open", timeout_s, name=name, version=version, **fields)
 
-    @operation
     async def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> T:
         """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
         NotFound.
@@ -443,12 +412,10 @@ class SessionCalls:
 
     _link: Link
 
-    @operation
     async def info(self, *, timeout_s: float | None = None) -> SessionInfo:
         """A session and how much there is in it. Begins its time to live again, as every call here does."""
         return await self._link.ask("GetSession", timeout_s, SessionInfo)
 
-    @operation
     async def cancel(self, call_id: str, *, timeout_s: float | None = None) -> None:
         """Fail what has not ended of a call, and what needs it.
 
@@ -456,7 +423,6 @@ class SessionCalls:
         """
         await self._link.call("CancelCall", timeout_s, call_id=call_id)
 
-    @operation
     async def graph(self, *, timeout_s: float | None = None) -> list[GraphTask]:
         """What makes what, how far it is, on which engine, and why there."""
         told = await self._link.call("GetGraph", timeout_s)
@@ -468,7 +434,6 @@ class VariableCalls:
 
     _link: Link
 
-    @operation
     async def look(
         self, *, criterion: Criterion | None = None, wait: bool = False, timeout_s: float | None = None
     ) -> VariableInfo:
@@ -482,7 +447,6 @@ class VariableCalls:
         """
         return await self._link.ask("GetVariable", timeout_s, VariableInfo, criterion=criterion, wait=wait)
 
-    @operation
     async def set(self, text: str, *, timeout_s: float | None = None) -> VariableInfo:
         """Set a variable: AlreadyExists if it is set, FailedPrecondition if a call makes it.
 

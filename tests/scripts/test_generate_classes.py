@@ -438,7 +438,7 @@ def test_they_go_over_and_come_back(made: Path, monkeypatch: pytest.MonkeyPatch)
     assert codec.decode(codec.encode(result, tuned), answers.TuneResult) == result
 
 
-def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     radio = load("radio_operations", made / "operations.py").RadioCalls
@@ -453,7 +453,7 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
         "stations": "(self, *, name: 'str' = '', timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
         " -> 'list[Station]'",
         "songs": "(self, *, band: 'str' = '', page: 'int' = 100, timeout_s: 'float | None' = None)"
-        " -> 'Iterator[Station]'",
+        " -> 'AsyncIterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
         "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, outputs: 'Sequence[Quiet]' = (),"
@@ -476,18 +476,18 @@ def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest.Monke
     own._link = Link()
     own.info = SimpleNamespace(name="here")
     assert own.name == "here"
-    assert own.tell("a", second=2, timeout_s=1.5) == ["heard"]
-    assert own.close() is None
+    assert await own.tell("a", second=2, timeout_s=1.5) == ["heard"]
+    assert await own.close() is None
     pair = {"first": "a", "second": 2}
     assert asked == [("Tell", 1.5, {"pair": pair, "loud": None}), ("Close", None, {"name": ""})]
     options = sys.modules["jaxctx.v1.options"]
-    assert own.play(tokens=[1], outputs=[options.Quiet(now=True)]) == ("heard",)
+    assert await own.play(tokens=[1], outputs=[options.Quiet(now=True)]) == ("heard",)
     assert asked[2][:2] == ("Play", None)
     sent = {name: value for name, value in asked[2][3].items() if value}
     assert sent == {"tokens": {"ids": [1]}, "outputs": [{"now": True}]}
 
 
-def test_operations_that_make_something(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations_that_make_something(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jaxctx.v1.answers", load("radio_answers", made / "answers.py"))
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     calls = load("radio_operations", made / "operations.py").SetCalls
@@ -498,7 +498,7 @@ def test_operations_that_make_something(made: Path, monkeypatch: pytest.MonkeyPa
 
     assert inspect.signature(calls.retune).return_annotation == "T"
     made_of = {"name": "a", "others": (), "loudness": 2.0}
-    assert Set().retune("a", loudness=2.0, timeout_s=1.5) == ("Retune", 1.5, made_of)
+    assert await Set().retune("a", loudness=2.0, timeout_s=1.5) == ("Retune", 1.5, made_of)
 
 
 def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

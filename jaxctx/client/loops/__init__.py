@@ -5,8 +5,7 @@
     speculation.py   drafts, verified many at a time
     search.py        best of n, beam search
 
-Each loop is written once, as a coroutine function that awaits the `outcome` of what it calls (see `drive`). Those here
-are for the asyncio client, `jaxctx.aio.loops`; `jaxctx.loops` are the same functions for the other one.
+These take contexts of the asyncio client.
 
 Afterwards a context holds its prompt and all tokens that the loop returned, the last one buffered, as after `generate`;
 also when the loop ends with an error. End-of-sequence tokens are known to the server only: a loop stops at

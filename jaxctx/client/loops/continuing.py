@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from jaxctx.client.drive import outcome
+from jaxctx.client.contexts import Context
 from jaxctx.errors import FailedPrecondition
 
 
-async def begin(context: Any) -> list[int]:
+async def begin(context: Context) -> list[int]:
     """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
 
     Raises FailedPrecondition for a context without tokens.
     """
-    tokens: list[int] = await outcome(context.tokens())
+    tokens = await context.tokens()
     if not tokens:
         raise FailedPrecondition("the context has no token to continue from", reason="CONTEXT_EMPTY")
-    await outcome(context.rewind(len(tokens) - 1))
+    await context.rewind(len(tokens) - 1)
     return tokens
 
 
-async def end(context: Any, tokens: Sequence[int]) -> None:
+async def end(context: Context, tokens: Sequence[int]) -> None:
     """Leave the context with these tokens, whatever became of the last pass."""
-    await outcome(context.rewind(len(tokens) - 1))
-    await outcome(context.fill(tokens=tokens[-1:], defer=True))
+    await context.rewind(len(tokens) - 1)
+    await context.fill(tokens=tokens[-1:], defer=True)

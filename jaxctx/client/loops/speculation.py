@@ -7,15 +7,14 @@ passes; wrong ones are rolled back before any page with them is committed, and c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from jaxctx.client.drive import outcome
+from jaxctx.client.contexts import Context
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import Output
 
 
 async def speculative(
-    context: Any,
+    context: Context,
     drafts: Callable[[list[int]], Sequence[int]],
     *,
     max_tokens: int,
@@ -34,15 +33,15 @@ async def speculative(
             guessed = list(drafts(list(tokens)))[: room - 1]
             asked = [Output(index=row, sample={"temperature": 0.0}) for row in range(1 + len(guessed))]
             # Nothing is committed before it is known to be right.
-            verified = context.forward([tokens[-1], *guessed], keep_working=True, outputs=asked)
-            result = await outcome(verified)
-            greedy = [output.token_id for output in result.outputs]
+            result = await context.forward([tokens[-1], *guessed], keep_working=True, outputs=asked)
+            # Of each output a sample was asked for.
+            greedy: list[int] = [output.token_id for output in result.outputs]  # type: ignore[misc]
             right = next((row for row, guess in enumerate(guessed) if guess != greedy[row]), len(guessed))
             stop = next((row for row in range(right) if greedy[row] in stop_token_ids), right)
             accepted = greedy[: stop + 1]
             ended = len(accepted) == room or accepted[-1] in stop_token_ids
             if wrong := 1 + len(guessed) - len(accepted):  # all but the last accepted token are in the context
-                await outcome(context.truncate(wrong))
+                await context.truncate(wrong)
             tokens += accepted
     finally:
         await continuing.end(context, tokens)

@@ -8,9 +8,8 @@ then, and the window computed anew at the positions behind the sinks, so that ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from jaxctx.client.drive import outcome
+from jaxctx.client.contexts import Context
 from jaxctx.client.loops import continuing
 from jaxctx.client.options import Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
@@ -25,7 +24,7 @@ def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
 
 
 async def windowed(
-    context: Any,
+    context: Context,
     *,
     max_tokens: int,
     sinks: int = 4,
@@ -49,15 +48,15 @@ async def windowed(
         while not ended:
             if most is not None and len(tokens) > most:
                 tokens = tokens[:sinks] + tokens[-window:]
-                await outcome(context.rewind(sinks))
+                await context.rewind(sinks)
                 if window > 1:
-                    await outcome(context.fill(tokens=tokens[sinks:-1], defer=True))
+                    await context.fill(tokens=tokens[sinks:-1], defer=True)
             drawn = sampling.copy()
             if (seed := sampling.get("seed")) is not None:
                 drawn["seed"] = seed + len(new)
             seen = mask(len(tokens) - 1, sinks, window)
-            result = await outcome(context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)]))
-            new.append(result.outputs[0].token_id)
+            result = await context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)])
+            new.append(result.outputs[0].token_id)  # type: ignore[arg-type]  # a sample was asked for
             tokens.append(new[-1])
             ended = len(new) == max_tokens or new[-1] in stop_token_ids
     finally:

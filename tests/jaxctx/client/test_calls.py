@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import socket
 import subprocess
@@ -200,24 +199,6 @@ def test_both_clients_take_the_same_arguments(name: str) -> None:
     assert len(methods(jaxctx.Client)) == 28
     assert len(methods(jaxctx.Context)) == 23  # the operations, `generate` and `learn`
     assert methods(getattr(jaxctx, name)) == methods(getattr(jaxctx.aio, name))
-
-
-def test_both_clients_do_the_same() -> None:
-    """Without `await` and `async`, the asyncio client is the blocking one, word for word."""
-    root = Path(inspect.getfile(jaxctx)).parent / "client"
-    words = {"StopAsync": "Stop", "AsyncIterator": "Iterator", "__anext__": "__next__", "Asynchronous": "Blocking"}
-    words |= {"await self._next_piece()": "run(self._next_piece())", "async ": "", "await ": "", "grpc.aio": "grpc"}
-
-    def plain(path: Path) -> list[str]:
-        source = path.read_text()
-        for word, other in words.items():
-            source = source.replace(word, other)
-        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        for each in classes:
-            each.body = each.body[1:]  # the docstrings of the classes say what differs
-        return [ast.unparse(each) for each in classes]
-
-    assert plain(root / "asynchronous.py") == plain(root / "blocking.py")
 
 
 def test_what_help_shows() -> None:

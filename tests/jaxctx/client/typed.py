@@ -25,6 +25,8 @@ def blocking(client: jaxctx.Client) -> None:
     assert_type(client.history("name"), list[jaxctx.Snapshot])
     assert_type(client.tokenize("text"), list[int])
     assert_type(loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    assert_type(loops.best_of(context, 2), jaxctx.Completion[jaxctx.Context])
+    assert_type(loops.beam_search(context, width=2, max_tokens=1).context, jaxctx.Context)
     session = client.create_session(ttl_s=1.0)
     assert_type(session, jaxctx.Session)
     assert_type(session.call("{{o}}", o=programs.Output(max_tokens=1)), programs.Call[jaxctx.Variable])
@@ -55,4 +57,5 @@ async def asynchronous(client: aio.Client) -> None:
     assert_type(client.contexts(), AsyncIterator[aio.Context])
     assert_type(await client.stats(), jaxctx.EngineStats)
     assert_type(await aio.loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    assert_type((await aio.loops.beam_search(context, width=2, max_tokens=1)).context, aio.Context)
     await context.truncate("2")  # type: ignore[arg-type]

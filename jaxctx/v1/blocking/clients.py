@@ -1,0 +1,121 @@
+# Generated from jaxctx/client/clients.py by scripts/stubs. Not edited by hand.
+"""What can be done with a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Unpack
+
+import grpc
+
+from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
+from jaxctx.client import requests
+from jaxctx.client.options import Content, CreateOptions
+from jaxctx.codec import decode
+from jaxctx.errors import JaxctxError
+from jaxctx.v1.blocking.closing import Closing
+from jaxctx.v1.blocking.contexts import Context
+from jaxctx.v1.blocking.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
+from jaxctx.v1.blocking.operations import OpenCalls, ServerCalls
+from jaxctx.v1.blocking.sessions import Session
+
+
+class Client(ServerCalls, OpenCalls[Context], Closing):
+    """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
+
+    `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
+    is the deadline of calls that give none of their own (None: none); of `generate` it covers the whole stream. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `with` block closes
+    the connection; contexts live on.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._link = Link(target, credentials, api_key, timeout_s)
+
+    def _made(self, info: ContextInfo) -> Context:
+        return Context(self._link, info.context_id, info)
+
+    def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> Context:
+        opened = self._link.ask(method, timeout_s, FillResult, **fields)
+        context = self._made(opened.context)
+        context.opened = opened
+        return context
+
+    def create(
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
+    ) -> Context:
+        """A new context, filled at once if text, `tokens` or `messages` are given; if that fails, none is left behind.
+
+        `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
+        """
+        content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
+        settings = {name: value for name, value in options.items() if name not in content}
+        fields = requests.settings(settings, CreateOptions)
+        new = self._made(self._link.ask("CreateContext", timeout_s, ContextInfo, **fields))
+        if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
+            try:
+                new.fill(text, timeout_s=timeout_s, **content)
+            except GeneratorExit:  # nobody is left to close it for
+                raise
+            except BaseException:
+                with contextlib.suppress(JaxctxError):
+                    new.close()
+                raise
+        return new
+
+    def context(self, context_id: str, *, timeout_s: float | None = None) -> Context:
+        """An existing context, made by whichever connection. NotFound if there is none of this id."""
+        found = Context(self._link, context_id)
+        found.refresh(timeout_s=timeout_s)
+        return found
+
+    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Context]:
+        """All contexts of the caller in the order of their ids, fetched `page` at a time."""
+        for info in self._link.items("ListContexts", timeout_s, ContextInfo, limit=page):
+            yield self._made(info)
+
+    def watch(self, *, timeout_s: float | None = None) -> Iterator[ContextEvent]:
+        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
+        with contextlib.closing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
+            for change in changes:
+                yield decode(change, ContextEvent)
+
+    def create_session(
+        self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
+    ) -> Session:
+        """A new session: variables, and calls that set them. It lives `ttl_s` (None: an hour) without being used.
+
+        `session_id`, if given, must be new (AlreadyExists). Leaving its `with` block deletes it.
+        """
+        ttl = None if ttl_s is None else requests.duration("ttl", ttl_s)
+        made = self._link.ask("CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=ttl)
+        return Session(self._link, made.session_id)
+
+    def session(self, session_id: str, *, timeout_s: float | None = None) -> Session:
+        """An existing session. NotFound if there is none of this id."""
+        found = self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
+        return Session(self._link, found.session_id)
+
+    def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Session]:
+        """All sessions of the caller in the order of their ids, fetched `page` at a time."""
+        for info in self._link.items("ListSessions", timeout_s, SessionInfo, limit=page):
+            yield Session(self._link, info.session_id)
+
+    def stats(self, *, timeout_s: float | None = None) -> EngineStats:
+        """Load and memory of all engines together; draining if all are."""
+        loads = [engine.stats for engine in self.engines(timeout_s=timeout_s)]
+        sums = {each.name: sum(getattr(load, each.name) for load in loads) for each in fields(EngineStats)}
+        return EngineStats(**{**sums, "draining": all(load.draining for load in loads)})
+
+    def close(self) -> None:
+        """Close the connection; calls under way end with Cancelled."""
+        self._link.channel.close()

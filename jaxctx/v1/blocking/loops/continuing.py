@@ -1,0 +1,27 @@
+# Generated from jaxctx/client/loops/continuing.py by scripts/stubs. Not edited by hand.
+"""How every loop begins and ends: the last token is taken out, for a pass to compute, and in the end is buffered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxctx.errors import FailedPrecondition
+from jaxctx.v1.blocking.contexts import Context
+
+
+def begin(context: Context) -> list[int]:
+    """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
+
+    Raises FailedPrecondition for a context without tokens.
+    """
+    tokens = context.tokens()
+    if not tokens:
+        raise FailedPrecondition("the context has no token to continue from", reason="CONTEXT_EMPTY")
+    context.rewind(len(tokens) - 1)
+    return tokens
+
+
+def end(context: Context, tokens: Sequence[int]) -> None:
+    """Leave the context with these tokens, whatever became of the last pass."""
+    context.rewind(len(tokens) - 1)
+    context.fill(tokens=tokens[-1:], defer=True)

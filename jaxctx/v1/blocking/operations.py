@@ -1,0 +1,452 @@
+# Generated from jaxctx/v1/operations.py by scripts/stubs. Not edited by hand.
+"""What the blocking client does by one call each.
+
+Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar, Unpack
+
+from jaxctx.client import requests
+from jaxctx.codec import decode
+from jaxctx.v1.answers import (
+    ContextInfo,
+    Criterion,
+    Engine,
+    FillResult,
+    ForwardResult,
+    GraphTask,
+    Model,
+    PlanResult,
+    Publication,
+    RenderedChat,
+    SessionInfo,
+    Snapshot,
+    VariableInfo,
+)
+from jaxctx.v1.blocking.link import Link
+from jaxctx.v1.options import Content, KeepOptions, OpenOptions, Output, SaveOptions, UpdateOptions
+
+__all__ = [
+    "ContextCalls",
+    "OpenCalls",
+    "ServerCalls",
+    "SessionCalls",
+    "VariableCalls",
+]
+
+T = TypeVar("T")
+
+
+class ContextCalls:
+    """Operations on a context that are one call each, and its counters as of the last answer."""
+
+    @property
+    @abstractmethod
+    def info(self) -> ContextInfo:
+        """All that was told of it."""
+
+    @abstractmethod
+    def _change(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
+        """Call a method that writes to this context; what comes, as an answer of this class."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed."""
+        return self.info.seq_len
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed yet: deferred fills and the last sampled token."""
+        return self.info.buffered_tokens
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
+
+    def fill(
+        self,
+        text: str | None = None,
+        *,
+        defer: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> FillResult:
+        """Append text, tokens or messages, and compute whatever of it no cached page holds.
+
+        `text`: text, tokenised on its own: 1 byte to 2 MiB.
+
+        `defer`: only buffer: the next operation that computes takes these tokens along.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
+
+    def flush(self, *, timeout_s: float | None = None) -> FillResult:
+        """Compute whatever is buffered."""
+        return self._change("Flush", timeout_s, FillResult)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Sequence[tuple[int, int]]] = (),
+        keep_working: bool = False,
+        outputs: Sequence[Output] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: Rewind takes them back.
+
+        `tokens`: token ids; 1 .. max_context_tokens of them.
+
+        `positions`: the position of each token, or none; 0 .. max_context_tokens - 1. Empty: its index in the
+        context.
+
+        `masks`: what each token sees, as ranges of indices: a mask for each of `tokens`, with up to 65,536 ranges
+        together. Empty: every token up to itself.
+
+        `keep_working`: full pages stay working, so that Truncate reaches them, until the next operation that
+        computes.
+
+        `outputs`: what to tell; up to 256, of different tokens.
+        """
+        return self._change(
+            "Forward",
+            timeout_s,
+            ForwardResult,
+            tokens=tokens,
+            positions=positions,
+            masks=requests.masks(masks),
+            keep_working=keep_working,
+            outputs=requests.outputs(outputs),
+        )
+
+    def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page.
+
+        `tokens`: how many, from 0. More than are buffered and in working pages gives OutOfRange. Pages stay
+        reserved.
+        """
+        return self._change("Truncate", timeout_s, ContextInfo, tokens=tokens)
+
+    def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Go back to any length, across committed pages, without computing.
+
+        `to`: how many tokens to keep, from 0. More than `seq_len + buffered_tokens` gives OutOfRange.
+        """
+        return self._change("Rewind", timeout_s, ContextInfo, to=to)
+
+    def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Allocate working pages ahead, so that what follows does not wait for them.
+
+        `pages`: how many more, from 0. More than the pool has at all fails at once; else the call waits for pages
+        until its deadline.
+        """
+        return self._change("ReservePages", timeout_s, ContextInfo, pages=pages)
+
+    def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Make the first full working pages immutable and shareable.
+
+        `pages`: how many of the first working pages, from 0. A partial one gives FailedPrecondition (PAGE_NOT_FULL),
+        more than there are OutOfRange.
+        """
+        return self._change("CommitPages", timeout_s, ContextInfo, pages=pages)
+
+    def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Give back working pages from the tail, with the tokens in them.
+
+        `pages`: how many of the last working pages, from 0. More than there are gives OutOfRange.
+        """
+        return self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
+
+    def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
+        fields = requests.settings(options, UpdateOptions, update=True)
+        return self._change("UpdateContext", timeout_s, ContextInfo, **fields)
+
+    def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
+        """Keep a context's present state under a name.
+
+        The context goes on as it is.
+
+        `name`: under which name. One that is taken gives AlreadyExists, unless `overwrite_version` is set.
+        """
+        fields = requests.settings(options, SaveOptions)
+        return self._change("Save", timeout_s, Snapshot, name=name, **fields)
+
+    def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
+        """Let contexts of all tenants share the full pages of a context."""
+        fields = requests.settings(options, KeepOptions)
+        return self._change("Publish", timeout_s, Publication, **fields)
+
+
+class ServerCalls:
+    """Operations on a server that are one call each."""
+
+    _link: Link
+
+    def plan(
+        self,
+        text: str | None = None,
+        *,
+        model_id: str = "",
+        salt: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[Content],
+    ) -> PlanResult:
+        """What a Fill would find in the cache and need, without doing it.
+
+        `text`: text, tokenised on its own.
+
+        `model_id`: the model of a new context, and only of a new one, as in CreateContextRequest.
+
+        `salt`: the salt of a new context, and only of a new one.
+
+        Instead of a text `tokens` or `messages`: see `Content`.
+        """
+        fields = requests.content(text, options)
+        return self._link.ask("Plan", timeout_s, PlanResult, model_id=model_id, salt=salt, **fields)
+
+    def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
+        """One version of a snapshot.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        return self._link.ask("GetSnapshot", timeout_s, Snapshot, name=name, version=version)
+
+    def snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Iterator[Snapshot]:
+        """The latest version of each name, in the order of the names.
+
+        `prefix`: only names that begin with this; up to 100 bytes.
+
+        `page`: how many come at once; 1..1000.
+        """
+        return self._link.items("ListSnapshots", timeout_s, Snapshot, prefix=prefix, limit=page)
+
+    def history(self, name: str, *, timeout_s: float | None = None) -> list[Snapshot]:
+        """All versions of a name that are kept, latest first."""
+        items = self._link.items("ListSnapshotVersions", timeout_s, Snapshot, name=name)
+        return list(items)
+
+    def update_snapshot(
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+    ) -> Snapshot:
+        """Change time to live or labels of a version.
+
+        What is unset stays as it is.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        fields = requests.settings(options, KeepOptions, update=True)
+        return self._link.ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
+
+    def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
+        """Delete a name or one version of it, and tell how many versions that were.
+
+        Contexts that were opened from it live on.
+
+        `version`: which version of it, from 1. None: the name with all versions.
+        """
+        return self._link.ask("DeleteSnapshot", timeout_s, int, name=name, version=version)
+
+    def publications(self, *, timeout_s: float | None = None) -> list[Publication]:
+        """The caller's publications in the order of their ids."""
+        items = self._link.items("ListPublications", timeout_s, Publication)
+        return list(items)
+
+    def update_publication(
+        self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+    ) -> Publication:
+        """Change time to live or labels of a publication.
+
+        What is unset stays as it is.
+
+        `publication_id`: as in UnpublishRequest.
+        """
+        fields = requests.settings(options, KeepOptions, update=True)
+        return self._link.ask("UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields)
+
+    def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
+        """End a publication.
+
+        Contexts that share its pages keep them.
+
+        `publication_id`: its id: 1..64 characters, as for contexts. An unknown one gives NotFound
+        (PUBLICATION_NOT_FOUND).
+        """
+        self._link.call("Unpublish", timeout_s, publication_id=publication_id)
+
+    def models(self, *, timeout_s: float | None = None) -> list[Model]:
+        """The models, in the order of their ids."""
+        items = self._link.items("ListModels", timeout_s, Model)
+        return list(items)
+
+    def model(self, model_id: str = "", *, timeout_s: float | None = None) -> Model:
+        """One model.
+
+        `model_id`: its name. Empty: the server's only, or default, one.
+        """
+        return self._link.ask("GetModel", timeout_s, Model, model_id=model_id)
+
+    def tokenize(
+        self, text: str, *, model_id: str = "", add_special_tokens: bool | None = None, timeout_s: float | None = None
+    ) -> list[int]:
+        """Text to token ids.
+
+        `text`: the text; up to 2 MiB. May be empty.
+
+        `add_special_tokens`: whether the tokenizer adds its special tokens (beginning of sequence). None: yes, as
+        for an empty context.
+        """
+        told = self._link.call(
+            "Tokenize", timeout_s, model_id=model_id, text=text, add_special_tokens=add_special_tokens
+        )
+        return list(told)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        *,
+        model_id: str = "",
+        skip_special_tokens: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Token ids to text.
+
+        `tokens`: token ids, 0 .. vocab_size - 1 each; up to 131,072. Those that the tokenizer lacks have no text.
+
+        `skip_special_tokens`: leave special tokens out of the text.
+        """
+        return self._link.ask(
+            "Detokenize", timeout_s, str, model_id=model_id, tokens=tokens, skip_special_tokens=skip_special_tokens
+        )
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        model_id: str = "",
+        add_generation_prompt: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> RenderedChat:
+        """Messages to the text and tokens that the model's chat template makes of them.
+
+        `messages`: 1..1024 messages in order; at most 2 MiB together.
+
+        `model_id`: whose template. A model without one gives FailedPrecondition (NO_CHAT_TEMPLATE).
+
+        `add_generation_prompt`: whether to end with what opens an answer of the assistant. None: exactly if the last
+        role is "user" or "tool".
+        """
+        return self._link.ask(
+            "ApplyChatTemplate",
+            timeout_s,
+            RenderedChat,
+            model_id=model_id,
+            messages={"messages": messages, "add_generation_prompt": add_generation_prompt},
+        )
+
+    def engines(self, *, timeout_s: float | None = None) -> list[Engine]:
+        """What the engines are, and how loaded; in a core as of their last beats.
+
+        While a step takes longer than a second an engine tells what it was before.
+        """
+        told = self._link.call("GetStats", timeout_s)
+        return [decode(each, Engine) for each in told]
+
+    def drain(self, *, timeout_s: float | None = None) -> None:
+        """Refuse new work with Unavailable (DRAINING), let running work finish, then answer.
+
+        The server goes on draining if the caller does not wait for the answer.
+        """
+        self._link.call("Drain", timeout_s)
+
+    def clear_cache(self, *, timeout_s: float | None = None) -> int:
+        """Drop every cached page that no context holds, and tell how many."""
+        return self._link.ask("ClearCache", timeout_s, int)
+
+
+class OpenCalls(Generic[T]):
+    """Operations that make a context of a snapshot by one call each."""
+
+    @abstractmethod
+    def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
+        """Call a method that opens a context; the context, which tells where its KV came from."""
+
+    def open(
+        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
+    ) -> T:
+        """A new context from a snapshot.
+
+        Opening twice gives two that are independent.
+
+        `version`: which version of it, from 1. None: the latest.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return self._opened("Open", timeout_s, name=name, version=version, **fields)
+
+    def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> T:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        """
+        fields = requests.settings(options, OpenOptions)
+        return self._opened("Take", timeout_s, name=name, **fields)
+
+
+class SessionCalls:
+    """Operations on a session that are one call each."""
+
+    _link: Link
+
+    def info(self, *, timeout_s: float | None = None) -> SessionInfo:
+        """A session and how much there is in it. Begins its time to live again, as every call here does."""
+        return self._link.ask("GetSession", timeout_s, SessionInfo)
+
+    def cancel(self, call_id: str, *, timeout_s: float | None = None) -> None:
+        """Fail what has not ended of a call, and what needs it.
+
+        `call_id`: Which. An unknown one gives NotFound (CALL_NOT_FOUND).
+        """
+        self._link.call("CancelCall", timeout_s, call_id=call_id)
+
+    def graph(self, *, timeout_s: float | None = None) -> list[GraphTask]:
+        """What makes what, how far it is, on which engine, and why there."""
+        told = self._link.call("GetGraph", timeout_s)
+        return [decode(each, GraphTask) for each in told]
+
+
+class VariableCalls:
+    """Operations on a variable that are one call each."""
+
+    _link: Link
+
+    def look(
+        self, *, criterion: Criterion | None = None, wait: bool = False, timeout_s: float | None = None
+    ) -> VariableInfo:
+        """A variable as it is, or once it is set.
+
+        Asks for it if there is a criterion.
+
+        `criterion`: have it made, if it is not. None: only look.
+
+        `wait`: answer when it is set. If it fails the call fails as it did.
+        """
+        return self._link.ask("GetVariable", timeout_s, VariableInfo, criterion=criterion, wait=wait)
+
+    def set(self, text: str, *, timeout_s: float | None = None) -> VariableInfo:
+        """Set a variable: AlreadyExists if it is set, FailedPrecondition if a call makes it.
+
+        `text`: its text, for ever; up to 2 MiB.
+        """
+        return self._link.ask("SetVariable", timeout_s, VariableInfo, text=text)
