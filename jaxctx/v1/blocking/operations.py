@@ -371,7 +371,7 @@ class ServerCalls:
         self._link.call("Drain", timeout_s)
 
     def clear_cache(self, *, timeout_s: float | None = None) -> int:
-        """Drop every cached page that no context holds, and tell how many."""
+        """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
         return self._link.ask("ClearCache", timeout_s, int)
 
 
