@@ -14,8 +14,8 @@ one of a map or of ranges is what it holds, and responses of the same fields are
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
-may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
-that it is empty, or another may stand in its place.
+may be left out. An argument of an operation that is given by place must be there unless it is `optional`, its comment
+says what it means that it is empty, or another may stand in its place.
 
 Errors are one class for each gRPC status, as the comments on the reasons say which goes with each.
 """
@@ -570,8 +570,7 @@ class Operations(Options, Requests):
         arguments.sort(key=lambda each: each.name != by_place)
         flat = {name: [*self._options_of(kind, place)] for name, place in chosen.items()}
         keywords = [each for options_of_field in flat.values() for each in options_of_field]
-        arguments += keywords
-        arguments += [PAGE] if operation.is_listing else []
+        arguments += [*keywords, *([PAGE] if operation.is_listing else [])]
         written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
         written.insert(1 if by_place else 0, "*")
         sent = [each for each in left if not is_content or each.name != by_place]

@@ -57,7 +57,7 @@ def ttl(ttl_s: float | None, sliding: bool | None) -> dict[str, Any] | None:
 
 
 def duration(path: str, seconds: float | None) -> timedelta | None:
-    """Raises InvalidArgument for what is no number of seconds."""
+    """Seconds as the field at this path; None is unset. Raises InvalidArgument for what is no number of seconds."""
     try:
         return None if seconds is None else timedelta(seconds=seconds)
     except REFUSALS as error:

@@ -66,7 +66,7 @@ class Session(SessionCalls[Variable], Closing):
         What stands at a place is a text, a variable, the last output of a call, or an `Output` of this one.
         """
         asked = template if isinstance(template, Template) else Template(text=template)
-        timeout = None if asked.limit_s is None else requests.duration("timeout", asked.limit_s)
+        timeout = requests.duration("timeout", asked.limit_s)
         parameters = [{"name": name, **standing(value)} for name, value in asked.filled(places).items()]
         fields = {"template": asked.text, "model_id": asked.model_id, "timeout": timeout, "parameters": parameters}
         call = await self._link.ask("SubmitCall", timeout_s, SubmitCallResult, **fields)
