@@ -14,8 +14,8 @@ one of a map or of ranges is what it holds, and responses of the same fields are
 A field of an answer may be left out if it is repeated, in a oneof or `optional`, or if its comment says what it means
 that it is unset, empty or 0: that is its default then, and None is unset. One of a request must be there only if its
 rules let it not be empty; if its comment says which number is meant where it is unset, that is its default. Any option
-may be left out. An argument of an operation that is given by place must be there unless its comment says what it means
-that it is empty, or another may stand in its place.
+may be left out. An argument of an operation that is given by place must be there unless it is `optional`, its comment
+says what it means that it is empty, or another may stand in its place.
 
 Errors are one class for each gRPC status, as the comments on the reasons say which goes with each.
 """
@@ -23,7 +23,7 @@ Errors are one class for each gRPC status, as the comments on the reasons say wh
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ class Operation(NamedTuple):
 
     name: str
     by_place: str = ""  # the field whose argument is given by place
-    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword
+    options: str = ""  # the class in OPTIONS of fields that are chosen by keyword; None leaves each to the server
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
 
 
@@ -135,9 +135,26 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
     ),
     "ServerCalls": (
         """Operations on a server that are one call each.""",
-        "    _link: Link",
+        '''
+    _link: Link
+
+    @abstractmethod
+    def _context(self, info: ContextInfo) -> ContextT:
+        """A context of which this is known."""
+
+    @abstractmethod
+    def _opened(self, opened: FillResult) -> ContextT:
+        """A context that was opened, which tells where its KV came from."""
+
+    @abstractmethod
+    def _session(self, info: SessionInfo) -> SessionT:
+        """A session of which this is known."""''',
         "self._link.ask",
         {
+            "CreateContext": Operation("_create", options="NewOptions"),
+            "ListContexts": Operation("contexts", is_listing=True),
+            "Open": Operation("open", "name", "OpenOptions"),
+            "Take": Operation("take", "name", "OpenOptions"),
             "Plan": Operation("plan", "text", CONTENT),
             "GetSnapshot": Operation("snapshot", "name"),
             "ListSnapshots": Operation("snapshots", is_listing=True),
@@ -155,26 +172,24 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "GetStats": Operation("engines"),
             "Drain": Operation("drain"),
             "ClearCache": Operation("clear_cache"),
-        },
-    ),
-    "OpenCalls": (
-        """Operations that make a context of a snapshot by one call each.""",
-        '''
-    @abstractmethod
-    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
-        """Call a method that opens a context; the context, which tells where its KV came from."""''',
-        "self._opened",
-        {
-            "Open": Operation("open", "name", "OpenOptions"),
-            "Take": Operation("take", "name", "OpenOptions"),
+            "CreateSession": Operation("create_session", "session_id"),
+            "GetSession": Operation("session", "session_id"),
+            "ListSessions": Operation("sessions", is_listing=True),
         },
     ),
     "SessionCalls": (
         """Operations on a session that are one call each.""",
-        "    _link: Link",
+        '''
+    _link: Link
+
+    @abstractmethod
+    def _variable(self, info: VariableInfo) -> VariableT:
+        """A variable of which this is known."""''',
         "self._link.ask",
         {
             "GetSession": Operation("info"),
+            "CreateVariable": Operation("create_variable", "text"),
+            "ListVariables": Operation("variables", is_listing=True),
             "CancelCall": Operation("cancel", "call_id"),
             "GetGraph": Operation("graph"),
         },
@@ -189,7 +204,14 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         },
     ),
 }
-MADE = ("OpenCalls",)  # classes of operations that return what the client makes of an answer
+MADE = {  # by class of operations and class of answers: what the client makes of these, and its method that does
+    "ServerCalls": {
+        "ContextInfo": ("ContextT", "_context"),
+        "FillResult": ("ContextT", "_opened"),
+        "SessionInfo": ("SessionT", "_session"),
+    },
+    "SessionCalls": {"VariableInfo": ("VariableT", "_variable")},
+}
 READ = {  # by class of operations: the message whose fields can be read there, and which of them
     "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size")),
 }
@@ -234,10 +256,10 @@ REMOTE_CALLS = {  # by protocol: the class that asks an engine in another proces
         """Call a method with these fields and those of `request`; its response."""''',
     ),
 }
-GIVEN = ("context_id", "session_id", "variable_id", "limit", "page_token")  # fields that are no arguments of these
+GIVEN = ("context_id", "session_id", "variable_id", "limit", "page_token")  # no arguments of these, but by place
 ERRORS = {each.name: each.name.title().replace("_", "") for each in grpc.StatusCode}  # as the client calls them
 LISTED = {"Output": "PassOutput"}  # options that come in lists: by dataclass the message, in which messages are options
-SECONDS = {"duration": "ttl_s", "pin_for": "pin_s"}  # what durations are called there
+SECONDS = {"duration": "ttl_s", "pin_for": "pin_s", "ttl": "ttl_s"}  # what durations are called there
 ORDERED = ("Criterion",)  # enums whose members can be compared, by the contract's numbers
 PACKAGE = ".jaxctx.v1."
 KNOWN = {".google.protobuf.Timestamp": "datetime", ".google.protobuf.Duration": "float"}
@@ -246,10 +268,10 @@ EMPTY = {"str": '""', "bytes": 'b""', "bool": "False", "float": "0.0", "int": "0
 IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from abc import ": r"(?<=@)abstractmethod",
-    "from collections.abc import ": r"(?:AsyncIterator|Mapping|Sequence)(?=\[)",
+    "from collections.abc import ": r"\b(?:AsyncIterator|Mapping|Sequence)(?=\[)",
     "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
-    "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar|Unpack",
+    "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
 }
 WIDTH = 120
@@ -455,14 +477,20 @@ class Options(Classes):
     def _flat(self, kind: Type, others: Iterable[str] = ()) -> Iterator[Field]:
         """The fields of a message, with those of each message in it in its place; but not of these others."""
         for index, field in enumerate(kind.proto.field):
-            inner, comment = self._types.get(field.type_name), kind.comments.get((2, index), "")
-            if field.type_name in KNOWN:
-                yield Field(SECONDS[field.name], "float", comment)
-            elif inner is None or inner.is_enum or field.label == FieldDescriptorProto.LABEL_REPEATED:
-                yield self._field(kind, index)
-            elif inner.name not in others:
-                first, *more = self._flat(inner)
-                yield from (first._replace(name=field.name if inner.only else first.name, comment=comment), *more)
+            if field.type_name not in others:
+                yield from self._flat_field(kind, index)
+
+    def _flat_field(self, kind: Type, index: int) -> Iterator[Field]:
+        """A field of a message, or those of the message that it is."""
+        field, comment = kind.proto.field[index], kind.comments.get((2, index), "")
+        inner = self._types.get(field.type_name)
+        if field.type_name in KNOWN:
+            yield Field(SECONDS[field.name], "float", comment)
+        elif inner is None or inner.is_enum or field.label == FieldDescriptorProto.LABEL_REPEATED:
+            yield self._field(kind, index)
+        else:
+            first, *more = self._flat(inner)
+            yield from (first._replace(name=field.name if inner.only else first.name, comment=comment), *more)
 
     def _value(self, field: FieldDescriptorProto) -> str:
         kind = self._types.get(field.type_name)
@@ -520,8 +548,10 @@ class Operations(Options, Requests):
 
     def add_class(self, name: str) -> None:
         doc, needed, ask, operations = OPERATIONS[name]
-        methods = [self._method(rpc, operation, ask, name in MADE) for rpc, operation in operations.items()]
-        head = f"class {name}{'(Generic[T])' if name in MADE else ''}:"
+        made = MADE.get(name, {})
+        methods = [self._method(rpc, operation, ask, made) for rpc, operation in operations.items()]
+        variables = ", ".join(dict.fromkeys(variable for variable, _ in made.values()))
+        head = f"class {name}{f'(Generic[{variables}])' if variables else ''}:"
         message, fields = READ.get(name, ("", ()))
         read = [self._property(self._types[PACKAGE + message], field) for field in fields]
         self.written[name] = "\n\n".join([f'{head}\n    """{doc}"""', needed.strip("\n"), *read, *methods])
@@ -531,51 +561,76 @@ class Operations(Options, Requests):
         head = f"    @property\n    def {name}(self) -> {made.type}:"
         return f"{head}\n{docstring(made.comment, 8)}\n        return self.info.{name}"
 
-    def _method(self, rpc: str, operation: Operation, ask: str, is_made: bool) -> str:
+    def _method(self, rpc: str, operation: Operation, ask: str, made: Mapping[str, tuple[str, str]]) -> str:
         proto, comment = self._methods_of_contract[rpc]
         kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
-        chosen = self._chosen(options)
-        left = [each for each in kind.proto.field if each.name not in (*GIVEN, *chosen)]
+        chosen, is_content = self._chosen(options, kind), options == CONTENT
+        left = [each for each in kind.proto.field if each.name == by_place or each.name not in (*GIVEN, *chosen)]
         arguments = [each for field in left for each in self._arguments(kind, field, by_place)]
         arguments.sort(key=lambda each: each.name != by_place)
-        arguments += [PAGE] if operation.is_listing else []
+        flat = {name: [*self._options_of(kind, place)] for name, place in chosen.items()}
+        keywords = [each for options_of_field in flat.values() for each in options_of_field]
+        arguments += [*keywords, *([PAGE] if operation.is_listing else [])]
         written = [f"{each.name}: {each.type}{default(each)}" for each in arguments]
         written.insert(1 if by_place else 0, "*")
-        keywords = [f"**options: Unpack[{options}]"] if options else []
-        is_content = options == CONTENT
         sent = [each for each in left if not is_content or each.name != by_place]
         fields = [f"{field.name}={self._value_of(field)}" for field in sent]
-        is_update = any(each.name == "labels" and not self._is_map(each) for each in kind.proto.field)
-        settings = f"requests.settings(options, {options}{', update=True' if is_update else ''})"
-        settings = f"requests.content({by_place}, options)" if is_content else settings
-        fields += [*(["**fields"] if options else []), *(["limit=page"] if operation.is_listing else [])]
+        options_sent = [f"{each}={self._option(kind.proto.field[place], flat[each])}" for each, place in chosen.items()]
+        fields += [*(["**fields"] if is_content else options_sent), *(["limit=page"] if operation.is_listing else [])]
+        content = ", ".join([by_place, *(each.name for each in keywords)])
         told, answer = self._told(proto.output_type, ask, rpc, fields)
-        if is_made:
-            told, answer = "T", wrapped(f"        return await {ask}(", [f'"{rpc}"', "timeout_s", *fields], ")")
-        if operation.is_listing:  # the items as they are, not a list of them
+        if (answered := told.removeprefix("list[").removesuffix("]")) in made:
+            variable, make = made[answered]
+            told = told.replace(answered, variable)
+            answer = answer.replace("[each async", f"[self.{make}(each) async")
+            answer = re.sub(
+                r"return (await .*)", rf"told = \1\n        return self.{make}(told)", answer, flags=re.DOTALL
+            )
+        if operation.is_listing:  # the items as they come, not a list of them
             told = told.replace("list", "AsyncIterator")
-            answer = re.sub(r"items = (.*)\n.*", r"return \1", answer)
+            answer = re.sub(r"items = (.*)\n.*\[each .*", r"return \1", answer)
+            answer = re.sub(r"\[(self.* in items)\]", r"(\1)", answer)
         words = [comment, *(f"`{each.name}`: {small(each.comment)}" for each in arguments if tells(each))]
-        words += [f"Instead of a text `tokens` or `messages`: see `{CONTENT}`."] if is_content else []
+        words += ["Exactly one of text, `tokens` and `messages` is given."] if is_content else []
         return "\n".join(
             [
                 wrapped(
                     f"    {'' if operation.is_listing else 'async '}def {name}(",
-                    ["self", *written, "timeout_s: float | None = None", *keywords],
+                    ["self", *written, "timeout_s: float | None = None"],
                     f") -> {told}:",
                 ),
                 docstring(re.sub(r"\b[A-Z_]+\b", lambda word: ERRORS.get(word[0], word[0]), "\n\n".join(words)), 8),
-                *([f"        fields = {settings}"] if options else []),
+                *([f"        fields = requests.content({content})"] if is_content else []),
                 answer,
             ]
         )
 
-    def _chosen(self, options: str) -> list[str]:
-        """The names of the contract's fields that these options are."""
-        if not options:
-            return []
-        message, others = OPTIONS[options]
-        return [each.name for each in self._types[PACKAGE + message].proto.field if each.name not in others]
+    def _chosen(self, options: str, kind: Type) -> dict[str, int]:
+        """The fields of a request that are among these options, or lengths of time: their places by their names."""
+        known: set[str] = {each.name for each in kind.proto.field if each.type_name in KNOWN}
+        if options:
+            message, others = OPTIONS[options]
+            known |= {each.name for each in self._types[PACKAGE + message].proto.field}.difference(others)
+        return {each.name: place for place, each in enumerate(kind.proto.field) if each.name in known}
+
+    def _options_of(self, kind: Type, place: int) -> Iterator[Field]:
+        """The arguments for a field that is chosen."""
+        for each in self._flat_field(kind, place):
+            words = re.sub(r"\bUnset\b", "None", each.comment).replace("without a duration", "`math.inf`")
+            yield Field(each.name, f"{each.type.removesuffix(' | None')} | None", words, "None")
+
+    def _option(self, field: FieldDescriptorProto, flat: Sequence[Field]) -> str:
+        """What a request is given for a field that is chosen: a message as the client's function for it makes it, one
+        of a single field if there is a value.
+        """
+        inner, names = self._message(field), ", ".join(each.name for each in flat)
+        if inner is None or field.label == FieldDescriptorProto.LABEL_REPEATED:
+            return field.name
+        if field.type_name in KNOWN:
+            return f'requests.duration("{field.name}", {names})'
+        if inner.only:
+            return f'None if {names} is None else {{"{inner.only.name}": {names}}}'
+        return f"requests.{field.name}({names})"
 
     def _arguments(self, kind: Type, field: FieldDescriptorProto, by_place: str) -> Iterator[Field]:
         """One for a field, or for each field of the message that it is."""
@@ -586,7 +641,7 @@ class Operations(Options, Requests):
             if made.default == "None":
                 made = made._replace(comment=re.sub(r"\bUnset\b", "None", made.comment))
             is_one_of = each.HasField("oneof_index") and not each.proto3_optional
-            may_lack = each.name != by_place or is_one_of or "Empty:" in made.comment
+            may_lack = each.name != by_place or is_one_of or made.default == "None" or "Empty:" in made.comment
             yield made if may_lack else made._replace(default="")
 
     def _message(self, field: FieldDescriptorProto) -> Type | None:
@@ -762,7 +817,7 @@ def tells(field: Field) -> bool:
 def small(comment: str) -> str:
     """A comment that goes on after something."""
     words = " ".join(comment.split())
-    return (words[:1].lower() if re.match("[A-Z][a-z]*[ ,:;]", words) else words[:1]) + words[1:]
+    return (words[:1].lower() if re.match("[A-Z][a-z]*[ ,:;.]", words) else words[:1]) + words[1:]
 
 
 def wrapped(head: str, items: list[str], tail: str) -> str:
@@ -874,7 +929,7 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.client.link import ": r"(?<=: )Link",
         "from jaxctx.codec import ": r"decode(?=\()",
         "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=list\[)|(?<=Iterator\[)|(?<=: ))(?:{kinds})\b",
-        "from jaxctx.v1.options import ": rf"(?<=Unpack\[)\w+|(?<=: Sequence\[)(?:{lists})\b",
+        "from jaxctx.v1.options import ": rf"(?<=: Sequence\[)(?:{lists})\b",
     }
     calls = EngineCalls(types, rules, answers, files)
     of_calls = {
@@ -885,7 +940,9 @@ def main(descriptors: str, folder: str) -> None:
         "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
     }
     raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}
-    future, variable = ["from __future__ import annotations", ""], 'T = TypeVar("T")'
+    future = ["from __future__ import annotations", ""]
+    made = [variable for kinds_made in MADE.values() for variable, _ in kinds_made.values()]
+    variables = "\n".join(f'{name} = TypeVar("{name}")' for name in dict.fromkeys(["T", *made]))
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
     chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
@@ -898,7 +955,7 @@ def main(descriptors: str, folder: str) -> None:
         "requests.py": module(asked, requests.written, own, known),
         "options.py": module(chosen, options.written | listed.written, {}, known),
         "stored.py": module(kept, stored.written),
-        "operations.py": module(done, operations.written, {}, used, future, variable),
+        "operations.py": module(done, operations.written, {}, used, future, variables),
         "engine_calls.py": module(engine, calls.written, {}, of_calls, future),
         "services.py": services(files, calls.table()),
         "errors.py": module(failed, errors_of(types[PACKAGE + "ErrorReason"]), {}, raised),

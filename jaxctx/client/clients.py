@@ -10,7 +10,6 @@ from typing import Any, Unpack
 import grpc
 
 from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
-from jaxctx.client import requests
 from jaxctx.client.closing import Closing
 from jaxctx.client.contexts import Context
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
@@ -18,10 +17,10 @@ from jaxctx.client.options import Content, CreateOptions
 from jaxctx.client.sessions import Session
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
-from jaxctx.v1.operations import OpenCalls, ServerCalls
+from jaxctx.v1.operations import ServerCalls
 
 
-class Client(ServerCalls, OpenCalls[Context], Closing):
+class Client(ServerCalls[Context, Session], Closing):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
     `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
@@ -40,14 +39,16 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
     ) -> None:
         self._link = Link(target, credentials, api_key, timeout_s)
 
-    def _made(self, info: ContextInfo) -> Context:
+    def _context(self, info: ContextInfo) -> Context:
         return Context(self._link, info.context_id, info)
 
-    async def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> Context:
-        opened = await self._link.ask(method, timeout_s, FillResult, **fields)
-        context = self._made(opened.context)
+    def _opened(self, opened: FillResult) -> Context:
+        context = self._context(opened.context)
         context.opened = opened
         return context
+
+    def _session(self, info: SessionInfo) -> Session:
+        return Session(self._link, info)
 
     async def create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
@@ -57,9 +58,8 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
         `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
         """
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
-        settings = {name: value for name, value in options.items() if name not in content}
-        fields = requests.settings(settings, CreateOptions)
-        new = self._made(await self._link.ask("CreateContext", timeout_s, ContextInfo, **fields))
+        settings: Any = {name: value for name, value in options.items() if name not in content}
+        new = await self._create(timeout_s=timeout_s, **settings)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 await new.fill(text, timeout_s=timeout_s, **content)
@@ -77,37 +77,11 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
         await found.refresh(timeout_s=timeout_s)
         return found
 
-    async def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Context]:
-        """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        async for info in self._link.items("ListContexts", timeout_s, ContextInfo, limit=page):
-            yield self._made(info)
-
     async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
         async with contextlib.aclosing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
             async for change in changes:
                 yield decode(change, ContextEvent)
-
-    async def create_session(
-        self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
-    ) -> Session:
-        """A new session: variables, and calls that set them. It lives `ttl_s` (None: an hour) without being used.
-
-        `session_id`, if given, must be new (AlreadyExists). Leaving its `with` block deletes it.
-        """
-        ttl = None if ttl_s is None else requests.duration("ttl", ttl_s)
-        made = await self._link.ask("CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=ttl)
-        return Session(self._link, made.session_id)
-
-    async def session(self, session_id: str, *, timeout_s: float | None = None) -> Session:
-        """An existing session. NotFound if there is none of this id."""
-        found = await self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
-        return Session(self._link, found.session_id)
-
-    async def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[Session]:
-        """All sessions of the caller in the order of their ids, fetched `page` at a time."""
-        async for info in self._link.items("ListSessions", timeout_s, SessionInfo, limit=page):
-            yield Session(self._link, info.session_id)
 
     async def stats(self, *, timeout_s: float | None = None) -> EngineStats:
         """Load and memory of all engines together; draining if all are."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import Content, GenerateOptions, Output, SamplingOptions
+from jaxctx.client.options import GenerateOptions, Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 
@@ -47,56 +47,42 @@ def _refused(kind: type[Message], fields: Mapping[str, Any]) -> str:
     return ""
 
 
-def known(options: Mapping[str, object], kind: type) -> None:
-    """Raise TypeError for an option that `kind` does not have."""
-    if unknown := options.keys() - kind.__annotations__.keys():
-        raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
-
-
-def settings(options: Mapping[str, Any], kind: type, *, update: bool = False) -> dict[str, Any]:
-    """Options as the fields of these names, times as theirs. TypeError for an option that `kind` does not have.
-
-    In an update labels go into a message of their own, which tells none at all from no change. A `ttl` that is infinite
-    has no duration.
-    """
-    known(options, kind)
-    fields = {name: value for name, value in options.items() if name not in ("pin_s", "ttl_s", "sliding")}
-    pin_s, ttl_s, sliding = (options.get(name) for name in ("pin_s", "ttl_s", "sliding"))
-    if pin_s is not None:
-        fields["pin_for"] = duration("pin_for", pin_s)
+def ttl(ttl_s: float | None, sliding: bool | None) -> dict[str, Any] | None:
+    """The field of this name. One that is infinite has no duration."""
     if ttl_s is not None:
-        limit = None if ttl_s == math.inf else duration("ttl.duration", ttl_s)
-        fields["ttl"] = {"duration": limit, "sliding": sliding}
-    elif sliding:
+        return {"duration": None if ttl_s == math.inf else duration("ttl.duration", ttl_s), "sliding": sliding}
+    if sliding:
         raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
-    if update and options.get("labels") is not None:
-        fields["labels"] = {"labels": options["labels"]}
-    return fields
+    return None
 
 
-def duration(path: str, seconds: float) -> timedelta:
-    """Raises InvalidArgument for what is no number of seconds."""
+def duration(path: str, seconds: float | None) -> timedelta | None:
+    """Seconds as the field at this path; None is unset. Raises InvalidArgument for what is no number of seconds."""
     try:
-        return timedelta(seconds=seconds)
+        return None if seconds is None else timedelta(seconds=seconds)
     except REFUSALS as error:
         raise InvalidArgument.field(path, "must be a number of seconds") from error
 
 
-def content(text: str | None, options: Content) -> dict[str, Any]:
+def content(
+    text: str | None,
+    tokens: Sequence[int] | None = None,
+    messages: Sequence[dict[str, str]] | None = None,
+    add_generation_prompt: bool | None = None,
+    add_special_tokens: bool | None = None,
+) -> dict[str, Any]:
     """The fields of what to append to a context: exactly one of text, tokens and messages, and its flag."""
-    known(options, Content)
-    tokens, messages = options.get("tokens"), options.get("messages")
     given = [name for name, value in (("text", text), ("tokens", tokens), ("messages", messages)) if value is not None]
     if len(given) != 1:
         raise InvalidArgument.field("content", f"give one of text, tokens and messages, not {given or 'none'}")
     if isinstance(text, (bytes, list, tuple)):
         raise InvalidArgument.field("text", "a str; token ids go to tokens=, messages to messages=")
-    chat = {"messages": messages, "add_generation_prompt": options.get("add_generation_prompt")}
+    chat = {"messages": messages, "add_generation_prompt": add_generation_prompt}
     return {
         "text": text,
         "tokens": None if tokens is None else {"ids": tokens},
         "messages": None if messages is None else chat,
-        "add_special_tokens": options.get("add_special_tokens"),
+        "add_special_tokens": add_special_tokens,
     }
 
 
@@ -106,8 +92,12 @@ def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateReque
 
 
 def said(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options of an output as fields, `sampling` of how tokens are drawn. A single stop string may stand for itself."""
-    known(options, kind)
+    """Options of an output as fields, `sampling` of how tokens are drawn. A single stop string may stand for itself.
+
+    Raises TypeError for an option that `kind` does not have.
+    """
+    if unknown := options.keys() - kind.__annotations__.keys():
+        raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
     drawn = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in drawn}
     if isinstance(fields.get("stop"), str):

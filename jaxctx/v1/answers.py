@@ -315,7 +315,7 @@ class ContextEvent:
     """One change. Several changes of a context that wait to be read may come as one."""
 
     change: Change  # what happened
-    at: datetime  # When
+    at: datetime  # when
     context_id: str = ""  # to which context. Empty with RESET
     context: ContextInfo | None = None  # the context afterwards. None once it is gone
 

@@ -207,7 +207,7 @@ class CreateSessionRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
     session_id: builtins.str
-    """As CreateContextRequest.context_id."""
+    """As CreateContextRequest.context_id: one that is there gives ALREADY_EXISTS. Unset: 128 random bits from the server."""
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """How long it lives without being used. Above 0, up to 10 years. Unset: an hour."""
@@ -253,7 +253,7 @@ class GetSessionRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.str
-    """Which."""
+    """Which. An unknown one gives NOT_FOUND (SESSION_NOT_FOUND)."""
     def __init__(
         self,
         *,

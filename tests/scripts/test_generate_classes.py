@@ -8,7 +8,7 @@ import asyncio
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -286,13 +286,17 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "Play": generator.Operation("play", "text", generator.CONTENT),
         "Close": generator.Operation("close", "name"),
     }
-    made_by = {"Retune": generator.Operation("retune", "name")}
+    made_by = {
+        "Retune": generator.Operation("retune", "name"),
+        "ListStations": generator.Operation("stations", is_listing=True),
+    }
     operations = {
         "RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls),
-        "SetCalls": ("Of what makes radios.", "    _made: Any", "self._made", made_by),
+        "SetCalls": ("Of what makes radios.", "    _link: Link", "self._link.ask", made_by),
     }
     monkeypatch.setattr(generator, "OPERATIONS", operations)
-    monkeypatch.setattr(generator, "MADE", ("SetCalls",))
+    made_of = {"TuneResult": ("Radio", "_radio"), "Station": ("Place", "_place")}
+    monkeypatch.setattr(generator, "MADE", {"SetCalls": made_of})
     monkeypatch.setattr(generator, "READ", {"RadioCalls": ("Station", ("name", "until"))})
     of_engine = {
         "Tune": ("tune", ("name", "band")),
@@ -446,18 +450,21 @@ async def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest
         name: str(inspect.signature(getattr(radio, name)))
         for name in ("tune", "retune", "stations", "songs", "tell", "play")
     } == {
-        "tune": "(self, name: 'str', *, timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
+        "tune": "(self, name: 'str', *, loudness: 'float | None' = None, distance: 'int | None' = None,"
+        " band: 'Band | None' = None, pin_s: 'float | None' = None, timeout_s: 'float | None' = None)"
         " -> 'TuneResult'",
         "retune": "(self, name: 'str', *, others: 'Sequence[str]' = (), loudness: 'float' = 0.0,"
         " timeout_s: 'float | None' = None) -> 'TuneResult'",
-        "stations": "(self, *, name: 'str' = '', timeout_s: 'float | None' = None, **options: 'Unpack[TuneOptions]')"
+        "stations": "(self, *, name: 'str' = '', loudness: 'float | None' = None, distance: 'int | None' = None,"
+        " band: 'Band | None' = None, pin_s: 'float | None' = None, timeout_s: 'float | None' = None)"
         " -> 'list[Station]'",
         "songs": "(self, *, band: 'str' = '', page: 'int' = 100, timeout_s: 'float | None' = None)"
         " -> 'AsyncIterator[Station]'",
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
         "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, outputs: 'Sequence[Quiet]' = (),"
-        " timeout_s: 'float | None' = None, **options: 'Unpack[Content]') -> 'PlayResult'",
+        " tokens: 'bool | None' = None, messages: 'bool | None' = None, add_special_tokens: 'bool | None' = None,"
+        " timeout_s: 'float | None' = None) -> 'PlayResult'",
     }
     assert inspect.getdoc(radio.tune) == "Hear a station, NotFound if it is silent. Until another is tuned."
     assert "`loud`: how loud it is told. None: as before." in radio.tell.__doc__
@@ -492,13 +499,32 @@ async def test_operations_that_make_something(made: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "jaxctx.v1.options", load("radio_options", made / "options.py"))
     calls = load("radio_operations", made / "operations.py").SetCalls
 
-    class Set(calls):  # type: ignore[misc, valid-type]
-        async def _made(self, method: str, timeout_s: float | None, /, **fields: object) -> object:
-            return method, timeout_s, fields
+    class Link:
+        async def ask(self, *told: object, **fields: object) -> object:
+            return told, fields
 
-    assert inspect.signature(calls.retune).return_annotation == "T"
+        async def items(self, *told: object, **fields: object) -> AsyncIterator[object]:
+            yield told, fields
+
+    class Set(calls):  # type: ignore[misc, valid-type]
+        _link = Link()
+
+        def _radio(self, told: object) -> object:
+            return "radio", told
+
+        def _place(self, told: object) -> object:
+            return "place", told
+
+    answers = sys.modules["jaxctx.v1.answers"]
+    assert inspect.signature(calls.retune).return_annotation == "Radio"
     made_of = {"name": "a", "others": (), "loudness": 2.0}
-    assert await Set().retune("a", loudness=2.0, timeout_s=1.5) == ("Retune", 1.5, made_of)
+    asked = ("Retune", 1.5, answers.TuneResult)
+    assert await Set().retune("a", loudness=2.0, timeout_s=1.5) == ("radio", (asked, made_of))
+    assert inspect.signature(calls.stations).return_annotation == "AsyncIterator[Place]"
+    (found,) = [each async for each in Set().stations(page=3)]
+    assert found[0] == "place"
+    assert found[1][0] == ("ListStations", None, answers.Station)
+    assert found[1][1]["limit"] == 3
 
 
 def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,17 @@ from typing import Any, Unpack
 import grpc
 
 from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
-from jaxctx.client import requests
 from jaxctx.client.options import Content, CreateOptions
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
 from jaxctx.v1.blocking.closing import Closing
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
-from jaxctx.v1.blocking.operations import OpenCalls, ServerCalls
+from jaxctx.v1.blocking.operations import ServerCalls
 from jaxctx.v1.blocking.sessions import Session
 
 
-class Client(ServerCalls, OpenCalls[Context], Closing):
+class Client(ServerCalls[Context, Session], Closing):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
     `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
@@ -41,14 +40,16 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
     ) -> None:
         self._link = Link(target, credentials, api_key, timeout_s)
 
-    def _made(self, info: ContextInfo) -> Context:
+    def _context(self, info: ContextInfo) -> Context:
         return Context(self._link, info.context_id, info)
 
-    def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> Context:
-        opened = self._link.ask(method, timeout_s, FillResult, **fields)
-        context = self._made(opened.context)
+    def _opened(self, opened: FillResult) -> Context:
+        context = self._context(opened.context)
         context.opened = opened
         return context
+
+    def _session(self, info: SessionInfo) -> Session:
+        return Session(self._link, info)
 
     def create(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[CreateOptions]
@@ -58,9 +59,8 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
         `context_id`, if given, must be new (AlreadyExists). Other options: CreateContextRequest.
         """
         content: Any = {name: value for name, value in options.items() if name in Content.__annotations__}
-        settings = {name: value for name, value in options.items() if name not in content}
-        fields = requests.settings(settings, CreateOptions)
-        new = self._made(self._link.ask("CreateContext", timeout_s, ContextInfo, **fields))
+        settings: Any = {name: value for name, value in options.items() if name not in content}
+        new = self._create(timeout_s=timeout_s, **settings)
         if text is not None or content.get("tokens") is not None or content.get("messages") is not None:
             try:
                 new.fill(text, timeout_s=timeout_s, **content)
@@ -78,37 +78,11 @@ class Client(ServerCalls, OpenCalls[Context], Closing):
         found.refresh(timeout_s=timeout_s)
         return found
 
-    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Context]:
-        """All contexts of the caller in the order of their ids, fetched `page` at a time."""
-        for info in self._link.items("ListContexts", timeout_s, ContextInfo, limit=page):
-            yield self._made(info)
-
     def watch(self, *, timeout_s: float | None = None) -> Iterator[ContextEvent]:
         """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
         with contextlib.closing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
             for change in changes:
                 yield decode(change, ContextEvent)
-
-    def create_session(
-        self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
-    ) -> Session:
-        """A new session: variables, and calls that set them. It lives `ttl_s` (None: an hour) without being used.
-
-        `session_id`, if given, must be new (AlreadyExists). Leaving its `with` block deletes it.
-        """
-        ttl = None if ttl_s is None else requests.duration("ttl", ttl_s)
-        made = self._link.ask("CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=ttl)
-        return Session(self._link, made.session_id)
-
-    def session(self, session_id: str, *, timeout_s: float | None = None) -> Session:
-        """An existing session. NotFound if there is none of this id."""
-        found = self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
-        return Session(self._link, found.session_id)
-
-    def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Session]:
-        """All sessions of the caller in the order of their ids, fetched `page` at a time."""
-        for info in self._link.items("ListSessions", timeout_s, SessionInfo, limit=page):
-            yield Session(self._link, info.session_id)
 
     def stats(self, *, timeout_s: float | None = None) -> EngineStats:
         """Load and memory of all engines together; draining if all are."""

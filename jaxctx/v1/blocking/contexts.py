@@ -116,7 +116,7 @@ class Context(ContextCalls, Closing):
         self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
     ) -> PlanResult:
         """What a fill with the same arguments would find in the cache and need, without doing it."""
-        fields = requests.content(text, content)
+        fields = requests.content(text, **content)
         return self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
     def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:

@@ -7,8 +7,8 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from jaxctx.client import requests
 from jaxctx.codec import decode
@@ -28,17 +28,19 @@ from jaxctx.v1.answers import (
     VariableInfo,
 )
 from jaxctx.v1.blocking.link import Link
-from jaxctx.v1.options import Content, KeepOptions, OpenOptions, Output, SaveOptions, UpdateOptions
+from jaxctx.v1.options import Output
 
 __all__ = [
     "ContextCalls",
-    "OpenCalls",
     "ServerCalls",
     "SessionCalls",
     "VariableCalls",
 ]
 
 T = TypeVar("T")
+ContextT = TypeVar("ContextT")
+SessionT = TypeVar("SessionT")
+VariableT = TypeVar("VariableT")
 
 
 class ContextCalls:
@@ -73,8 +75,11 @@ class ContextCalls:
         text: str | None = None,
         *,
         defer: bool = False,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[Content],
     ) -> FillResult:
         """Append text, tokens or messages, and compute whatever of it no cached page holds.
 
@@ -82,9 +87,19 @@ class ContextCalls:
 
         `defer`: only buffer: the next operation that computes takes these tokens along.
 
-        Instead of a text `tokens` or `messages`: see `Content`.
+        `tokens`: token ids as they stand.
+
+        `messages`: messages, written by the model's chat template; in a context that has tokens, as the next turns.
+
+        `add_generation_prompt`: whether to end with what opens an answer of the assistant. None: exactly if the last
+        role is "user" or "tool".
+
+        `add_special_tokens`: whether the tokenizer adds its special tokens (beginning of sequence) to `text`. None:
+        if the context is empty.
+
+        Exactly one of text, `tokens` and `messages` is given.
         """
-        fields = requests.content(text, options)
+        fields = requests.content(text, tokens, messages, add_generation_prompt, add_special_tokens)
         return self._change("Fill", timeout_s, FillResult, defer=defer, **fields)
 
     def flush(self, *, timeout_s: float | None = None) -> FillResult:
@@ -168,31 +183,282 @@ class ContextCalls:
         """
         return self._change("ReleasePages", timeout_s, ContextInfo, pages=pages)
 
-    def update(self, *, timeout_s: float | None = None, **options: Unpack[UpdateOptions]) -> ContextInfo:
-        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
-        fields = requests.settings(options, UpdateOptions, update=True)
-        return self._change("UpdateContext", timeout_s, ContextInfo, **fields)
+    def update(
+        self,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        pin_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextInfo:
+        """Change priority, pin, time to live or labels.
 
-    def save(self, name: str, *, timeout_s: float | None = None, **options: Unpack[SaveOptions]) -> Snapshot:
+        What is unset stays as it is, labels replace all labels.
+
+        `priority`: higher runs first. -100..100.
+
+        `pinned`: never a victim under memory pressure. Beyond what the caller may pin: ResourceExhausted
+        (PIN_BUDGET).
+
+        `labels`: all labels from now on. None: as they are.
+
+        `ttl_s`: how long to live from now on; `math.inf`: for ever. None: as it is.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `pin_s`: how long it is pinned from now on; above 0, up to 10 years; needs `pinned`. None: until it is
+        unpinned.
+        """
+        return self._change(
+            "UpdateContext",
+            timeout_s,
+            ContextInfo,
+            priority=priority,
+            pinned=pinned,
+            labels=None if labels is None else {"labels": labels},
+            ttl=requests.ttl(ttl_s, sliding),
+            pin_for=requests.duration("pin_for", pin_s),
+        )
+
+    def save(
+        self,
+        name: str,
+        *,
+        durable: bool | None = None,
+        overwrite_version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Snapshot:
         """Keep a context's present state under a name.
 
         The context goes on as it is.
 
         `name`: under which name. One that is taken gives AlreadyExists, unless `overwrite_version` is set.
+
+        `durable`: answer only when the snapshot would survive a loss of power; a server without a store gives
+        FailedPrecondition (NO_STORE). Otherwise it is kept in memory until the server ends.
+
+        `overwrite_version`: the latest version, which the new one then replaces as the latest; it is kept as
+        history, of which a server may have a limit: then the oldest version goes. Any other number gives Aborted
+        (VERSION_MISMATCH).
+
+        `ttl_s`: how long to keep it; `math.inf`: for ever.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `labels`: the caller's notes: limits as in CreateContextRequest.
         """
-        fields = requests.settings(options, SaveOptions)
-        return self._change("Save", timeout_s, Snapshot, name=name, **fields)
+        return self._change(
+            "Save",
+            timeout_s,
+            Snapshot,
+            name=name,
+            durable=durable,
+            overwrite_version=overwrite_version,
+            ttl=requests.ttl(ttl_s, sliding),
+            labels=labels,
+        )
 
-    def publish(self, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]) -> Publication:
-        """Let contexts of all tenants share the full pages of a context."""
-        fields = requests.settings(options, KeepOptions)
-        return self._change("Publish", timeout_s, Publication, **fields)
+    def publish(
+        self,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Publication:
+        """Let contexts of all tenants share the full pages of a context.
+
+        `ttl_s`: how long to publish it; `math.inf`: until Unpublish.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `labels`: the caller's notes: limits as in CreateContextRequest.
+        """
+        return self._change("Publish", timeout_s, Publication, ttl=requests.ttl(ttl_s, sliding), labels=labels)
 
 
-class ServerCalls:
+class ServerCalls(Generic[ContextT, SessionT]):
     """Operations on a server that are one call each."""
 
     _link: Link
+
+    @abstractmethod
+    def _context(self, info: ContextInfo) -> ContextT:
+        """A context of which this is known."""
+
+    @abstractmethod
+    def _opened(self, opened: FillResult) -> ContextT:
+        """A context that was opened, which tells where its KV came from."""
+
+    @abstractmethod
+    def _session(self, info: SessionInfo) -> SessionT:
+        """A session of which this is known."""
+
+    def _create(
+        self,
+        *,
+        context_id: str | None = None,
+        model_id: str | None = None,
+        salt: str | None = None,
+        priority: int | None = None,
+        manual_commit: bool | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        pin_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextT:
+        """A new, empty context.
+
+        `context_id`: chosen by the client so that a retry is safe (a second request of the same id gives
+        AlreadyExists): 1..64 characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. None: 128
+        random bits from the server.
+
+        `model_id`: the model to compute with; up to 256 bytes. Empty: the server's only, or default, one.
+
+        `salt`: contexts of different salts never share pages. Up to 256 bytes.
+
+        `priority`: higher runs first. -100..100.
+
+        `manual_commit`: full pages commit only by CommitPages.
+
+        `pinned`: never a victim under memory pressure. Beyond what the caller may pin: ResourceExhausted
+        (PIN_BUDGET).
+
+        `labels`: the caller's notes: up to 32; keys of 1..64 bytes, values of up to 256.
+
+        `ttl_s`: how long to live; `math.inf`: for ever.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `pin_s`: how long it is pinned; above 0, up to 10 years; needs `pinned`. None: until it is unpinned.
+        """
+        told = self._link.ask(
+            "CreateContext",
+            timeout_s,
+            ContextInfo,
+            context_id=context_id,
+            model_id=model_id,
+            salt=salt,
+            priority=priority,
+            manual_commit=manual_commit,
+            pinned=pinned,
+            labels=labels,
+            ttl=requests.ttl(ttl_s, sliding),
+            pin_for=requests.duration("pin_for", pin_s),
+        )
+        return self._context(told)
+
+    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[ContextT]:
+        """The caller's contexts in the order of their ids.
+
+        `page`: how many come at once; 1..1000.
+        """
+        items = self._link.items("ListContexts", timeout_s, ContextInfo, limit=page)
+        return (self._context(each) for each in items)
+
+    def open(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        recompute: bool | None = None,
+        context_id: str | None = None,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextT:
+        """A new context from a snapshot.
+
+        Opening twice gives two that are independent.
+
+        `version`: which version of it, from 1. None: the latest.
+
+        `recompute`: accept a snapshot of another model revision and compute its tokens anew; else that is
+        FailedPrecondition (MODEL_MISMATCH).
+
+        `context_id`: as in CreateContextRequest.
+
+        `priority`: higher runs first. -100..100.
+
+        `pinned`: as in CreateContextRequest.
+
+        `pin_s`: as in CreateContextRequest. None: until it is unpinned.
+
+        `ttl_s`: as in CreateContextRequest.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+        """
+        told = self._link.ask(
+            "Open",
+            timeout_s,
+            FillResult,
+            name=name,
+            version=version,
+            recompute=recompute,
+            context_id=context_id,
+            priority=priority,
+            pinned=pinned,
+            pin_for=requests.duration("pin_for", pin_s),
+            ttl=requests.ttl(ttl_s, sliding),
+        )
+        return self._opened(told)
+
+    def take(
+        self,
+        name: str,
+        *,
+        recompute: bool | None = None,
+        context_id: str | None = None,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        pin_s: float | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextT:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+
+        `recompute`: accept a snapshot of another model revision and compute its tokens anew.
+
+        `context_id`: as in CreateContextRequest.
+
+        `priority`: higher runs first. -100..100.
+
+        `pinned`: as in CreateContextRequest.
+
+        `pin_s`: as in CreateContextRequest. None: until it is unpinned.
+
+        `ttl_s`: as in CreateContextRequest.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+        """
+        told = self._link.ask(
+            "Take",
+            timeout_s,
+            FillResult,
+            name=name,
+            recompute=recompute,
+            context_id=context_id,
+            priority=priority,
+            pinned=pinned,
+            pin_for=requests.duration("pin_for", pin_s),
+            ttl=requests.ttl(ttl_s, sliding),
+        )
+        return self._opened(told)
 
     def plan(
         self,
@@ -200,8 +466,11 @@ class ServerCalls:
         *,
         model_id: str = "",
         salt: str = "",
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[Content],
     ) -> PlanResult:
         """What a Fill would find in the cache and need, without doing it.
 
@@ -211,9 +480,18 @@ class ServerCalls:
 
         `salt`: the salt of a new context, and only of a new one.
 
-        Instead of a text `tokens` or `messages`: see `Content`.
+        `tokens`: token ids as they stand.
+
+        `messages`: messages, written by the model's chat template.
+
+        `add_generation_prompt`: whether to end with what opens an answer of the assistant. None: exactly if the last
+        role is "user" or "tool".
+
+        `add_special_tokens`: as in FillRequest.
+
+        Exactly one of text, `tokens` and `messages` is given.
         """
-        fields = requests.content(text, options)
+        fields = requests.content(text, tokens, messages, add_generation_prompt, add_special_tokens)
         return self._link.ask("Plan", timeout_s, PlanResult, model_id=model_id, salt=salt, **fields)
 
     def snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> Snapshot:
@@ -238,16 +516,36 @@ class ServerCalls:
         return list(items)
 
     def update_snapshot(
-        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Snapshot:
         """Change time to live or labels of a version.
 
         What is unset stays as it is.
 
         `version`: which version of it, from 1. None: the latest.
+
+        `ttl_s`: how long to keep it from now on; `math.inf`: for ever. None: as it is.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `labels`: all labels from now on. None: as they are.
         """
-        fields = requests.settings(options, KeepOptions, update=True)
-        return self._link.ask("UpdateSnapshot", timeout_s, Snapshot, name=name, version=version, **fields)
+        return self._link.ask(
+            "UpdateSnapshot",
+            timeout_s,
+            Snapshot,
+            name=name,
+            version=version,
+            ttl=requests.ttl(ttl_s, sliding),
+            labels=None if labels is None else {"labels": labels},
+        )
 
     def delete_snapshot(self, name: str, *, version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete a name or one version of it, and tell how many versions that were.
@@ -264,16 +562,34 @@ class ServerCalls:
         return list(items)
 
     def update_publication(
-        self, publication_id: str, *, timeout_s: float | None = None, **options: Unpack[KeepOptions]
+        self,
+        publication_id: str,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Publication:
         """Change time to live or labels of a publication.
 
         What is unset stays as it is.
 
         `publication_id`: as in UnpublishRequest.
+
+        `ttl_s`: how long to publish it from now on; `math.inf`: until Unpublish. None: as it is.
+
+        `sliding`: every use starts it again. Otherwise it ends when it ends, used or not.
+
+        `labels`: all labels from now on. None: as they are.
         """
-        fields = requests.settings(options, KeepOptions, update=True)
-        return self._link.ask("UpdatePublication", timeout_s, Publication, publication_id=publication_id, **fields)
+        return self._link.ask(
+            "UpdatePublication",
+            timeout_s,
+            Publication,
+            publication_id=publication_id,
+            ttl=requests.ttl(ttl_s, sliding),
+            labels=None if labels is None else {"labels": labels},
+        )
 
     def unpublish(self, publication_id: str, *, timeout_s: float | None = None) -> None:
         """End a publication.
@@ -374,49 +690,79 @@ class ServerCalls:
         """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
         return self._link.ask("ClearCache", timeout_s, int)
 
+    def create_session(
+        self, session_id: str | None = None, *, ttl_s: float | None = None, timeout_s: float | None = None
+    ) -> SessionT:
+        """A new session, without variables.
 
-class OpenCalls(Generic[T]):
-    """Operations that make a context of a snapshot by one call each."""
+        `session_id`: as CreateContextRequest.context_id: one that is there gives AlreadyExists. None: 128 random
+        bits from the server.
 
-    @abstractmethod
-    def _opened(self, method: str, timeout_s: float | None, /, **fields: Any) -> T:
-        """Call a method that opens a context; the context, which tells where its KV came from."""
-
-    def open(
-        self, name: str, *, version: int | None = None, timeout_s: float | None = None, **options: Unpack[OpenOptions]
-    ) -> T:
-        """A new context from a snapshot.
-
-        Opening twice gives two that are independent.
-
-        `version`: which version of it, from 1. None: the latest.
+        `ttl_s`: how long it lives without being used. Above 0, up to 10 years. None: an hour.
         """
-        fields = requests.settings(options, OpenOptions)
-        return self._opened("Open", timeout_s, name=name, version=version, **fields)
+        told = self._link.ask(
+            "CreateSession", timeout_s, SessionInfo, session_id=session_id, ttl=requests.duration("ttl", ttl_s)
+        )
+        return self._session(told)
 
-    def take(self, name: str, *, timeout_s: float | None = None, **options: Unpack[OpenOptions]) -> T:
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
-        NotFound.
+    def session(self, session_id: str, *, timeout_s: float | None = None) -> SessionT:
+        """A session and how much there is in it.
 
-        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        Begins its time to live again, as every call here does.
+
+        `session_id`: which. An unknown one gives NotFound (SESSION_NOT_FOUND).
         """
-        fields = requests.settings(options, OpenOptions)
-        return self._opened("Take", timeout_s, name=name, **fields)
+        told = self._link.ask("GetSession", timeout_s, SessionInfo, session_id=session_id)
+        return self._session(told)
+
+    def sessions(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[SessionT]:
+        """The caller's sessions in the order of their ids.
+
+        `page`: how many come at once; 1..1000.
+        """
+        items = self._link.items("ListSessions", timeout_s, SessionInfo, limit=page)
+        return (self._session(each) for each in items)
 
 
-class SessionCalls:
+class SessionCalls(Generic[VariableT]):
     """Operations on a session that are one call each."""
 
     _link: Link
+
+    @abstractmethod
+    def _variable(self, info: VariableInfo) -> VariableT:
+        """A variable of which this is known."""
 
     def info(self, *, timeout_s: float | None = None) -> SessionInfo:
         """A session and how much there is in it. Begins its time to live again, as every call here does."""
         return self._link.ask("GetSession", timeout_s, SessionInfo)
 
+    def create_variable(
+        self, text: str | None = None, *, name: str = "", description: str = "", timeout_s: float | None = None
+    ) -> VariableT:
+        """A new variable, set or not.
+
+        `text`: its text; up to 2 MiB. None: to be set later.
+
+        `name`: what to call it; up to 256 bytes, and need not be unique.
+
+        `description`: a note; up to 4096 bytes.
+        """
+        told = self._link.ask("CreateVariable", timeout_s, VariableInfo, name=name, description=description, text=text)
+        return self._variable(told)
+
+    def variables(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[VariableT]:
+        """The session's variables in the order of their ids.
+
+        `page`: how many come at once; 1..1000.
+        """
+        items = self._link.items("ListVariables", timeout_s, VariableInfo, limit=page)
+        return (self._variable(each) for each in items)
+
     def cancel(self, call_id: str, *, timeout_s: float | None = None) -> None:
         """Fail what has not ended of a call, and what needs it.
 
-        `call_id`: Which. An unknown one gives NotFound (CALL_NOT_FOUND).
+        `call_id`: which. An unknown one gives NotFound (CALL_NOT_FOUND).
         """
         self._link.call("CancelCall", timeout_s, call_id=call_id)
 

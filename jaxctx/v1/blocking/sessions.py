@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
-from jaxctx.answers import Criterion, SubmitCallResult, VariableInfo
+from jaxctx.answers import Criterion, SessionInfo, SubmitCallResult, VariableInfo
 from jaxctx.client import requests
 from jaxctx.client.gathering import in_turn
 from jaxctx.client.templates import Call, Template, standing
@@ -39,33 +39,23 @@ class Variable(VariableCalls):
         return f"<{type(self).__module__}.{type(self).__name__} {self.id} {self.name}>"
 
 
-class Session(SessionCalls, Closing):
+class Session(SessionCalls[Variable], Closing):
     """A namespace of variables on the server, and calls that set them. Made by `Client.create_session`.
 
     Leaving its `with` block deletes it, and cancels what runs in it; otherwise it lives until it is not used for
     its time to live.
     """
 
-    def __init__(self, link: Link, session_id: str) -> None:
-        self.id = session_id
-        self._link = link.about(session_id=session_id)
+    def __init__(self, link: Link, info: SessionInfo) -> None:
+        self.id = info.session_id
+        self._link = link.about(session_id=self.id)
 
-    def create_variable(
-        self, text: str | None = None, *, name: str = "", description: str = "", timeout_s: float | None = None
-    ) -> Variable:
-        """A new variable, set if a text is given. `name` and `description` are notes."""
-        fields = {"text": text, "name": name, "description": description}
-        return Variable(self._link, self._link.ask("CreateVariable", timeout_s, VariableInfo, **fields))
+    def _variable(self, info: VariableInfo) -> Variable:
+        return Variable(self._link, info)
 
     def variable(self, variable_id: str, *, timeout_s: float | None = None) -> Variable:
         """One that is there. NotFound if none has this id."""
-        found = self._link.ask("GetVariable", timeout_s, VariableInfo, variable_id=variable_id)
-        return Variable(self._link, found)
-
-    def variables(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[Variable]:
-        """All variables in the order of their ids, fetched `page` at a time."""
-        for info in self._link.items("ListVariables", timeout_s, VariableInfo, limit=page):
-            yield Variable(self._link, info)
+        return self._variable(self._link.ask("GetVariable", timeout_s, VariableInfo, variable_id=variable_id))
 
     def call(self, template: str | Template, /, *, timeout_s: float | None = None, **places: Any) -> Call[Variable]:
         """Submit a semantic call, which runs when somebody asks for an output of it.
@@ -73,11 +63,11 @@ class Session(SessionCalls, Closing):
         What stands at a place is a text, a variable, the last output of a call, or an `Output` of this one.
         """
         asked = template if isinstance(template, Template) else Template(text=template)
-        timeout = None if asked.limit_s is None else requests.duration("timeout", asked.limit_s)
+        timeout = requests.duration("timeout", asked.limit_s)
         parameters = [{"name": name, **standing(value)} for name, value in asked.filled(places).items()]
         fields = {"template": asked.text, "model_id": asked.model_id, "timeout": timeout, "parameters": parameters}
         call = self._link.ask("SubmitCall", timeout_s, SubmitCallResult, **fields)
-        return Call(call.call_id, {each.name: Variable(self._link, each) for each in call.outputs})
+        return Call(call.call_id, {each.name: self._variable(each) for each in call.outputs})
 
     def gather(
         self, *variables: Variable, criterion: Criterion = Criterion.LATENCY, timeout_s: float | None = None
