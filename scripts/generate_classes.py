@@ -222,11 +222,13 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "CreateContext": ("create", ("CreateRequest",)),
             "UpdateContext": ("update", ("context_id", "UpdateRequest")),
             "CloseContext": ("close", ("context_id",)),
+            "Generate": ("generate", ("GenerateRequest",)),
         },
     ),
     "EngineCalls": (
         "What clients have an engine do by one call of the contract.",
         {
+            "Fork": ("fork", ("context_id", "child_ids", "n")),
             "Truncate": ("truncate", ("context_id", "tokens")),
             "Rewind": ("rewind", ("context_id", "to")),
             "Forward": ("forward", ("ForwardRequest",)),
@@ -234,9 +236,12 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "CommitPages": ("commit_pages", ("context_id", "pages")),
             "ReleasePages": ("release_pages", ("context_id", "pages")),
             "GetContext": ("inspect", ("context_id", "include_pages", "include_tokens", "include_ancestors")),
+            "ListContexts": ("list", ("page_token", "limit")),
+            "WatchContexts": ("watch", ()),
             "Compare": ("compare", ("a", "b")),
             "Save": ("save", ("SaveRequest",)),
             "GetSnapshot": ("snapshot", ("name", "version")),
+            "ListSnapshots": ("snapshots", ("prefix", "page_token", "limit")),
             "ListSnapshotVersions": ("history", ("name",)),
             "UpdateSnapshot": ("update_snapshot", ("name", "version", "Changes")),
             "DeleteSnapshot": ("delete_snapshot", ("name", "version")),
@@ -687,7 +692,8 @@ class EngineCalls(Requests):
             if name in REMOTE_CALLS:
                 remote, ask = REMOTE_CALLS[name]
                 head = f'class {remote}({name}, Protocol):\n    """{doc.removesuffix(".")}, in another process."""'
-                asked = [self._asked(by_name[rpc], *call) for rpc, call in calls.items()]
+                methods = [(by_name[rpc], *call) for rpc, call in calls.items()]
+                asked = [self._asked(*each) for each in methods if not each[0].proto.server_streaming]
                 self.written[remote] = "\n\n".join([head, ask.strip("\n"), *asked])
 
     def _method(self, method: Method, name: str, parts: Iterable[str]) -> str:
@@ -695,7 +701,9 @@ class EngineCalls(Requests):
         return f"{self._head(method, name, parts)}\n{docstring(words, 8)}"
 
     def _asked(self, method: Method, name: str, parts: Iterable[str]) -> str:
-        """The method of a class that asks another process. No list that comes in parts: that takes several calls."""
+        """The method of a class that asks another process, for one response. No list that comes in parts: that takes
+        several calls.
+        """
         named = {each.name for each in self._types[method.proto.input_type].proto.field}
         request = ["changes" if part == "Changes" else "request" for part in parts if part not in named]
         sent = [f'"{method.proto.name}"', "caller", *request, *(f"{part}={part}" for part in parts if part in named)]
@@ -711,17 +719,24 @@ class EngineCalls(Requests):
         return "\n".join([head, wrapped("        told = await self.ask(", sent, ")"), f"        return {answer}"])
 
     def _head(self, method: Method, name: str, parts: Iterable[str]) -> str:
+        """Arguments at the end may be left out, if nothing, none or no is a value of all of them."""
         kind = self._types[method.proto.input_type]
         places = {each.name: place for place, each in enumerate(kind.proto.field)}
-        arguments = ["self", "caller: Caller"]
-        for part in parts:
+        arguments, optional = list[str](), True
+        for part in reversed([*parts]):
             if part not in places:
                 arguments.append(f"{'changes' if part == 'Changes' else 'request'}: {part}")
+                optional = False
                 continue
             made = self._field(kind, places[part])
-            optional = made.default == "None" and part == [*parts][-1]
-            arguments.append(f"{part}: {made.type}{' = None' if optional else ''}")
-        return wrapped(f"    async def {name}(", arguments, f") -> {self._told(method.proto.output_type)}:")
+            value = "False" if made.type == "bool" else made.default
+            optional = optional and value in ("None", "()", "False")
+            arguments.append(f"{part}: {made.type}{f' = {value}' if optional else ''}")
+        arguments = ["self", "caller: Caller", *reversed(arguments)]
+        told = self._told(method.proto.output_type)
+        if method.proto.server_streaming:
+            return wrapped(f"    def {name}(", arguments, f") -> AsyncIterator[{told}]:")
+        return wrapped(f"    async def {name}(", arguments, f") -> {told}:")
 
     def _told(self, response: str) -> str:
         fields = self._types[response].proto.field
@@ -936,7 +951,7 @@ def main(descriptors: str, folder: str) -> None:
         "from typing import ": r"(?<=[( ])Protocol(?=\))|(?<=: )Any",
         "\nfrom jaxctx.caller import ": r"(?<=: )Caller",
         "from jaxctx.codec import ": r"decode(?=\()",
-        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[))(?:{kinds})\b",
+        "from jaxctx.v1.answers import ": rf"(?:(?<=-> )|(?<=Sequence\[)|(?<=Iterator\[))(?:{kinds})\b",
         "from jaxctx.v1.requests import ": rf"(?<=: )(?:{'|'.join(REQUESTS)})\b",
     }
     raised = {"from jaxctx.status import ": r"JaxctxError|FieldViolation"}

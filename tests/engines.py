@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxctx.answers import ContextPages
+from jaxctx.answers import ContextInfo, ContextPages
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine.assembly import ServedModel, engine_info
 from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller
+from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.local import LocalEngine
 from jaxctx.model.bind import DecoderModel, FlatParams
 from jaxctx.model.sharding import check_divisible, logical_sharding
@@ -85,6 +85,11 @@ class Clock:
 
     def wall(self) -> float:
         return time.time() + self.offset
+
+
+async def context_info(engine: Engine, caller: Caller, context_id: str) -> ContextInfo:
+    """Of a caller's context."""
+    return (await engine.inspect(caller, context_id)).context
 
 
 async def tokens_of(engine: LocalEngine, context_id: str) -> list[int]:

@@ -39,15 +39,14 @@ class Dispatcher:
     def __init__(
         self,
         run: Callable[[Task, EngineNode], Awaitable[None]],
-        ended: Callable[[Task, JaxctxError | None], None],
         *,
         policy: Policy | None = None,
         **registry: float,
     ) -> None:
-        """`run` does a task on an engine, `ended` is told how it went."""
+        """`run` does a task on an engine; the task's graph is told how it went."""
         self.engines = Engines(self.look, self._lost, **registry)
         self.policy = policy or Policy()
-        self._run, self._ended = run, ended
+        self._run = run
         self._lanes: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
         self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
         self._turn = 0  # of these, before the latest one
@@ -60,7 +59,7 @@ class Dispatcher:
         if task.ended:
             return
         if len(lane) >= MOST_WAITING:
-            self._ended(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
+            task.call.graph.fail(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
             return
         lane[task] = None
         self._spent[tenant] = max(self._spent[tenant], self._turn)  # who was away has saved up none
@@ -174,8 +173,10 @@ class Dispatcher:
             self.submit(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
             asyncio.get_running_loop().call_later(error.retry_after_s, self.submit, task)
+        elif error is not None:
+            task.call.graph.fail(task, error)
         else:
-            self._ended(task, error)
+            task.call.graph.finish(task)
 
     def _lost(self, node: EngineNode) -> None:
         log.info("engine %s is gone, epoch %d, with %d tasks", node.id, node.epoch, len(node.running))
@@ -187,4 +188,6 @@ class Dispatcher:
             if task.attempts < MAX_ATTEMPTS:
                 self.submit(task)
             else:
-                self._ended(task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED"))
+                task.call.graph.fail(
+                    task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
+                )

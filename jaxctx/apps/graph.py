@@ -20,7 +20,7 @@ class Graph:
 
     def __init__(self, start: Callable[[Task], None], stop: Callable[[Task], None], clock: Callable[[], float]) -> None:
         """`start` is called once for each task that was asked for and is ready; `finish` or `fail` it then. `stop` is
-        called for each that failed, whether it was started or not.
+        called for each that ended, whether it was started or not.
         """
         self._start = start
         self._stop = stop
@@ -87,7 +87,6 @@ class Graph:
             task = reached.pop()
             if not task.ended:
                 self._end(task, Phase.FAILED)
-                self._stop(task)
                 task.output.fail(error)
                 reached += [*task.output.consumers, *task.later()]
 
@@ -95,6 +94,7 @@ class Graph:
         task.phase = phase
         if task.timer is not None:
             task.timer.cancel()
+        self._stop(task)
 
     def _start_if_ready(self, task: Task) -> None:
         if task.phase is Phase.WAITING and task.ready:

@@ -200,7 +200,7 @@ class Programs:
         """`clock` is that of deadlines, of all engines and of the sessions' time to live."""
         self.clock = clock
         self.execution = Execution(clock, prefix_timeout_s)
-        self.dispatcher = Dispatcher(self.execution.run, self._ended, policy=policy, **registry)
+        self.dispatcher = Dispatcher(self.execution.run, policy=policy, **registry)
         self.draining = False
         self.attending: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # to engines elsewhere
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -260,11 +260,3 @@ class Programs:
     def _end(self, session: Session, gone: JaxctxError) -> None:
         del self._sessions[session.tenant, session.id]
         session.end(gone)
-
-    def _ended(self, task: Task, error: JaxctxError | None) -> None:
-        graph = task.call.graph
-        if error is not None:
-            graph.fail(task, error)
-        else:
-            graph.finish(task)
-            self.execution.ended(task)

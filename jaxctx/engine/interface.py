@@ -10,7 +10,7 @@ Answers are those of `jaxctx.answers`; requests are generated from the contract,
 methods that are one call of it each.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from jaxctx import answers
@@ -32,12 +32,6 @@ class ProgramEngine(ProgramCalls, Protocol):
     ) -> answers.FillResult:
         """Append tokens, if any; compute what is buffered and in no committed page, or only buffer with `defer`."""
 
-    def generate(self, caller: Caller, request: requests.GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        """Stream outputs. Pieces of the n outputs interleave, and are fewer and larger for a reader that lags.
-
-        Each output ends with one piece that has `finish`.
-        """
-
     async def stats(self) -> answers.EngineStats: ...
 
     async def clear_cache(self) -> int:
@@ -47,21 +41,10 @@ class ProgramEngine(ProgramCalls, Protocol):
 class Engine(ProgramEngine, EngineCalls, Protocol):
     """One engine: all that clients can ask of it."""
 
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[answers.ContextInfo]:
-        """One child per entry of `ids` (None: the engine chooses the id). All or none."""
-
-    async def get(self, caller: Caller, context_id: str) -> answers.ContextInfo: ...
-
-    async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[answers.ContextInfo]:
-        """Contexts of the tenant in id order, starting after the id `after`."""
-
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> answers.PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
-
-    def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
-        """The tenant's contexts as they are, each once as EXISTS, and then every change until the reader leaves."""
 
     # Snapshots. NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
 
@@ -70,9 +53,6 @@ class Engine(ProgramEngine, EngineCalls, Protocol):
 
         With `take` the name is deleted in the same moment; of two racing takes one wins, the other is NotFound.
         """
-
-    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[answers.Snapshot]:
-        """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

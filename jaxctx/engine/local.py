@@ -66,7 +66,6 @@ class LocalEngine(Snapshots, Engine):
     release_pages = command(lambda core: partial(core.contexts.control, control.release))
     update = command(lambda core: core.contexts.update)
     close = command(lambda core: core.contexts.close)
-    get = command(lambda core: core.contexts.get)
     inspect = command(lambda core: core.contexts.inspect)
     list = command(lambda core: core.contexts.list)
     compare = command(lambda core: core.contexts.compare)
@@ -78,8 +77,10 @@ class LocalEngine(Snapshots, Engine):
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
         return (await self._make(caller, lambda: [self.core.contexts.create(caller, request)]))[0]
 
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[answers.ContextInfo]:
-        return await self._make(caller, lambda: self.core.contexts.fork(caller, context_id, ids))
+    async def fork(
+        self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
+    ) -> Sequence[answers.ContextInfo]:
+        return await self._make(caller, lambda: self.core.contexts.fork(caller, context_id, child_ids, n))
 
     async def _make(
         self, caller: Caller, make: Callable[[], Sequence[answers.ContextInfo]]
@@ -172,7 +173,7 @@ class LocalEngine(Snapshots, Engine):
             if request.n == 1:
                 self.core.raise_if_draining()
             else:  # accepted when it was flushed
-                forks = self.core.contexts.fork(caller, request.context_id, [None] * request.n)
+                forks = self.core.contexts.fork(caller, request.context_id, n=request.n)
                 ids = [fork.context_id for fork in forks]
             for index, context_id in enumerate(ids):
                 running.append(self.core.generate(caller, request, context_id, index, stream))

@@ -59,10 +59,12 @@ class ContextOperations:
         """What pages of a context with this salt may be shared with: the same tenant, salt, model and KV type."""
         return replace(self.model, namespace=caller.tenant, salt=salt)
 
-    def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> Sequence[ContextInfo]:
+    def fork(
+        self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
+    ) -> Sequence[ContextInfo]:
         """Works beside a writer: the children have what was settled."""
         parent = self.cache.get(caller.tenant, context_id)
-        children = self.branch(parent, ids)
+        children = self.branch(parent, list(child_ids) or [None] * (n or 1))
         self.cache.touch(parent)
         for child in children:
             self.lives.changed(child, Change.FORKED)
@@ -148,11 +150,13 @@ class ContextOperations:
     def close(self, caller: Caller, context_id: str) -> None:
         self.lives.close(self.cache.get(caller.tenant, context_id))
 
-    def get(self, caller: Caller, context_id: str) -> ContextInfo:
-        return self.describe(self.cache.get(caller.tenant, context_id))
-
     def inspect(
-        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
     ) -> answers.GetContextResult:
         context = self.cache.get(caller.tenant, context_id)
         return answers.GetContextResult(
@@ -175,8 +179,8 @@ class ContextOperations:
         ]
         return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 
-    def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
-        return [self.describe(context) for context in self.cache.list(caller.tenant, after, limit)]
+    def list(self, caller: Caller, page_token: str = "", limit: int = 100) -> Sequence[ContextInfo]:
+        return [self.describe(context) for context in self.cache.list(caller.tenant, page_token, limit)]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         context = None

@@ -143,8 +143,9 @@ class Snapshots:
         found = self.store.get(caller.tenant, name, version)
         return told(Snapshot, found, latest=self.store.get(caller.tenant, name).version == found.version)
 
-    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[Snapshot]:
-        return [told(Snapshot, each, latest=True) for each in self.store.list(caller.tenant, prefix, after, limit)]
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
+        found = self.store.list(caller.tenant, prefix, page_token, limit)
+        return [told(Snapshot, each, latest=True) for each in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         versions = self.store.history(caller.tenant, name)

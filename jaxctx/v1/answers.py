@@ -212,7 +212,7 @@ class GeneratePiece:
     The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
 
     The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are
-    what joined the context. Parts of several outputs interleave.
+    what joined the context. Parts of several outputs interleave, and are fewer and larger for a reader that lags.
     """
 
     index: int  # which output; 0..n - 1

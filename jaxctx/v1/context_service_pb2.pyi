@@ -394,7 +394,7 @@ class GenerateResponse(google.protobuf.message.Message):
     """A part of one output. The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
 
     The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are what
-    joined the context. Parts of several outputs interleave.
+    joined the context. Parts of several outputs interleave, and are fewer and larger for a reader that lags.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

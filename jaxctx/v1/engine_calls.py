@@ -6,13 +6,22 @@ Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from jaxctx.caller import Caller
 from jaxctx.codec import decode
-from jaxctx.v1.answers import Comparison, ContextInfo, ForwardResult, GetContextResult, Publication, Snapshot
-from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, SaveRequest, UpdateRequest
+from jaxctx.v1.answers import (
+    Comparison,
+    ContextEvent,
+    ContextInfo,
+    ForwardResult,
+    GeneratePiece,
+    GetContextResult,
+    Publication,
+    Snapshot,
+)
+from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, GenerateRequest, SaveRequest, UpdateRequest
 
 __all__ = [
     "EngineCalls",
@@ -32,6 +41,9 @@ class ProgramCalls(Protocol):
 
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context. A running writer is cancelled first; forks of it live on."""
+
+    def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        """Continue the context and stream what comes."""
 
 
 class RemoteCalls(ProgramCalls, Protocol):
@@ -56,6 +68,14 @@ class RemoteCalls(ProgramCalls, Protocol):
 class EngineCalls(Protocol):
     """What clients have an engine do by one call of the contract."""
 
+    async def fork(
+        self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
+    ) -> Sequence[ContextInfo]:
+        """Children that begin as the context stands now, its pages shared.
+
+        All or none. Costs the same at any length.
+        """
+
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         """Drop trailing tokens that are in no committed page."""
 
@@ -79,9 +99,23 @@ class EngineCalls(Protocol):
         """Give back working pages from the tail, with the tokens in them."""
 
     async def inspect(
-        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
     ) -> GetContextResult:
         """Read the counters; on request, also the pages and the tokens."""
+
+    async def list(self, caller: Caller, page_token: str, limit: int) -> Sequence[ContextInfo]:
+        """The caller's contexts in the order of their ids."""
+
+    def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
+        """The caller's contexts as they are, and then every change of them, until the caller leaves.
+
+        It reads, and uses none of them.
+        """
 
     async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         """Where two contexts part."""
@@ -91,6 +125,9 @@ class EngineCalls(Protocol):
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         """One version of a snapshot."""
+
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
+        """The latest version of each name, in the order of the names."""
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         """All versions of a name that are kept, latest first."""

@@ -33,7 +33,7 @@ from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.test_programs import SYSTEM, Caller, out
-from tests.engines import Clock
+from tests.engines import Clock, context_info
 
 KEY = "the cluster's key, of which nobody knows" * 2
 USERS = [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for name in ("alice", "bob")]
@@ -539,7 +539,7 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     assert remote.info == engine.info
     tokens = await remote.encode("Hello there, you", True)
     created = await remote.create(me, requests.CreateRequest(labels={"a": "b"}))
-    assert created == await engine.get(me, created.context_id)
+    assert created == await context_info(engine, me, created.context_id)
     filled = await remote.fill(me, created.context_id, tokens[:5])
     assert (filled.computed, filled.context.seq_len) == (5, 5)
     assert (await remote.fill(me, created.context_id, tokens[5:], defer=True)).context.buffered_tokens == len(

@@ -54,7 +54,7 @@ async def where(company: Company, context_id: str, tenant: str = "") -> str:  # 
     found = []
     for address, engine in company.engines.items():
         with suppress(errors.NotFound):
-            await engine.get(Asker(tenant), context_id)
+            await engine.inspect(Asker(tenant), context_id)
             found.append(address)
     (address,) = found
     return address
@@ -381,7 +381,8 @@ async def test_the_contexts_of_a_lost_engine(company: Company, client: jaxctx.ai
     await company.joined(first)  # what it has is there again
     assert [each.id async for each in client.contexts()] == ["kept", "lost"]
     await again.fill("!")
-    assert (await company.engines[second].get(Asker(), "lost")).seq_len == len(await again.tokens())
+    held = await company.engines[second].inspect(Asker(), "lost")
+    assert held.context.seq_len == len(await again.tokens())
 
 
 async def test_an_output_of_a_lost_engine_ends(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811

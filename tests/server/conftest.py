@@ -272,9 +272,12 @@ class FakeEngine:
             pieces += [piece, last]
         return pieces
 
-    async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[ContextInfo]:
-        self._enter("fork", caller, (context_id, list(ids)))
+    async def fork(
+        self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
+    ) -> Sequence[ContextInfo]:
+        self._enter("fork", caller, (context_id, list(child_ids), n))
         self._get(caller, context_id)
+        ids = list(child_ids) or [None] * (n or 1)
         return [self._add(caller, child, context_id, CreateRequest()) for child in ids]
 
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
@@ -308,12 +311,13 @@ class FakeEngine:
         self._get(caller, context_id)
         del self.contexts[caller.tenant, context_id]
 
-    async def get(self, caller: Caller, context_id: str) -> ContextInfo:
-        self._enter("get", caller, context_id)
-        return self._info(self._get(caller, context_id))
-
     async def inspect(
-        self, caller: Caller, context_id: str, include_pages: bool, include_tokens: bool, include_ancestors: bool
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
     ) -> GetContextResult:
         self._enter("inspect", caller, (context_id, include_pages, include_tokens, include_ancestors))
         context = self._get(caller, context_id)
@@ -324,9 +328,9 @@ class FakeEngine:
             ancestors=[("parent", 3), ("its parent", 0)] if include_ancestors else (),
         )
 
-    async def list(self, caller: Caller, after: str = "", limit: int = 100) -> list[ContextInfo]:
-        self._enter("list", caller, (after, limit))
-        found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > after)
+    async def list(self, caller: Caller, page_token: str = "", limit: int = 100) -> Sequence[ContextInfo]:
+        self._enter("list", caller, (page_token, limit))
+        found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > page_token)
         return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
 
     async def plan(
@@ -387,9 +391,9 @@ class FakeEngine:
         self._enter("snapshot", caller, (name, version))
         return replace(SNAPSHOT, expiry=None, labels={})
 
-    async def snapshots(self, caller: Caller, prefix: str, after: str, limit: int) -> Sequence[Snapshot]:
-        self._enter("snapshots", caller, (prefix, after, limit))
-        return [replace(SNAPSHOT, name=name) for name in ("n", "na", "nb", "o") if name > after][:limit]
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
+        self._enter("snapshots", caller, (prefix, page_token, limit))
+        return [replace(SNAPSHOT, name=name) for name in ("n", "na", "nb", "o") if name > page_token][:limit]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
         self._enter("history", caller, name)

@@ -135,10 +135,10 @@ async def test_what_ended_an_output(door: Any, match: Any, name: str | None) -> 
 async def test_fork(door: Any) -> None:
     await create(door, context_id="a")
     response = await door.contexts.Fork(pb.ForkRequest(context_id="a"))
-    assert door.last("fork")[1] == ("a", [None])
+    assert door.last("fork")[1] == ("a", [], None)
     assert response.contexts[0].parent_id == "a"
     await door.contexts.Fork(pb.ForkRequest(context_id="a", n=3))
-    assert door.last("fork")[1] == ("a", [None] * 3)
+    assert door.last("fork")[1] == ("a", [], 3)
     response = await door.contexts.Fork(pb.ForkRequest(context_id="a", child_ids=["x", "y"]))
     assert [context.context_id for context in response.contexts] == ["x", "y"]
 

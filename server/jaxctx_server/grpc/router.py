@@ -27,7 +27,7 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.rules_pb2 import found_by, work
 from jaxctx.v1.services import METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import PAGE_SIZE, Service, page_of
+from jaxctx_server.grpc.service import Service, page_of
 from jaxctx_server.serving import Serving
 
 ROUTED = ("ContextService", "SnapshotService", "ModelService")  # what a core has engines answer
@@ -91,12 +91,10 @@ class Router(Service):
 
     async def listed(self, rpc: str, caller: Caller, request: Any) -> Any:
         """A page of what all engines have; what several have (a model, snapshots in one store) once."""
-        limit = min(request.limit or PAGE_SIZE, MOST_LISTED - 1)
-        request.limit = limit + 1  # one more tells that there is another page
+        request.limit, field = min(request.limit, MOST_LISTED), METHODS[rpc].output_type.fields[0].name
         pages = (await self._each(rpc, caller, request, NotFound)).values()
         if not pages:
             return await self.answer(rpc, caller, request)  # says why
-        request.limit, field = limit, METHODS[rpc].output_type.fields[0].name
         return page_of(rpc, request, [each for page in pages for each in getattr(page, field)])
 
     async def plan(self, rpc: str, caller: Caller, request: pb.PlanRequest) -> Any:

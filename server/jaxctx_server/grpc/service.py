@@ -1,6 +1,7 @@
 """What every service does with a request: decode and validate, before the engine works; encode, after."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,6 @@ from jaxctx_server.serving import LocalModel, Served, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
-M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 NEXT = "next_page_token"  # the last field of a page of a list
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
@@ -30,10 +30,12 @@ class Service:
         self._serving = serving
         self._clock = clock
 
-    def valid(self, context: Context, request: Message) -> tuple[Served, Caller]:
-        """What is served, and to whom, if the request is valid."""
+    def valid(self, context: Context, request: Any) -> tuple[Served, Caller]:
+        """What is served, and to whom, if the request is valid. One for a page of a list then has how many to find."""
         served = self._serving.served()
         validate(served.limits, request)
+        if "page_token" in request.DESCRIPTOR.fields_by_name:
+            request.limit = (request.limit or PAGE_SIZE) + 1  # one more tells that there is another page
         return served, self.caller(context)
 
     def begin(self, context: Context, request: Message) -> tuple[LocalModel, Caller]:
@@ -59,20 +61,34 @@ def answered(rpc: str, work: Callable[[LocalModel, Caller, Any], Any]) -> Callab
     return call
 
 
-def unary(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Awaitable[Any]]:
+def streamed(rpc: str, work: Callable[[LocalModel, Caller, Any], Any]) -> Callable[..., AsyncIterator[Any]]:
+    """A call of the contract: each of its responses tells of one of what `work` returns for a valid request. That is
+    closed at once with whoever reads it.
+    """
+    kind = GetMessageClass(METHODS[rpc].output_type)
+
+    async def call(self: Service, request: Message, context: Context) -> AsyncIterator[Any]:
+        async with aclosing(work(*self.begin(context, request), request)) as answers:
+            async for answer in answers:
+                yield encode(answer, kind)
+
+    return call
+
+
+def handed(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Any]:
     """A call of the contract that hands parts of its request, see `made`, to this method of the engine."""
 
     def work(model: LocalModel, caller: Caller, request: Any) -> Any:
         return getattr(model.engine, method)(caller, *(made(request, part) for part in parts))
 
-    return answered(rpc, work)
+    return (streamed if METHODS[rpc].server_streaming else answered)(rpc, work)
 
 
 def with_engine_calls(service: type[S]) -> type[S]:
     """Decorates a service: what an engine does by one call, and it does not say itself, is handed to the engine."""
     for method in SERVICES[service.__name__].methods:
         if method.name in ENGINE_CALLS and method.name not in vars(service):
-            setattr(service, method.name, unary(method.name, *ENGINE_CALLS[method.name]))
+            setattr(service, method.name, handed(method.name, *ENGINE_CALLS[method.name]))
     return service
 
 
@@ -92,14 +108,14 @@ def told(rpc: str, answer: Any) -> Any:
 
 
 def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
-    """Of what was found, as many as the request asks for, behind its page token, and if there are more the next token.
-    What was found twice is there once.
+    """Of what was found behind its page token, all but the last that a valid request has room for, and if that is there
+    the next token. What was found twice is there once.
 
     That is the last one's id, its first field: names, which go up; of versions the number, which goes down.
     """
     entry: Any = METHODS[rpc].output_type.fields[0].message_type
     by = "version" if rpc == "ListSnapshotVersions" else entry.fields[0].name
-    last, limit = request.page_token, one_more(request) - 1
+    last, limit = request.page_token, request.limit - 1
 
     def behind(one: Any) -> bool:
         name = getattr(one, by)
@@ -111,8 +127,3 @@ def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
     if len(rest) > limit:
         page.next_page_token = str(getattr(rest[limit - 1], by))
     return page
-
-
-def one_more(request: Any) -> int:
-    """How many to find for a page: one more tells that there is another."""
-    return (request.limit or PAGE_SIZE) + 1

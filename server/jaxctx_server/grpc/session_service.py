@@ -12,7 +12,7 @@ from jaxctx.apps.sessions import Session
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1.requests import SubmitCallRequest
 from jaxctx_server.grpc.pipeline import Context
-from jaxctx_server.grpc.service import Service, one_more, page_of, told
+from jaxctx_server.grpc.service import Service, page_of, told
 from jaxctx_server.validate.requests import Part, made
 
 SESSION_TTL_S = 3600.0
@@ -49,7 +49,7 @@ class SessionService(Service):
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> Any:
         served, caller = self.valid(context, request)
         behind = [each for each in served.programs.sessions(caller.tenant) if each.id > request.page_token]
-        found = (each.info for each in behind[: one_more(request)])
+        found = (each.info for each in behind[: request.limit])
         return page_of("ListSessions", request, found)
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:

@@ -5,7 +5,7 @@ Such a rule yields paths of fields in its message, and what would be accepted. T
 well: all violations of a request are told together, the first of each path.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -52,11 +52,6 @@ def made(request: Message, part: Part) -> Any:
         has_presence = request.DESCRIPTOR.fields_by_name[part].has_presence
         return None if has_presence and not request.HasField(part) else getattr(request, part)
     return decode(request, part) if isinstance(part, type) else part(request)
-
-
-def children(request: ForkRequest) -> Sequence[str | None]:
-    """Their ids; None where the engine chooses."""
-    return list(request.child_ids) or [None] * (request.n or 1)
 
 
 def _generate(request: GenerateRequest | CallOutput, limits: Limits) -> Violations:

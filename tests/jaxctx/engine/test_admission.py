@@ -10,7 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, ForwardRequest, Gener
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
 from tests.echo import echo_next
-from tests.engines import tokens_of
+from tests.engines import context_info, tokens_of
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -55,10 +55,12 @@ async def test_the_queue_is_bounded_and_refuses_at_once(make_engine) -> None:
         await greedy(engine, ids[3], 3)
     assert error.value.reason == "QUEUE_FULL"
     assert error.value.retry_after_s
-    before = await engine.get(ME, ids[3])
+    before = await context_info(engine, ME, ids[3])
     with pytest.raises(ResourceExhausted):
         await engine.fill(ME, ids[3], [9])
-    assert await engine.get(ME, ids[3]) == replace(before, used_at=(await engine.get(ME, ids[3])).used_at)
+    assert await context_info(engine, ME, ids[3]) == replace(
+        before, used_at=(await context_info(engine, ME, ids[3])).used_at
+    )
     results = await asyncio.gather(*tasks)
     assert results == [oracle([i, 1, 2], n) for i, n in ((0, 400), (1, 3), (2, 3))]
 
@@ -121,7 +123,7 @@ async def test_cancelling_frees_pages_and_reservations_within_a_step(engine: Loc
     stats = await engine.stats()  # the very next thing that the step thread does
     assert (stats.running, stats.waiting) == (1, 0)
     assert stats.pages_reserved < 20  # only the neighbour's
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert info.working_pages == -(-info.working_tokens // 16)
     assert await other == oracle([2] * 20, 200)
 
@@ -136,7 +138,7 @@ async def test_a_cancelled_fill_leaves_its_tokens_buffered(make_engine) -> None:
     await until(engine, 1, 1)
     fill.cancel()
     await until(engine, 1, 0)
-    after = await engine.get(ME, info.context_id)
+    after = await context_info(engine, ME, info.context_id)
     assert (after.seq_len, after.buffered_tokens, after.state.value) == (0, 40, "idle")
     await task
     assert await greedy(engine, info.context_id, 5) == oracle([5] * 40, 5)
@@ -151,7 +153,7 @@ async def test_closing_a_context_cancels_its_writer(engine: LocalEngine) -> None
         async for _ in stream:
             pass
     with pytest.raises(NotFound):
-        await engine.get(ME, context_id)
+        await context_info(engine, ME, context_id)
     assert (await engine.stats()).pages_held == 0
 
 
@@ -182,7 +184,7 @@ async def test_higher_priority_preempts_and_the_preempted_resumes_exactly(make_e
         request = GenerateRequest(context_id=context_id, max_tokens=60, sampling=sampling)
         return [t async for piece in engine.generate(ME, request) for t in piece.token_ids]
 
-    alone = await penalised((await engine.fork(ME, low[0], [None]))[0].context_id)
+    alone = await penalised((await engine.fork(ME, low[0]))[0].context_id)
     tasks = [asyncio.create_task(penalised(context_id)) for context_id in low]
     await until(engine, 2, 0)
     high = await engine.create(ME, CreateRequest(priority=5))
@@ -240,7 +242,7 @@ async def test_a_slow_reader_pauses_its_own_sequence_only(make_engine) -> None:
     stream = engine.generate(ME, GenerateRequest(context_id=slow, max_tokens=100, sampling=GREEDY))
     tokens = list((await anext(stream)).token_ids)
     assert await greedy(engine, fast, 150) == oracle([2] * 5, 150)
-    assert (await engine.get(ME, slow)).seq_len < 5 + 20
+    assert (await context_info(engine, ME, slow)).seq_len < 5 + 20
     tokens += [t async for piece in stream for t in piece.token_ids]
     assert tokens == oracle([1] * 5, 100)
 
@@ -267,7 +269,7 @@ async def test_stop_ends_running_requests_with_a_typed_error(engine: LocalEngine
     with pytest.raises(Unavailable):
         await task
     with pytest.raises(Unavailable):
-        await engine.get(ME, context_id)
+        await context_info(engine, ME, context_id)
 
 
 async def test_two_hundred_streams(make_engine) -> None:
@@ -326,7 +328,7 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
     assert "defect" not in str(error.value)
     assert "step" in await failure
     with pytest.raises(Unavailable):
-        await engine.get(ME, idle)
+        await context_info(engine, ME, idle)
 
 
 async def test_stats_tell_what_every_part_counts(engine: LocalEngine) -> None:

@@ -20,7 +20,7 @@ from jaxctx.engine.local import LocalEngine
 from jaxctx.engine.snapshots import delivered
 from jaxctx.errors import ResourceExhausted, Unavailable
 from tests.echo import VOCAB_SIZE, echo_next
-from tests.engines import on_demand
+from tests.engines import context_info, on_demand
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -71,7 +71,7 @@ async def test_flushing_a_suspended_empty_context_does_nothing(make_engine, how:
     if how == "reserved":
         await engine.reserve_pages(ME, context_id, 2)
     await filled(engine, [2] * 120)
-    assert (await engine.get(ME, context_id)).state.value == "suspended"
+    assert (await context_info(engine, ME, context_id)).state.value == "suspended"
     if how == "rewound":
         await engine.rewind(ME, context_id, 0)
     assert (await engine.fill(ME, context_id)).computed == 0
@@ -85,7 +85,7 @@ async def test_tenants_with_the_same_context_id_do_not_meet(make_engine) -> None
         await engine.fill(caller, "x", [1, 2, 3])
     task = asyncio.create_task(greedy(engine, "x", 400, a))
     await until(engine, 1, 0)
-    assert (await engine.get(b, "x")).state.value == "idle"
+    assert (await context_info(engine, b, "x")).state.value == "idle"
     await engine.fill(b, "x", [4])
     await engine.close(b, "x")
     assert await task == oracle([1, 2, 3], 400)
@@ -111,7 +111,7 @@ async def test_preemption_leaves_a_pinned_context_its_pages(make_engine) -> None
     await engine.fill(ME, high, [7] * 5, defer=True)
     second = asyncio.create_task(greedy(engine, high, 100))
     while not second.done():
-        assert (await engine.get(ME, low)).committed_pages >= 6
+        assert (await context_info(engine, ME, low)).committed_pages >= 6
         await asyncio.sleep(0.002)
     assert await first == oracle([1] * 100, 100)
 
@@ -154,10 +154,10 @@ async def test_a_failing_reserve_changes_nobody(make_engine) -> None:
     idle = [await filled(engine, [k] * 20) for k in (2, 3)]
     context_id = await empty(engine)
     await engine.fill(ME, context_id, [5] * 64, defer=True)
-    before = [await engine.get(ME, each) for each in (context_id, *idle)]
+    before = [await context_info(engine, ME, each) for each in (context_id, *idle)]
     with pytest.raises(ResourceExhausted):
         await engine.reserve_pages(ME, context_id, 15)
-    after = [await engine.get(ME, each) for each in (context_id, *idle)]
+    after = [await context_info(engine, ME, each) for each in (context_id, *idle)]
     assert [replace(info, used_at=0.0) for info in after] == [replace(info, used_at=0.0) for info in before]
 
 
@@ -190,7 +190,7 @@ async def test_cancelling_a_fill_keeps_the_pages_reserved_before_it(make_engine)
     await asyncio.sleep(0)
     fill.cancel()
     await asyncio.gather(fill, return_exceptions=True)
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert info.committed_pages + info.working_pages >= 3
 
 
@@ -225,7 +225,7 @@ async def test_a_drain_lets_a_request_for_many_outputs_finish(make_engine) -> No
 async def test_contexts_whose_ids_nobody_learned_are_closed(make_engine) -> None:
     engine = make_engine(CONFIG)
     context_id = await filled(engine, [1] * 20)
-    for call in (engine.fork(ME, context_id, [None] * 3), engine.create(ME, CreateRequest())):
+    for call in (engine.fork(ME, context_id, n=3), engine.create(ME, CreateRequest())):
         task = asyncio.create_task(call)
         await asyncio.sleep(0)
         task.cancel()
@@ -311,7 +311,7 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
     flood = await filled(engine, [7] * 16 * 32)
     await engine.close(ME, flood)
     await engine.reserve_pages(ME, old, 10)
-    layout = await engine.get(ME, old)
+    layout = await context_info(engine, ME, old)
     assert (layout.committed_pages, layout.working_pages, layout.buffered_tokens) == (0, 10, 128)
     other = await filled(engine, [1, 2, 3])
     request = GenerateRequest(context_id=other, max_tokens=300, sampling=GREEDY)

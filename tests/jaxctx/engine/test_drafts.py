@@ -12,7 +12,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import ONE_ROW
 from jaxctx.engine.drafts import LEAST, LONGEST_PAUSE, SURE, WINDOW, PromptLookup, share
 from jaxctx.engine.interface import GenerateRequest, Sampling
-from tests.engines import SMALL, tokens_of
+from tests.engines import SMALL, context_info, tokens_of
 
 from .foresight import foresight
 from .test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
@@ -125,7 +125,7 @@ async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, mo
         context_id = await fresh(engine, PROMPTS[length])
         assert await greedy(engine, context_id, 37) == oracle(PROMPTS[length], 37)
         assert await tokens_of(engine, context_id) == PROMPTS[length] + oracle(PROMPTS[length], 37)
-        info = await engine.get(ME, context_id)
+        info = await context_info(engine, ME, context_id)
         assert (info.seq_len, info.buffered_tokens) == (length + 36, 1)
         assert await greedy(engine, context_id, 5) == oracle([*PROMPTS[length], *oracle(PROMPTS[length], 37)], 5)
     stats = await engine.stats()
@@ -241,7 +241,7 @@ async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None
     lengths = set()
     for _ in range(12):
         await asyncio.sleep(0.002)
-        (fork,) = await engine.fork(ME, context_id, [None])
+        (fork,) = await engine.fork(ME, context_id)
         tokens = await tokens_of(engine, fork.context_id)
         assert tokens[15:] == oracle(PROMPTS[15], len(tokens) - 15) if len(tokens) > 15 else True
         assert await greedy(engine, fork.context_id, 6) == oracle(tokens, 6)
@@ -261,4 +261,4 @@ async def test_the_finish_is_told_once(make_engine, monkeypatch) -> None:
     tokens = [token for piece in pieces for token in piece.token_ids]
     assert tokens == oracle(PROMPTS[17], len(tokens))
     assert tokens[-1] == stop
-    assert (await engine.get(ME, context_id)).seq_len == 17 + len(tokens) - 1
+    assert (await context_info(engine, ME, context_id)).seq_len == 17 + len(tokens) - 1

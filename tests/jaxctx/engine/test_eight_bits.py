@@ -62,7 +62,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     assert len(set(undisturbed)) > 10  # it says something
 
     disturbed = await filled(engine, PROMPT, "disturbed")
-    (fork,) = await engine.fork(ME, disturbed, [None])
+    (fork,) = await engine.fork(ME, disturbed)
     assert await continued(engine, fork.context_id) == undisturbed
     await engine.rewind(ME, fork.context_id, len(PROMPT))
     assert await continued(engine, fork.context_id) == undisturbed
@@ -70,7 +70,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     for n in range(3):  # all pages are taken by others in between
         await engine.close(ME, await filled(engine, [n, *PROMPT, *PROMPT], f"other {n}"))
     assert (await engine.stats()).host_pages_used > 0
-    (resumed,) = await engine.fork(ME, disturbed, [None])
+    (resumed,) = await engine.fork(ME, disturbed)
     assert await continued(engine, resumed.context_id) == undisturbed
 
     await engine.save(ME, SaveRequest(context_id=disturbed, name="kept", durable=True))

@@ -10,7 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 from tests.echo import EOS_ID, echo_next
-from tests.engines import tokens_of
+from tests.engines import context_info, tokens_of
 
 ME = Caller()
 GREEDY = Sampling(temperature=0.0)
@@ -57,7 +57,7 @@ async def test_sequences_batched_together_equal_each_alone(engine: LocalEngine) 
 async def test_a_second_generation_continues_the_first(engine: LocalEngine) -> None:
     context_id = await fresh(engine, PROMPTS[17])
     first = await greedy(engine, context_id, 9)
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert (info.seq_len, info.buffered_tokens) == (17 + 8, 1)  # the last sampled token is not computed yet
     assert first + await greedy(engine, context_id, 9) == oracle(PROMPTS[17], 18)
 
@@ -82,7 +82,7 @@ async def test_deferred_tokens_wait_for_the_next_operation(engine: LocalEngine) 
 
 async def test_generating_on_a_flushed_page_edge_changes_no_shared_page(engine: LocalEngine) -> None:
     context_id = await fresh(engine, PROMPTS[64])
-    (fork,) = await engine.fork(ME, context_id, [None])
+    (fork,) = await engine.fork(ME, context_id)
     both = await asyncio.gather(greedy(engine, context_id, 20), greedy(engine, fork.context_id, 20))
     assert both[0] == both[1] == oracle(PROMPTS[64], 20)
 
@@ -96,7 +96,7 @@ async def test_n_outputs_are_forks_and_the_context_is_flushed_but_not_continued(
     assert len(set(forks.values())) == 3
     assert context_id not in forks.values()
     assert len({tuple(tokens) for tokens in by_index.values()}) == 3  # each output has a seed of its own
-    assert (await engine.get(ME, context_id)).seq_len == 17
+    assert (await context_info(engine, ME, context_id)).seq_len == 17
     for index, fork in forks.items():
         assert await tokens_of(engine, fork) == PROMPTS[17] + by_index[index]
 
@@ -210,7 +210,7 @@ async def test_errors_change_nothing(engine: LocalEngine) -> None:
         await greedy(engine, "nobody", 1)
     with pytest.raises(NotFound):
         await engine.fill(Caller(tenant="other"), info.context_id, [1])
-    assert replace(await engine.get(ME, info.context_id), used_at=info.used_at) == info
+    assert replace(await context_info(engine, ME, info.context_id), used_at=info.used_at) == info
 
 
 async def test_no_compilation_after_ready(engine: LocalEngine) -> None:

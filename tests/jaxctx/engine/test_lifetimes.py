@@ -11,6 +11,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import NotFound
 from tests.echo import echo_next
+from tests.engines import context_info
 
 ME, OTHER = Caller("me"), Caller("other")
 CONFIG = EngineConfig(pages=64, max_batch=4, max_batch_tokens=64, max_context_tokens=1024)
@@ -24,7 +25,7 @@ async def filled(engine: LocalEngine, tokens: list[int], **options: object) -> s
 
 async def reason(engine: LocalEngine, context_id: str, caller: Caller = ME) -> str:
     with pytest.raises(NotFound) as error:
-        await engine.get(caller, context_id)
+        await context_info(engine, caller, context_id)
     return error.value.reason
 
 
@@ -36,18 +37,18 @@ def at(info: ContextInfo) -> float:
 async def test_a_context_ends_at_its_time_and_gives_up_everything(engine: LocalEngine, clock) -> None:
     forever = await filled(engine, [9] * 20)
     context_id = await filled(engine, [1] * 40, ttl=Ttl(100), pinned=True)
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert info.expiry is not None
     assert (info.expiry.seconds, info.expiry.sliding) == (100, False)
     assert 99 < at(info) - clock.wall() <= 100
     clock.offset += 99
-    assert (await engine.get(ME, context_id)).seq_len == 40
+    assert (await context_info(engine, ME, context_id)).seq_len == 40
     assert [each.context_id for each in await engine.list(ME)] == sorted([forever, context_id])
     clock.offset += 1
     assert await reason(engine, context_id) == "CONTEXT_EXPIRED"
     assert await reason(engine, context_id, OTHER) == "CONTEXT_NOT_FOUND"
     assert [each.context_id for each in await engine.list(ME)] == [forever]
-    for call in (engine.fill(ME, context_id, [1]), engine.fork(ME, context_id, [None]), engine.close(ME, context_id)):
+    for call in (engine.fill(ME, context_id, [1]), engine.fork(ME, context_id), engine.close(ME, context_id)):
         with pytest.raises(NotFound, match="expired"):
             await call
     stats = await engine.stats()
@@ -73,17 +74,17 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
     other = await filled(engine, [1] * 40)
 
     async def moved(call: object) -> float:
-        before = at(await engine.get(ME, context_id))
+        before = at(await context_info(engine, ME, context_id))
         clock.offset += 1
         await call  # type: ignore[misc]
-        return at(await engine.get(ME, context_id)) - before
+        return at(await context_info(engine, ME, context_id)) - before
 
     async def generate() -> None:
         async for _ in engine.generate(ME, GenerateRequest(context_id=context_id, max_tokens=2)):
             pass
 
     looks = [
-        engine.get(ME, context_id),
+        context_info(engine, ME, context_id),
         engine.list(ME),
         engine.inspect(ME, context_id, True, True, True),
         engine.plan(ME, [1], context_id=context_id),
@@ -99,7 +100,7 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
         engine.commit_pages(ME, context_id, 0),
         engine.truncate(ME, context_id, 1),
         engine.rewind(ME, context_id, 3),
-        engine.fork(ME, context_id, [None]),
+        engine.fork(ME, context_id),
     ]
     for use in uses:
         assert (await moved(use) >= 1) is sliding
@@ -113,7 +114,7 @@ async def test_ttl_can_be_extended_shortened_and_taken_away(engine: LocalEngine,
     assert (await engine.update(ME, context_id, UpdateRequest(labels={}))).expiry == info.expiry
     assert (await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(None)))).expiry is None
     clock.offset += 5000
-    assert (await engine.get(ME, context_id)).seq_len == 4
+    assert (await context_info(engine, ME, context_id)).seq_len == 4
     await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(5)))
     clock.offset += 5
     assert await reason(engine, context_id) == "CONTEXT_EXPIRED"
@@ -123,11 +124,11 @@ async def test_forks_live_as_long_from_their_birth(engine: LocalEngine, clock) -
     parent = await filled(engine, [1] * 40, ttl=Ttl(100))
     await engine.fill(ME, parent, [5], defer=True)
     clock.offset += 60
-    (child,) = await engine.fork(ME, parent, [None])
+    (child,) = await engine.fork(ME, parent)
     assert (child.expiry.seconds, child.expiry.sliding, child.forked_at) == (100, False, 41)  # type: ignore[union-attr]
     clock.offset += 60
     assert await reason(engine, parent) == "CONTEXT_EXPIRED"
-    assert (await engine.get(ME, child.context_id)).parent_id == parent
+    assert (await context_info(engine, ME, child.context_id)).parent_id == parent
     clock.offset += 40
     assert await reason(engine, child.context_id) == "CONTEXT_EXPIRED"
 
@@ -173,7 +174,7 @@ async def test_a_writer_keeps_a_sliding_context_alive(make_engine, clock) -> Non
         await asyncio.sleep(0.002)
     clock.offset += 150
     assert await reason(engine, fixed) == "CONTEXT_EXPIRED"
-    assert at(await engine.get(ME, waiting)) > clock.wall()
+    assert at(await context_info(engine, ME, waiting)) > clock.wall()
     assert await asyncio.gather(*tasks) == [400, 5]
     clock.offset += 100
     assert await reason(engine, running) == "CONTEXT_EXPIRED"

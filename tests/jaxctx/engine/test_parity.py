@@ -53,7 +53,7 @@ def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
 async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
     prompts = [golden.tokens[:length].tolist() for length in golden.prompts]
     whole = [await filled(engine, prompt, salt="whole") for prompt in prompts]
-    forks = [(await engine.fork(ME, context_id, [None]))[0].context_id for context_id in whole]
+    forks = [(await engine.fork(ME, context_id))[0].context_id for context_id in whole]
     parts = [await filled(engine, p[: len(p) // 3], p[len(p) // 3 :], salt="parts") for p in prompts]
     cached = [await filled(engine, prompt, salt="whole") for prompt in prompts]
     expected = [tokens.tolist() for tokens in golden.greedy]
@@ -76,7 +76,7 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
 
 async def top_logprobs(engine: LocalEngine, context_id: str) -> object:
     """Of the token after a context, from a fork, so that the context stays as it is."""
-    (fork,) = await engine.fork(ME, context_id, [None])
+    (fork,) = await engine.fork(ME, context_id)
     request = GenerateRequest(
         context_id=fork.context_id, max_tokens=1, sampling=Sampling(temperature=0.0), logprobs=True, top_logprobs=20
     )
@@ -102,7 +102,7 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
     again = await filled(engine, prompt)
     assert (await engine.stats()).tokens_cached >= 496
     assert await continued(engine, again) == miss
-    (fork,) = await engine.fork(ME, again, [None])
+    (fork,) = await engine.fork(ME, again)
     assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
 
 

@@ -12,6 +12,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import InvalidArgument, ResourceExhausted
+from tests.engines import context_info
 from tests.jaxctx.cache.planting import Bug
 
 ME, OTHER = Caller("me"), Caller("other")
@@ -135,9 +136,9 @@ async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(mak
     assert (await engine.update(ME, b, UpdateRequest(pinned=True))).pinned_until is None
     assert charged("me") == 16
     c = await filled(engine, 5, token=3)
-    before = await engine.get(ME, c)
+    before = await context_info(engine, ME, c)
     await refused(engine.update(ME, c, UpdateRequest(pinned=True, priority=7)), remaining=4)
-    assert await engine.get(ME, c) == before
+    assert await context_info(engine, ME, c) == before
     theirs = await filled(engine, 5, OTHER)
     await engine.update(OTHER, theirs, UpdateRequest(pinned=True))  # another tenant's is its own
     await engine.rewind(ME, b, 4 * 16)
@@ -152,11 +153,11 @@ async def test_growth_of_a_pinned_context_is_charged_when_it_is_admitted(make_en
     engine = make_engine(CONFIG)
     charged = engine.core.lives.quotas.pinned
     a = await filled(engine, 10, pinned=True)
-    before = await engine.get(ME, a)
+    before = await context_info(engine, ME, a)
     await refused(engine.fill(ME, a, [2] * 11 * 16), remaining=10)
     await refused(engine.reserve_pages(ME, a, 11), remaining=10)
     await refused(generate(engine, a, 10 * 16 + 2), remaining=10)
-    after = await engine.get(ME, a)
+    after = await context_info(engine, ME, a)
     assert after == replace(before, used_at=after.used_at)
     task = asyncio.create_task(generate(engine, a, 10 * 16 + 1))  # the last token is not computed
     while charged("me") == 10:
@@ -180,7 +181,7 @@ async def test_a_cancelled_writer_gives_back_what_it_was_promised(make_engine) -
     assert engine.core.lives.quotas.pinned("me") == 20
     await refused(engine.update(ME, await filled(engine, 1, token=2), UpdateRequest(pinned=True)), remaining=0)
     await stream.aclose()
-    info = await engine.get(ME, a)
+    info = await context_info(engine, ME, a)
     assert engine.core.lives.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
 
 
@@ -188,7 +189,7 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
     engine = make_engine(CONFIG)
     pinned = await filled(engine, 10, pinned=True, pin_s=100)
     idle = await filled(engine, 10, token=2)
-    info = await engine.get(ME, pinned)
+    info = await context_info(engine, ME, pinned)
     assert info.pinned_until.timestamp() == pytest.approx(clock.wall() + 100, abs=2)
 
     async def flood() -> tuple[str, str]:
@@ -196,15 +197,15 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
         await engine.close(OTHER, await filled(engine, 31, OTHER, token=5))
         await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest(context_id="x"))).context_id, 54)
         await engine.close(OTHER, "x")
-        return (await engine.get(ME, pinned)).state.value, (await engine.get(ME, idle)).state.value
+        return (await context_info(engine, ME, pinned)).state.value, (await context_info(engine, ME, idle)).state.value
 
     assert await flood() == ("idle", "suspended")
     clock.offset += 100
-    info = await engine.get(ME, pinned)
+    info = await context_info(engine, ME, pinned)
     assert (info.pinned, info.pinned_until, info.committed_pages) == (False, None, 10)  # evictable, not closed
     assert engine.core.lives.quotas.pinned("me") == 0
     await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest())).context_id, 64)
-    assert (await engine.get(ME, pinned)).state.value == "suspended"
+    assert (await context_info(engine, ME, pinned)).state.value == "suspended"
 
 
 async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
@@ -216,7 +217,7 @@ async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
     clock.offset += 20
     assert (await engine.update(ME, a, UpdateRequest(pinned=True))).pinned_until is None
     clock.offset += 100
-    assert (await engine.get(ME, a)).pinned
+    assert (await context_info(engine, ME, a)).pinned
     clock.offset += 1000
     assert await engine.list(ME) == []
     assert engine.core.lives.quotas.pinned("me") == 0
@@ -225,9 +226,9 @@ async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
 async def test_contexts_of_a_tenant_are_counted_and_forks_too(make_engine) -> None:
     engine = make_engine(replace(CONFIG, max_contexts_per_tenant=3))
     a = await filled(engine, 1)
-    await engine.fork(ME, a, [None])
+    await engine.fork(ME, a)
     for call in (
-        engine.fork(ME, a, [None, None]),
+        engine.fork(ME, a, n=2),
         generate_many(engine, a),
     ):
         with pytest.raises(ResourceExhausted, match="max_contexts_per_tenant is 3") as error:

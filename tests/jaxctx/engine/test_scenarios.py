@@ -10,7 +10,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange, ResourceExhausted
 from tests.echo import echo_next
-from tests.engines import pages_of, tokens_of
+from tests.engines import context_info, pages_of, tokens_of
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
@@ -47,7 +47,7 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
 async def test_1_layout(engine: LocalEngine, tokens: int, layout: tuple[int, int, int]) -> None:
     context_id = await filled(engine, (THOUSAND * 2)[:tokens])
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == layout
     assert info.seq_len == tokens
     assert await held(engine) == layout[0] + layout[1]
@@ -56,7 +56,7 @@ async def test_1_layout(engine: LocalEngine, tokens: int, layout: tuple[int, int
 async def test_2_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> None:
     parent = await filled(engine, THOUSAND)
     before = await held(engine)
-    (child,) = await engine.fork(ME, parent, [None])
+    (child,) = await engine.fork(ME, parent)
     assert await held(engine) == before + 1
     mine, theirs = await pages_of(engine, parent), await pages_of(engine, child.context_id)
     assert mine.page_ids[:62] == theirs.page_ids[:62]
@@ -68,13 +68,13 @@ async def test_2_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> N
 async def test_2_fork_at_a_page_edge_allocates_nothing(engine: LocalEngine) -> None:
     parent = await filled(engine, (THOUSAND * 2)[:1024])
     before = await held(engine)
-    await engine.fork(ME, parent, [None, None, None])
+    await engine.fork(ME, parent, n=3)
     assert await held(engine) == before
 
 
 async def test_3_isolation_and_lifetime(engine: LocalEngine) -> None:
     parent = await filled(engine, THOUSAND)
-    (child,) = await engine.fork(ME, parent, [None])
+    (child,) = await engine.fork(ME, parent)
     await asyncio.gather(engine.fill(ME, parent, [1] * 10), engine.fill(ME, child.context_id, [2] * 10))
     before = await held(engine)
     await engine.close(ME, parent)
@@ -136,13 +136,13 @@ async def test_6_other_salt_or_tenant_shares_nothing(engine: LocalEngine) -> Non
 
 async def test_7_commit_errors(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND[:40], manual_commit=True)
-    info = await engine.get(ME, context_id)
+    info = await context_info(engine, ME, context_id)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == (0, 3, 40)
     with pytest.raises(FailedPrecondition):
         await engine.commit_pages(ME, context_id, 3)
     with pytest.raises(OutOfRange):
         await engine.commit_pages(ME, context_id, 4)
-    assert await engine.commit_pages(ME, context_id, 0) == await engine.get(ME, context_id)
+    assert await engine.commit_pages(ME, context_id, 0) == await context_info(engine, ME, context_id)
     info = await engine.commit_pages(ME, context_id, 2)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == (2, 1, 8)
     assert await greedy(engine, context_id, 20) == oracle(THOUSAND[:40], 20)
@@ -160,7 +160,7 @@ async def test_8_truncate(engine: LocalEngine) -> None:
 
 async def test_9_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND)
-    (fork,) = await engine.fork(ME, context_id, [None])
+    (fork,) = await engine.fork(ME, context_id)
     computed = (await engine.stats()).tokens_computed
     info = await engine.rewind(ME, context_id, 980)
     assert (info.committed_pages, info.working_tokens, info.seq_len) == (61, 4, 980)
@@ -190,7 +190,9 @@ async def test_10_reserve_and_release(make_engine, clock) -> None:
     assert (stats.pages_free, stats.pages_held) == (4, 60)
     assert stats.pages_free + stats.pages_cached + stats.pages_held == stats.pages_total
     await engine.fill(ME, other.context_id, [1] * 20)
-    assert (await engine.get(ME, other.context_id)).working_pages == 5  # reserved pages are used first and kept
+    assert (
+        await context_info(engine, ME, other.context_id)
+    ).working_pages == 5  # reserved pages are used first and kept
     assert await greedy(engine, pinned, 3) == oracle(THOUSAND[: 54 * 16], 3)
 
 
@@ -201,7 +203,7 @@ async def test_13_more_contexts_than_the_pool_holds(make_engine) -> None:
     assert (await engine.stats()).suspensions > 0
     for context_id, prompt in zip(ids, prompts, strict=True):
         assert await greedy(engine, context_id, 8) == oracle(prompt, 8)
-    info = await engine.get(ME, ids[0])
+    info = await context_info(engine, ME, ids[0])
     assert info.seq_len + info.buffered_tokens in (0, 408)
 
 
@@ -217,8 +219,8 @@ async def test_a_second_writer_is_aborted_and_readers_are_not(engine: LocalEngin
     ):
         with pytest.raises(Aborted):
             await operation
-    assert (await engine.get(ME, context_id)).state.value == "busy"
-    (fork,) = await engine.fork(ME, context_id, [None])
+    assert (await context_info(engine, ME, context_id)).state.value == "busy"
+    (fork,) = await engine.fork(ME, context_id)
     tokens = await tokens_of(engine, fork.context_id)
     assert tokens[:1000] == THOUSAND
     await stream.aclose()
@@ -230,10 +232,10 @@ async def test_forks_are_all_or_none(engine: LocalEngine) -> None:
     await engine.create(ME, CreateRequest(context_id="taken"))
     before = await held(engine)
     with pytest.raises(AlreadyExists):
-        await engine.fork(ME, context_id, [None, "mine", "taken"])
+        await engine.fork(ME, context_id, ["free", "mine", "taken"])
     assert await held(engine) == before
     with pytest.raises(NotFound):
-        await engine.get(ME, "mine")
+        await context_info(engine, ME, "mine")
     with pytest.raises(AlreadyExists):
         await engine.create(ME, CreateRequest(context_id="taken"))
     listed = await engine.list(ME, limit=10)

@@ -43,5 +43,5 @@ async def test_settings_are_those_that_were_asked_for_last(engine: LocalEngine) 
     await engine.save(ME, SaveRequest(context_id=made.context_id, name="a"))
     opened = (await engine.open(ME, OpenRequest(name="a", priority=-1))).context
     assert (opened.priority, opened.labels, opened.snapshot) == (-1, {}, "a@1")
-    (child,) = await engine.fork(ME, made.context_id, [None])
+    (child,) = await engine.fork(ME, made.context_id)
     assert (child.priority, child.labels) == (3, {"k": "v"})

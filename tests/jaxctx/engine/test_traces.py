@@ -11,7 +11,7 @@ from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Samp
 from jaxctx.engine.local import LocalEngine
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
 from tests.echo import echo_next
-from tests.engines import tokens_of
+from tests.engines import context_info, tokens_of
 
 from .foresight import foresight
 
@@ -113,12 +113,12 @@ class Actor:
     async def fork(self) -> None:
         if len(self.contexts) < 6:
             context_id, tokens = self.pick()
-            for child in await self.engine.fork(ME, context_id, [None] * self.rng.randint(1, 3)):
+            for child in await self.engine.fork(ME, context_id, n=self.rng.randint(1, 3)):
                 self.contexts[child.context_id] = list(tokens)
 
     async def truncate(self) -> None:
         context_id, tokens = self.pick()
-        info = await self.engine.get(ME, context_id)
+        info = await context_info(self.engine, ME, context_id)
         droppable = info.working_tokens + info.buffered_tokens
         count = self.rng.randint(0, droppable)
         await self.engine.truncate(ME, context_id, count)
