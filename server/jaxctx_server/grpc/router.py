@@ -92,9 +92,8 @@ class Router(Service):
     async def listed(self, rpc: str, caller: Caller, request: Any) -> Any:
         """A page of what all engines have; what several have (a model, snapshots in one store) once."""
         request.limit, field = min(request.limit, MOST_LISTED), METHODS[rpc].output_type.fields[0].name
-        pages = (await self._each(rpc, caller, request, NotFound)).values()
-        if not pages:
-            return await self.answer(rpc, caller, request)  # says why
+        told = await self._each(rpc, caller, request, NotFound)
+        pages = told.values() or [await self.answer(rpc, caller, request)]  # which says why there is none
         return page_of(rpc, request, [each for page in pages for each in getattr(page, field)])
 
     async def plan(self, rpc: str, caller: Caller, request: pb.PlanRequest) -> Any:
