@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
 class Caller:
     """The methods of SessionService, with a key, in one session."""
 
-    def __init__(self, stub: SessionServiceStub, key: str | None = None, timeout_s: float = 20.0) -> None:
+    def __init__(self, stub: SessionServiceStub, key: str | None = None, timeout_s: float = 60.0) -> None:
         self._stub, self._timeout_s = stub, timeout_s
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self.session_id = ""

@@ -372,7 +372,7 @@ async def test_the_contexts_of_a_lost_engine(company: Company, client: jaxctx.ai
     company.leave(first)
     await until(lambda: first not in company.nodes)
     with pytest.raises(errors.Unavailable) as error:
-        await lost.fill("!", timeout_s=1)
+        await lost.fill("!", timeout_s=10)
     assert error.value.reason == "ENGINE_LOST"
     assert [each.id async for each in client.contexts()] == ["kept"]
     assert await kept.fill("Hello")
@@ -412,7 +412,7 @@ async def test_what_an_engine_may_have_that_is_cut_off_is_not_found_nor_free(
         await registered.read()
         forwarder.open.clear()
         await until(lambda: company.nodes.keys() == {other})
-        for call in (client.context("there", timeout_s=1), client.create(context_id="there", timeout_s=1)):
+        for call in (client.context("there", timeout_s=10), client.create(context_id="there", timeout_s=10)):
             with pytest.raises(errors.Unavailable) as error:
                 await call
             assert error.value.reason == "ENGINE_LOST"
@@ -423,7 +423,7 @@ async def test_what_an_engine_may_have_that_is_cut_off_is_not_found_nor_free(
         registered.cancel()
         await until(lambda: company.nodes.keys() == {other})
         with pytest.raises(errors.Unavailable):
-            await client.context("there", timeout_s=1)
+            await client.context("there", timeout_s=10)
 
 
 async def test_whoever_leaves_ends_the_work(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
@@ -456,7 +456,7 @@ async def test_a_core_drains(company: Company, client: jaxctx.aio.Client) -> Non
     draining = asyncio.create_task(company.serving.drain())
     await asyncio.sleep(0.01)
     assert not draining.done()
-    for call in (client.create(timeout_s=1), context.fill("!", timeout_s=1), context.save("s", timeout_s=1)):
+    for call in (client.create(timeout_s=10), context.fill("!", timeout_s=10), context.save("s", timeout_s=10)):
         with pytest.raises(errors.Unavailable) as error:
             await call
         assert error.value.reason == "DRAINING"
@@ -477,7 +477,7 @@ async def test_an_engine_drains(company: Company, client: jaxctx.aio.Client) -> 
     for _ in range(2):
         other = await client.create("Hello there")
         assert await where(company, other.id) == second
-    for call in (there.fill("!", timeout_s=1), client.open("s", timeout_s=1)):
+    for call in (there.fill("!", timeout_s=10), client.open("s", timeout_s=10)):
         with pytest.raises(errors.Unavailable) as error:
             await call
         assert error.value.reason == "DRAINING"
