@@ -12,16 +12,24 @@ from jaxctx.cache.prefix import PageNode
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
-    """How many of `contexts`, it among them, that are of its namespace hold each page of the context's page table."""
-    namespace = context.identity.namespace
-    tables = [other.page_table() for other in contexts if other.identity.namespace == namespace]
-    holders = np.bincount(np.concatenate(tables))  # by page
-    counts: list[int] = holders[context.page_table()].tolist()
-    return counts
+    """How many of `contexts` that are of its namespace hold each page of the context's page table."""
+    if context.suspended:
+        return []
+    chain, namespace = set(context.chain()), context.identity.namespace
+    counts = [0] * (context.committed_pages + 1)
+    for other in contexts:
+        if other.suspended or other.identity.namespace != namespace:
+            continue
+        shared = next((node for node in other.tail.lineage() if node in chain), None)
+        if shared is not None:
+            counts[shared.depth] += 1
+    for depth in reversed(range(context.committed_pages)):
+        counts[depth] += counts[depth + 1]
+    return counts[1:] + [1] * context.working_pages
 
 
 def held(contexts: Iterable[Context]) -> int:
-    """How many pages contexts hold together."""
+    """How many pages contexts that are not suspended hold together."""
     working, nodes = 0, set[PageNode]()
     for context in contexts:
         working += context.working_pages

@@ -7,8 +7,8 @@ A context is its last committed page's node, its working pages, and the tokens t
     tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
 
 Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned` and `pinned_until`, `version`,
-`priority` and `labels`, which are the engine's. A suspended context has given up its pages: it stands at its root, and
-all its tokens are buffered, four bytes each. What was in its working pages may be parked in other tiers, to be loaded
+`priority` and `labels`, which are the engine's. A suspended context has given up its pages: its nodes are mere token
+lineage, and all its tokens count as buffered. What was in its working pages may be parked in other tiers, to be loaded
 instead of computed (`stash`).
 """
 
@@ -53,7 +53,7 @@ class Context:
     version: int = 0  # grows with every change
 
     root: PageNode
-    tail: PageNode  # held by this context
+    tail: PageNode  # held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
     recent: bytes = b""  # working tokens, then buffered ones; forks share it
     marks: Mapping[int, bytes] = field(default_factory=dict)  # of its tokens, by index; forks share it
@@ -79,7 +79,7 @@ class Context:
     @property
     def committed_pages(self) -> int:
         """Full immutable pages this context holds."""
-        return self.tail.depth
+        return 0 if self.suspended else self.tail.depth
 
     @property
     def working_pages(self) -> int:
@@ -115,12 +115,12 @@ class Context:
         return np.frombuffer(self.token_bytes(first_page), np.int32)[start - offset : stop - offset]
 
     def token_bytes(self, first_page: int = 0) -> bytes:
-        """The tokens from committed page number `first_page` on, as bytes."""
+        """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""
         pages = [node.tokens for node in self.tail.lineage(first_page)]
         return b"".join([*reversed(pages), self.recent])
 
     def chain(self) -> list[PageNode]:
-        """The nodes of its committed pages in order."""
+        """The nodes of its committed pages (or of its lineage) in order."""
         return [*self.tail.lineage()][::-1]
 
     def page_table(self) -> Int32[np.ndarray, " pages"]:
@@ -130,7 +130,7 @@ class Context:
         """
         if self.table is None:
             pages: list[int] = []
-            node: PageNode | None = self.tail
+            node: PageNode | None = None if self.suspended else self.tail
             while node is not None and node.parent is not None:  # `chain` would take half as long again
                 pages.append(node.page)
                 node = node.parent

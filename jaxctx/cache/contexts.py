@@ -104,7 +104,8 @@ class ContextCache:
             stash={},
             table=None,
         )
-        self.memory.index.acquire(child.tail)
+        if not child.suspended:
+            self.memory.index.acquire(child.tail)
         self.registry.enter(child)
         self.memory.tiers.copy(sources, child.working)
         return child
@@ -139,8 +140,8 @@ class ContextCache:
         if context.identity.namespace.startswith(PUBLISHED):
             self.memory.index.unpublish(context.root)
             del self.publications[context.root]
-        self.memory.free_working(context, keep=0)
-        self.memory.index.release(context.tail)
+        if not context.suspended:
+            self.memory.let_go(context)
         self.memory.drop_stash(context)
         context.closed = True
         self.registry.leave(context)
@@ -165,7 +166,7 @@ class ContextCache:
         """
         context.must_live()
         if context.suspended:
-            context.suspended = False
+            self.memory.wake(context)
             self.touch(context)
         path = self.memory.path(context, context.length if tokens is None else tokens)
         path = path[: on_device(path)]

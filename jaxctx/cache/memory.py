@@ -114,7 +114,7 @@ class Memory:
             context.by_hand = None
 
     def suspend(self, context: Context) -> int:
-        """Give up all pages: all its tokens are buffered then. Returns how many pages became free or cached.
+        """Give up all pages, keep the tokens; returns how many pages became free or cached.
 
         Other tiers keep what was in working pages if they have room, in its `stash`.
         """
@@ -127,11 +127,23 @@ class Memory:
                 context.stash[first + position] = parked
         if context.manual_commit and context.working_tokens and context.by_hand is None:
             context.by_hand = first
+        return freed + self.let_go(context)
+
+    def let_go(self, context: Context) -> int:
+        """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
-        context.recent = context.token_bytes()
         context.working_tokens = 0
         context.suspended = True
-        return freed + self._move_hold(context, context.root)
+        context.table = None
+        return self.index.release(context.tail)
+
+    def wake(self, context: Context) -> None:
+        """Undo a suspension: no pages, and all tokens buffered."""
+        context.recent = context.token_bytes()
+        context.tail = context.root
+        context.suspended = False
+        context.table = None
+        self.index.acquire(context.root)
 
     def path(self, context: Context, tokens: int, more: bytes = b"") -> list[PageNode]:
         """The indexed nodes that hold the next full pages of a context's first `tokens` tokens, in whichever tier.
@@ -140,10 +152,12 @@ class Memory:
         """
         if context.working_tokens:
             return []
-        start = context.tail
+        start, known = context.tail, context.recent
+        if context.suspended:
+            start, known = context.root, context.token_bytes()
         if context.by_hand is not None:
             tokens = min(tokens, context.by_hand * self.page_size)
-        known = (context.recent + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
+        known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
         if start.parent is None:
             return self.index.search(context.root, known, context.marks)
         return self.index.walk(start, known, context.root, context.marks)
@@ -250,11 +264,11 @@ class Memory:
             self.tiers.lose(item)
             return False
 
-    def _move_hold(self, context: Context, tail: PageNode | None) -> int:
-        """Another last node for the context; returns how many before it became cached."""
+    def _move_hold(self, context: Context, tail: PageNode | None) -> None:
+        """Another last node for the context; a suspended one holds neither."""
         assert tail is not None
-        before = context.tail
-        self.index.acquire(tail)
+        if not context.suspended:
+            self.index.acquire(tail)
+            self.index.release(context.tail)
         context.tail = tail
         context.table = None
-        return self.index.release(before)

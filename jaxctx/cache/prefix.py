@@ -1,4 +1,4 @@
-"""Prefix: committed pages by what they hold, which contexts share.
+"""Prefix: committed pages by what they hold, and the lineage that contexts share.
 
 A `PageNode` is one full, immutable page of a token sequence; its parent is the page before. Contexts hold only their
 last node, so a fork shares everything before it at once. The `PrefixIndex` finds nodes from their roots on, child by
@@ -7,8 +7,8 @@ what a context is. Called by `memory` and `contexts` only.
 
     node.holders = contexts whose last node it is + its children that are held
 
-    held ──holders drop to 0──▶ cached ──evict──▶ in another tier ──dropped there──▶ off the index for good
-      ▲                           │ ▲                   │
+    held ──holders drop to 0──▶ cached ──evict──▶ in another tier ──dropped there──▶ off the index for good; its
+      ▲                           │ ▲                   │                            tokens stay while referenced
       └─────────acquire───────────┘ └───────place───────┘
 
 When a node becomes cached its parent loses one holder. Hence a parent is held at least as long as any child, is cached

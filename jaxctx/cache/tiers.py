@@ -1,11 +1,11 @@
 """Tiers: which pages have copies in host memory and on disk, and in what order they would be given up.
 
 When a page leaves the device it is kept in a host slot; when host slots run out, the one that was put there first goes
-to a disk slot; when those run out too, its data is gone, to be computed anew. Copies are kept when a page comes
+to a disk slot; when those run out too, its data is gone and only lineage is left. Copies are kept when a page comes
 back, until their slots are needed: they are the first to go then. Bookkeeping only: what is to be moved is appended to
 `moves`, which the engine carries out in that order. Called by `memory` only.
 
-    device ──save──▶ host ──spill──▶ disk ──▶ nowhere
+    device ──save──▶ host ──spill──▶ disk ──▶ lineage
        ▲──────load────┘ ▲─────fetch────┘
 
 A child of the page tree leaves every tier before its parent does, as it leaves the device before it. Where fetched

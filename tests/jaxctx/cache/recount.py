@@ -18,7 +18,7 @@ def check(cache: ContextCache) -> None:
     memory, registry = cache.memory, cache.registry
     check_registry(registry)
     check_pool(memory.pool)
-    check_index(memory.index, Counter(context.tail for context in registry))
+    check_index(memory.index, Counter(context.tail for context in registry if not context.suspended))
     taken = [node.page for node in nodes(memory.index) if node.page != NOWHERE]
     parked = [item for context in registry for item in context.stash.values()]
     check_tiers(memory.tiers, {*nodes(memory.index), *parked})
@@ -35,15 +35,16 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
     assert all(0 <= at < context.length for at in context.marks), "marks of other tokens"
-    assert not (context.suspended and (context.tail.depth or context.working)), "suspended with pages"
+    assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
     chain = context.chain()
     start = chain[0].parent if chain else context.tail
     assert context.root is index.root(context.identity), "another root"
     assert start.parent is None, "lineage ends at no root"
     assert all(node.owner in (context.root, start) for node in chain), "a page of somebody else"
-    assert all(holds(index, node) for node in chain), "a page of a chain is not indexed"
+    assert context.suspended or all(holds(index, node) for node in chain), "a page of a chain is not indexed"
     table = context.page_table().tolist()
-    assert table == [node.page for node in chain] + context.working, f"stale page table {table}"
+    committed = [] if context.suspended else [node.page for node in chain]
+    assert table == committed + context.working, f"stale page table {table}"
 
 
 def check_registry(registry: Registry) -> None:
