@@ -202,6 +202,7 @@ class Programs:
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, policy=policy, **registry)
         self.draining = False
+        self.working: set[object] = set()  # calls of clients that are no program's, and for which a drain waits
         self.attending: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # to engines elsewhere
         self._sessions: dict[tuple[str, str], Session] = {}
 
@@ -248,8 +249,8 @@ class Programs:
 
     async def drain(self) -> None:
         """Take no more calls, and return when nothing is left of those that have all that they need."""
-        self.draining, nodes = True, self.dispatcher.engines.nodes
-        while any(each.info.started for each in self._sessions.values()) or any(n.forwarded for n in nodes.values()):
+        self.draining = True
+        while self.working or any(session.info.started for session in self._sessions.values()):
             await asyncio.sleep(SWEEP_S / 20)
 
     def _end_if_over(self, session: Session) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, Unpack, get_type_hints, overload
+from typing import Any, Generic, TypeVar, Unpack, get_type_hints
 
 from jaxctx.client import requests
 from jaxctx.client.options import CallOutputOptions
@@ -82,33 +82,22 @@ def standing(value: Any) -> dict[str, Any]:
     return {"variable_id": value.id} if hasattr(value, "id") else {"text": value}
 
 
-@overload
-def semantic(function: Callable[..., Any], /) -> Template: ...
-@overload
-def semantic(*, model_id: str = "", limit_s: float | None = None) -> Callable[[Callable[..., Any]], Template]: ...
-def semantic(function: Any = None, /, *, model_id: str = "", limit_s: float | None = None) -> Any:
-    """Decorates a function: its docstring as a `Template`.
+def semantic(function: Callable[..., Any], /) -> Template:
+    """Decorates a function: its docstring as a `Template`, whose settings `dataclasses.replace` changes.
 
-    It is taken as Python shows it, without its indentation: where that matters in what it says, the text begins on the
-    line after the quotes. Parameters are annotated with `Input`, whose default is a text, or `Output`, whose default
-    has the options. Raises TypeError for a parameter without such an annotation, or without a place in the docstring.
+    It is taken as Python shows it, without its indentation and with tabs as spaces: where that matters in what it says,
+    the text begins on the line after the quotes. Parameters are annotated with `Input`, whose default is a text, or
+    `Output`, whose default has the options. Raises TypeError for one without such an annotation or a place in the text.
     """
-
-    def template(function: Callable[..., Any]) -> Template:
-        text, kinds = inspect.getdoc(function) or "", get_type_hints(function)
-        inputs, given = [], {}
-        for name, parameter in inspect.signature(function).parameters.items():
-            kind, default = kinds.get(name), parameter.default
-            if kind not in (Input, Output) or "{{" + name + "}}" not in text:
-                raise TypeError(
-                    f"{function.__name__}: {name} must be an Input or an Output with a place in the docstring"
-                )
-            if default is not parameter.empty:
-                given[name] = default
-            elif kind is Output:
-                given[name] = Output()
-            else:
-                inputs.append(name)
-        return Template(text=text, model_id=model_id, limit_s=limit_s, inputs=frozenset(inputs), given=given)
-
-    return template if function is None else template(function)
+    text, kinds = inspect.getdoc(function) or "", get_type_hints(function)
+    inputs, given = [], {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, default = kinds.get(name), parameter.default
+        if kind not in (Input, Output) or "{{" + name + "}}" not in text or name == "timeout_s":
+            must = "must be an Input or Output of jaxctx.programs with a place in the docstring, and not timeout_s"
+            raise TypeError(f"{function.__name__}: {name} {must}")
+        if kind is Input and default is parameter.empty:
+            inputs.append(name)
+        else:
+            given[name] = Output() if default is parameter.empty else default
+    return Template(text=text, inputs=frozenset(inputs), given=given)

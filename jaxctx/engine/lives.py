@@ -77,9 +77,9 @@ class Lives:
 
     def update(self, context: Context, request: UpdateRequest) -> None:
         """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
-        if request.pinned is not None:  # the only one that may be refused
+        if request.pinned is not None and (request.pinned or context.pinned):  # the only one that may be refused
             self.pin(context, request.pinned, request.pin_s)
-        if request.priority is not None:
+        if request.priority is not None and request.priority != context.priority:
             context.priority = request.priority
             self.scheduler.reprioritise(context)
         self.change(context, request)

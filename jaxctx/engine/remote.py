@@ -105,7 +105,8 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         try:
             yield call
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            told = from_rpc_error(error)
+            raise (lost() if told.reason == "NOT_SERVING" else told) from error  # what gRPC says of who is not there
         except asyncio.CancelledError:
             if call in self._calls:
                 raise

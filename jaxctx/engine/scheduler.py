@@ -117,7 +117,8 @@ class Scheduler:
         self.reconsider()
 
     def _admit(self) -> None:
-        while (head := self.queue.head()) is not None:
+        heads = self.queue.in_turn()
+        while (head := next(heads, None)) is not None:
             lagging = sum(sequence.reply.lagging() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
             if situation == self._blocked:
@@ -141,6 +142,7 @@ class Scheduler:
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
                 self.fail(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
+            heads = self.queue.in_turn()  # anew: the queue is another
 
     def _reserve(self, head: Sequence) -> bool:
         """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.
@@ -153,7 +155,7 @@ class Scheduler:
             self.cache.commit_full(context)
         while True:
             found = self.cache.peek(context, tokens=head.match_to)
-            own = context.committed_pages + context.working_pages
+            own = 0 if context.suspended else context.committed_pages + context.working_pages
             # For what is computed, and for what comes back from other tiers: working pages do not serve for that.
             new = max(worst - own - found.device, found.host + found.disk)
             if self.budget.claimable() >= new + found.unheld:

@@ -16,8 +16,8 @@ raises its epoch, so that late results are ignored.
 
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
-from collections.abc import Set
 from dataclasses import dataclass, field
 
 from jaxctx.answers import ContextInfo, FillResult, Usage
@@ -159,11 +159,11 @@ class WaitingQueue:
         else:
             queue.append(sequence)
 
-    def head(self) -> Sequence | None:
-        """Who is next: the first of the tenant whose turn it is, in the highest class that anybody waits in."""
+    def in_turn(self) -> Iterator[Sequence]:
+        """Who is next: those of the tenant whose turn it is first, in the highest class that anybody waits in."""
         by_class = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
         waiting = (sequence for _, queue in by_class for sequence in queue)
-        return next((sequence for sequence in waiting if not sequence.passed_over), None)
+        return (sequence for sequence in waiting if not sequence.passed_over)
 
     def remove(self, sequence: Sequence, *, served: bool = False) -> bool:
         """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,13 +128,17 @@ def test_what_no_function_may_be() -> None:
     def placeless(x: Input, o: Output) -> None:
         """{{o}}"""
 
-    for function, name in ((unannotated, "x"), (placeless, "x")):
+    def reserved(x: Input, timeout_s: Input, o: Output) -> None:
+        """{{x}} {{timeout_s}} {{o}}"""
+
+    for function, name in ((unannotated, "x"), (placeless, "x"), (reserved, "timeout_s")):
         with pytest.raises(TypeError, match=f"{function.__name__}: {name}"):
             semantic(function)
 
-    @semantic(model_id="echo", limit_s=3)
-    def settings(x: Input, o: Output) -> None:
+    @semantic
+    def plain(x: Input, o: Output) -> None:
         """{{x}} {{o}}"""
 
+    settings = replace(plain, model_id="echo", limit_s=3)
     assert (settings.model_id, settings.limit_s, settings.inputs) == ("echo", 3, {"x"})
     assert settings.given["o"].fields == {"sampling": {}}  # type: ignore[union-attr]

@@ -26,6 +26,8 @@ from jaxctx.v1.services import METHODS
 from jaxctx.wire import method_of
 from jaxctx_server.access import Key
 from jaxctx_server.cluster import ALONE, Cluster
+from jaxctx_server.grpc import router
+from jaxctx_server.grpc.router import Router
 from tests.e2e.test_cluster import (
     KEY,
     USERS,
@@ -307,12 +309,119 @@ async def test_a_watch_sees_all_engines(company: Company, client: jaxctx.aio.Cli
     await until(lambda: seen[-1] == (Change.EXISTS, "a"))
     await company.joined(second)
     await until(lambda: sorted(seen[-3:], key=lambda each: each[1])[1:] == [(Change.EXISTS, "b"), (Change.EXISTS, "c")])
+
+    # One that the core made, and remembers on an earlier life of its engine, is told of too.
+    mine = await client.create(context_id="mine")
+    await until(lambda: (Change.CREATED, "mine") in seen)
+    home = await where(company, "mine")
+    company.leave(home)
+    await until(lambda: seen[-1][0] is Change.EXISTS and "mine" not in {each for _, each in seen[-3:]})
+    await company.joined(home)
+    await until(lambda: (Change.EXISTS, "mine") in seen[-4:])
+    await mine.close()
+    await until(lambda: seen[-1] == (Change.CLOSED, "mine"))
     assert not watching.done()
     draining = asyncio.create_task(company.serving.drain())
     with pytest.raises(errors.Unavailable) as error:
         await asyncio.wait_for(watching, 5)
     assert error.value.reason == "DRAINING"
     await draining
+
+
+async def test_a_watch_begins_anew_where_an_engine_ended_it(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, _ = company.engines
+    watched, ended = company.engines[first].watch, asyncio.Event()
+    seen: list[tuple[Change, str]] = []
+
+    async def ending(caller: Asker) -> AsyncIterator[Any]:
+        async for event in watched(caller):
+            yield event
+            if not ended.is_set():
+                ended.set()
+                raise errors.ResourceExhausted("too many calls at once", reason="QUEUE_FULL")
+
+    async def watch() -> None:
+        async for event in client.watch():
+            seen.append((event.change, event.context_id))
+
+    monkeypatch.setattr(company.engines[first], "watch", ending)
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.1)
+    await made_on(company, first, context_id="a")
+    await ended.wait()
+    await until(lambda: seen[-2:] == [(Change.RESET, ""), (Change.EXISTS, "a")])
+    watching.cancel()
+
+
+async def test_a_closed_context_is_not_found_whatever_became_of_its_engine(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+) -> None:
+    await (await client.create(context_id="mine")).close()
+    for address in company.engines:
+        company.leave(address)
+        await until(lambda address=address: address not in company.nodes)  # type: ignore[misc]
+        await company.joined(address)
+    with pytest.raises(errors.NotFound):
+        await client.context("mine")
+
+
+async def test_a_drain_waits_for_a_fill_that_is_being_placed(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = asyncio.Event()
+
+    async def slowly(*_: Any) -> dict[Any, Any]:
+        await gate.wait()
+        return {}
+
+    monkeypatch.setattr(Router, "_plans", slowly)
+    context = await client.create()
+    filling = asyncio.create_task(context.fill(LONG))
+    await until(lambda: bool(company.programs.working))
+    draining = asyncio.create_task(company.serving.drain())
+    await asyncio.sleep(0.3)
+    assert not draining.done()
+    gate.set()
+    assert (await filling).context.seq_len > 0
+    await draining
+
+
+async def test_an_engine_that_does_not_answer_delays_no_first_fill(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router, "PLAN_TIMEOUT_S", 0.05)
+    context = await client.create(context_id="mine")
+    (other,) = set(company.engines) - {await where(company, "mine")}
+    never = asyncio.Event()
+    monkeypatch.setattr(company.engines[other], "plan", lambda *_, **__: never.wait())
+    async with asyncio.timeout(5):
+        assert (await context.fill(LONG)).computed
+
+
+async def test_caches_of_all_engines_are_cleared_while_one_leaves(
+    company: Company,  # noqa: F811
+    client: jaxctx.aio.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = company.engines
+
+    async def leaving() -> int:
+        company.leave(first)
+        await until(lambda: first not in company.nodes)
+        return 3
+
+    monkeypatch.setattr(company.nodes[first].engine, "clear_cache", lambda: asyncio.sleep(0, 0))
+    monkeypatch.setattr(company.nodes[second].engine, "clear_cache", leaving)
+    assert await client.clear_cache() == 3
 
 
 async def test_a_context_that_moves_is_not_closed_for_who_watches(

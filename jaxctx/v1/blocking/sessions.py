@@ -72,7 +72,7 @@ class Session(SessionCalls[Variable], Closing):
     def gather(
         self, *variables: Variable, criterion: Criterion = Criterion.LATENCY, timeout_s: float | None = None
     ) -> list[str]:
-        """The texts of these, all of which are asked for before one is waited for; or the first error."""
+        """The texts of these, all asked for before one is waited for; or the first error, once all have ended."""
         in_turn([each.look(criterion=criterion, timeout_s=timeout_s) for each in variables])
         return in_turn([each.get(criterion, timeout_s=timeout_s) for each in variables])
 

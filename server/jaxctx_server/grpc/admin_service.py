@@ -45,7 +45,8 @@ class AdminService(Service):
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
         nodes = self._serving.served().programs.dispatcher.engines.nodes.values()
-        return pb.ClearCacheResponse(pages_dropped=sum([await node.engine.clear_cache() for node in nodes]))
+        dropped = await asyncio.gather(*(node.engine.clear_cache() for node in nodes))
+        return pb.ClearCacheResponse(pages_dropped=sum(dropped))
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

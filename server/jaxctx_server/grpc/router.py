@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from jaxctx.apps.engines import EngineNode
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import RemoteEngine, lost
-from jaxctx.errors import AlreadyExists, JaxctxError, NotFound, Unavailable
+from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.rules_pb2 import found_by, work
 from jaxctx.v1.services import METHODS, SERVICES
@@ -34,8 +34,8 @@ ROUTED = ("ContextService", "SnapshotService", "ModelService")  # what a core ha
 MOST_HOMES = 1 << 17  # contexts whose engine is remembered; the latest used
 MOST_LISTED = 1000  # entries that an engine may be asked for at once
 WATCH_BUFFER = 64  # changes that wait for a reader
-LOOK_S = 1.0  # how often a watch looks for engines that came or went
-MOVE_TIMEOUT_S = 10.0
+LOOK_S, PAUSE_S = 1.0, 0.1  # how often a watch looks for engines that came or went, and before it begins anew
+PLAN_TIMEOUT_S, MOVE_TIMEOUT_S = 0.25, 10.0  # for others to say what a first fill would take, and for making it anew
 draining = partial(Unavailable, "the server is draining", reason="DRAINING", retry_after_s=5.0)
 
 
@@ -67,7 +67,7 @@ class Router(Service):
         programs, errors = self._serving.served().programs, list[JaxctxError]()
         if (is_work := METHODS[rpc].GetOptions().Extensions[work]) and programs.draining:
             raise draining()
-        async with self._free(caller, request):
+        async with self._accepted(caller, request, programs.working if is_work else set()):
             home = await self._home(rpc, caller, request)
             for node in self._places(rpc, request, home):
                 node.forwarded += is_work
@@ -77,8 +77,8 @@ class Router(Service):
                             self._learn(node, rpc, caller, request, response)
                             yield response
                     return
-                except (NotFound, Unavailable) as error:
-                    if isinstance(error, Unavailable) and error.reason != "DRAINING":
+                except (NotFound, Unavailable, FailedPrecondition) as error:
+                    if not isinstance(error, NotFound) and error.reason not in ("DRAINING", "MODEL_MISMATCH"):
                         raise
                     errors.append(error)
                 finally:
@@ -113,21 +113,21 @@ class Router(Service):
     async def watch(self, rpc: str, caller: Caller, request: pb.WatchContextsRequest) -> AsyncIterator[Any]:
         """The changes on all engines; when one comes, is lost, or has lost changes, all is told anew."""
         programs, reset = self._serving.served().programs, pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_RESET)
-        there = programs.dispatcher.engines.nodes
+        there, caller = programs.dispatcher.engines.nodes, replace(caller, deadline=None)
 
         async def read(node: EngineNode, changes: asyncio.Queue[Any]) -> None:
             with suppress(JaxctxError):  # it is lost, which shows, or drains
                 async with remote(node).begun(rpc, caller, request) as call:
                     async for change in call:
                         home = self._homes.get((caller.tenant, change.context_id))
-                        if home is None or home.node is node:  # else it moves
+                        if home is None or home.node is node or home.node not in there.values():  # else it moves
                             await changes.put(change)
 
         while True:
             nodes, changes = set(there.values()), asyncio.Queue[Any](WATCH_BUFFER)
-            readers = [asyncio.create_task(read(node, changes)) for node in nodes]
+            readers = {node: asyncio.create_task(read(node, changes)) for node in nodes}
             try:
-                while nodes == set(there.values()):
+                while nodes == set(there.values()) and not any(r.done() and not n.draining for n, r in readers.items()):
                     if programs.draining:
                         raise draining()
                     with suppress(TimeoutError):
@@ -136,8 +136,9 @@ class Router(Service):
                             break
                         yield change
             finally:
-                for reader in readers:
+                for reader in readers.values():
                     reader.cancel()
+            await asyncio.sleep(PAUSE_S)
             reset.at.GetCurrentTime()
             yield reset
 
@@ -147,7 +148,7 @@ class Router(Service):
         if (home := self._homes.get(key)) is not None:
             self._homes.move_to_end(key)
             created, home.created = home.created, None
-            if created is not None and rpc == "Fill":
+            if created is not None and rpc == "Fill" and len(self._places(rpc, created)) > 1:
                 home.moving = asyncio.create_task(self._move(home, created, request, caller))
             if home.moving is not None:
                 await asyncio.shield(home.moving)
@@ -159,7 +160,8 @@ class Router(Service):
         content = {each.name: value for each, value in fill.ListFields() if each.name not in ("context_id", "defer")}
         plan = pb.PlanRequest(model_id=created.model_id, salt=created.salt, **content)
         with suppress(JaxctxError):  # then it stays where it is
-            best = next(iter(await self._plans(caller, plan)), home.node)
+            soon = replace(caller, deadline=self._clock() + PLAN_TIMEOUT_S)  # a busy engine is none to move to
+            best = next(iter(await self._plans(soon, plan)), home.node)
             if best is not home.node:
                 await remote(best).ask("CreateContext", caller, created)
                 before, home.node = home.node, best
@@ -194,9 +196,13 @@ class Router(Service):
         return sorted(nodes, key=lambda node: (home is None or node is not home.node, node.draining, node.load))
 
     @asynccontextmanager
-    async def _free(self, caller: Caller, request: Any) -> AsyncIterator[None]:
-        """Around what may make something: nothing has, or is given meanwhile, an id that the request chooses for it."""
+    async def _accepted(self, caller: Caller, request: Any, working: set[object]) -> AsyncIterator[None]:
+        """Around a call, which is among those that work. If it makes something, nothing has, or is given meanwhile, an
+        id that the request chooses for that.
+        """
         async with AsyncExitStack() as stack:
+            working.add(stack)
+            stack.callback(working.discard, stack)
             for find, chosen in choices(request):
                 making = self._making.setdefault((caller.tenant, find, chosen), asyncio.Lock())
                 await stack.enter_async_context(making)
@@ -216,6 +222,8 @@ class Router(Service):
                 if rpc == "CreateContext":
                     home.created = request
                     request.context_id = context.context_id
+        if rpc == "CloseContext":
+            self._homes.pop((caller.tenant, request.context_id), None)
         while len(self._homes) > MOST_HOMES:
             self._homes.popitem(last=False)
 

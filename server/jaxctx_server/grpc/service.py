@@ -121,7 +121,7 @@ def page_of(rpc: str, request: Any, found: Iterable[Any]) -> Any:
         name = getattr(one, by)
         return name > last if isinstance(name, str) else not last or name < int(last)
 
-    once = {getattr(one, by): one for one in found if behind(one)}
+    once = {getattr(one, by): one for one in sorted(filter(behind, found), key=lambda one: getattr(one, "version", 0))}
     rest = [once[each] for each in sorted(once, reverse=by == "version")]
     page = told(rpc, rest[:limit])
     if len(rest) > limit:
