@@ -221,6 +221,7 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
         {
             "CreateContext": ("create", ("CreateRequest",)),
             "UpdateContext": ("update", ("context_id", "UpdateRequest")),
+            "Rewind": ("rewind", ("context_id", "to")),
             "CloseContext": ("close", ("context_id",)),
             "Generate": ("generate", ("GenerateRequest",)),
         },
@@ -230,7 +231,6 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
         {
             "Fork": ("fork", ("context_id", "child_ids", "n")),
             "Truncate": ("truncate", ("context_id", "tokens")),
-            "Rewind": ("rewind", ("context_id", "to")),
             "Forward": ("forward", ("ForwardRequest",)),
             "ReservePages": ("reserve_pages", ("context_id", "pages")),
             "CommitPages": ("commit_pages", ("context_id", "pages")),

@@ -39,8 +39,8 @@ class EngineNode:
         self.encode = encode
         self.latency_bound = min(latency_bound, engine.info.max_batch)
         self.running: dict[Task, asyncio.Task[None]] = {}
-        # Contexts of constant prefixes, by tenant and text: who makes or has made it. Their own time to live ends them.
-        self.prefixes: dict[tuple[str, str], asyncio.Task[str]] = {}
+        # Contexts of constant prefixes, by tenant and text; "" for a short one. Their own time to live ends them.
+        self.prefixes: dict[tuple[str, str], str] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
         self.stats: EngineStats | None = None  # as of the last beat
@@ -135,8 +135,6 @@ class Engines:
         """This life is over. Nothing happens to a later one."""
         if self.nodes.get(node.id) is node:
             del self.nodes[node.id]
-            for making in node.prefixes.values():
-                making.cancel()
             self._lost(node)
 
     def serving(self, model_id: str) -> list[EngineNode]:

@@ -2,9 +2,11 @@
 
 All that a task appends is tokenised as one text, whatever its parts, so that it gives the tokens of the whole text; an
 output is kept as the tokens that were generated, and what follows it is tokenised by itself. An engine finds by itself
-whatever leading pages it has; so that those of the constant prefix of a template stay, a context of it is kept on each
-engine for all sessions of a tenant, filled once, before the first call. (Calls as forks of that context were tried: a
-fork goes on from a partial page, behind which nothing is found that other calls have in common beyond the prefix.)
+whatever leading pages it has, and of calls that come together one computes what they share while the others wait; so
+that the pages of the constant prefix of a template stay, the context of the first call that is done is not closed but
+goes back to them, and is kept on its engine for all sessions of a tenant. (To fill such a context before the first call
+was tried: calls whose template is theirs alone waited for a step more, 5% of a chain of them. Calls as forks of it were
+tried: a fork goes on from a partial page, behind which nothing is found that calls have in common beyond the prefix.)
 
 The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
 anew from them elsewhere. An output that was being made goes on behind the text that had come of it, tokenised again
@@ -24,7 +26,7 @@ from jaxctx.apps.engines import EngineNode
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
-PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix, and for filling it
+PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
 LONGEST_S = 315576000.0  # that an engine lets a context live, or a caller a task take
 MOST_PREFIXES = 256  # of an engine
@@ -69,8 +71,9 @@ class Execution:
                     output.variable.grow(piece.text)
                     task.finished = piece.finish is not None
             call.held = len(call.tokens)
-        except BaseException:  # who knows what the context holds now
+        except BaseException:
             if call.home is not None and call.home[0] is node:  # else the call is at work elsewhere already
+                call.held = 0  # who knows what the context holds now
                 self.release(call)
             raise
 
@@ -80,7 +83,6 @@ class Execution:
         if call.home is not None and call.home[0] is not node:
             self.release(call)
         if call.home is None:
-            await self._keep_prefix(call, node, caller)
             priority = SOON if task.criterion in FIRST else 0
             ttl = Ttl(min(call.timeout_s + PREFIX_TIMEOUT_S, LONGEST_S), sliding=True)  # longer than a task may take
             new = CreateRequest(priority=priority, ttl=ttl, labels=LABELS)
@@ -89,39 +91,6 @@ class Execution:
         if call.held < len(call.tokens):
             await engine.fill(caller, context_id, call.tokens[call.held :], defer=True)
             call.held = len(call.tokens)
-        return context_id
-
-    async def _keep_prefix(self, call: Call, node: EngineNode, caller: Caller) -> None:
-        """See that there is a context of the constant prefix, and begin its time to live again."""
-        key = call.tenant, call.prefix
-        for _ in range(2):  # again if it has expired
-            making = node.prefixes.get(key)
-            if making is None or (making.done() and making.exception() is not None):
-                while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
-                    del node.prefixes[next(iter(node.prefixes))]
-                making = node.prefixes[key] = asyncio.create_task(self._prefix(call, node))
-                making.add_done_callback(lambda made: made.cancelled() or made.exception())  # looked at
-            elif making.done() and (context_id := making.result()):
-                try:
-                    await node.engine.update(caller, context_id, UpdateRequest(ttl=self._ttl))
-                except NotFound:
-                    node.prefixes.pop(key, None)
-                    continue
-            await asyncio.shield(making)
-            return
-
-    async def _prefix(self, call: Call, node: EngineNode) -> str:
-        """A context with the tokens of a constant prefix; "" if it is too short to share a page."""
-        tokens = await node.encode(call.prefix, True) if call.prefix else ()
-        if len(tokens) < node.engine.info.page_size:
-            return ""
-        caller = Caller(call.tenant, self._clock() + PREFIX_TIMEOUT_S)
-        context_id = (await node.engine.create(caller, CreateRequest(ttl=self._ttl, labels=LABELS))).context_id
-        try:
-            await node.engine.fill(caller, context_id, tokens)
-        except BaseException:
-            self._give_up(node, call.tenant, context_id)
-            raise
         return context_id
 
     def ended(self, task: Task) -> None:
@@ -136,20 +105,44 @@ class Execution:
         """Give up the call's context; it can be made again."""
         if call.home is not None:
             (node, context_id), call.home = call.home, None
-            self._give_up(node, call.tenant, context_id)
-
-    def _give_up(self, node: EngineNode, tenant: str, context_id: str) -> None:
-        closing = asyncio.create_task(_close(node, Caller(tenant), context_id))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+            prefix = call.prefix if call.held else ""
+            closing = asyncio.create_task(self._close(node, Caller(call.tenant), context_id, prefix))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def released(self) -> None:
         """Return when all contexts that were given up are closed."""
         if self._closing:
             await asyncio.wait(self._closing)
 
+    async def _close(self, node: EngineNode, caller: Caller, context_id: str, prefix: str) -> None:
+        with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                if not prefix or not await self._keeps(node, caller, context_id, prefix):
+                    await node.engine.close(caller, context_id)
 
-async def _close(node: EngineNode, caller: Caller, context_id: str) -> None:
-    with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await node.engine.close(caller, context_id)
+    async def _keeps(self, node: EngineNode, caller: Caller, context_id: str, prefix: str) -> bool:
+        """See that there is a context of a constant prefix, and begin its time to live again: whether it is this one,
+        which begins with it.
+        """
+        key, live_on = (caller.tenant, prefix), UpdateRequest(ttl=self._ttl, priority=0)
+        if key not in node.prefixes:
+            while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
+                del node.prefixes[next(iter(node.prefixes))]
+            node.prefixes[key] = context_id
+        elif kept := node.prefixes[key]:
+            try:
+                await node.engine.update(caller, kept, live_on)
+            except NotFound:  # it has expired
+                if node.prefixes[key] == kept:
+                    node.prefixes[key] = context_id
+        if node.prefixes[key] != context_id:
+            return False
+        size = node.engine.info.page_size
+        pages = (len(await node.encode(prefix, True)) - 1) // size  # behind them the tokens may be others in a prompt
+        if pages == 0:
+            node.prefixes[key] = ""
+            return False
+        await node.engine.rewind(caller, context_id, pages * size)
+        await node.engine.update(caller, context_id, live_on)
+        return True

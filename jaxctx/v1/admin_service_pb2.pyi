@@ -155,7 +155,7 @@ class EngineStats(google.protobuf.message.Message):
     steps: builtins.int
     """Steps run in all."""
     tokens_computed: builtins.int
-    """Prompt tokens computed in all."""
+    """Tokens computed in all, of prompts and of outputs."""
     tokens_cached: builtins.int
     """Prompt tokens found in the cache in all."""
     tokens_generated: builtins.int

@@ -82,7 +82,7 @@ class EngineStats:
     waiting: int  # requests waiting for a place in it
     draining: bool  # whether the engine refuses new work
     steps: int  # steps run in all
-    tokens_computed: int  # prompt tokens computed in all
+    tokens_computed: int  # tokens computed in all, of prompts and of outputs
     tokens_cached: int  # prompt tokens found in the cache in all
     tokens_generated: int  # tokens generated in all
     preemptions: int  # requests put back into the queue under memory pressure, in all

@@ -39,6 +39,9 @@ class ProgramCalls(Protocol):
     async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
         """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
 
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        """Go back to any length, across committed pages, without computing."""
+
     async def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context. A running writer is cancelled first; forks of it live on."""
 
@@ -61,6 +64,10 @@ class RemoteCalls(ProgramCalls, Protocol):
         told = await self.ask("UpdateContext", caller, request, context_id=context_id)
         return decode(told.context, ContextInfo)
 
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        told = await self.ask("Rewind", caller, context_id=context_id, to=to)
+        return decode(told.context, ContextInfo)
+
     async def close(self, caller: Caller, context_id: str) -> None:
         await self.ask("CloseContext", caller, context_id=context_id)
 
@@ -78,9 +85,6 @@ class EngineCalls(Protocol):
 
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         """Drop trailing tokens that are in no committed page."""
-
-    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
-        """Go back to any length, across committed pages, without computing."""
 
     async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
         """One pass over explicit tokens, positions and attention masks.

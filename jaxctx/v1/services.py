@@ -48,11 +48,11 @@ SERVE: Mapping[str, Callable[[Any, Any], None]] = {
 ENGINE_CALLS: Mapping[str, tuple[str, Sequence[str | type]]] = {
     "CreateContext": ("create", [requests.CreateRequest]),
     "UpdateContext": ("update", ["context_id", requests.UpdateRequest]),
+    "Rewind": ("rewind", ["context_id", "to"]),
     "CloseContext": ("close", ["context_id"]),
     "Generate": ("generate", [requests.GenerateRequest]),
     "Fork": ("fork", ["context_id", "child_ids", "n"]),
     "Truncate": ("truncate", ["context_id", "tokens"]),
-    "Rewind": ("rewind", ["context_id", "to"]),
     "Forward": ("forward", [requests.ForwardRequest]),
     "ReservePages": ("reserve_pages", ["context_id", "pages"]),
     "CommitPages": ("commit_pages", ["context_id", "pages"]),

@@ -7,6 +7,7 @@ import pytest
 
 from jaxctx.answers import Criterion
 from jaxctx.apps import dispatcher
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 from jaxctx.v1.requests import SubmitCallRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
@@ -27,15 +28,47 @@ async def test_time_is_over_for_a_task_whose_input_never_came() -> None:
     assert engine.log == []
 
 
-async def test_time_is_over_while_it_waits_for_somebody_elses_prefix() -> None:
+async def test_nobody_waits_for_a_prefix_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     company = Company(engine := ScriptedEngine())
     session = company.session()
-    engine.silent = True
+    rewind, may_rewind = engine.rewind, asyncio.Event()
+
+    async def rewound(caller: Caller, context_id: str, to: int) -> None:
+        await may_rewind.wait()
+        await rewind(caller, context_id, to)
+
+    monkeypatch.setattr(engine, "rewind", rewound)
     template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
-    request = SubmitCallRequest(template=template, parameters=[output("o")], timeout_s=0.05)
-    with pytest.raises(DeadlineExceeded):
-        await ask(session, session.submit(request).tasks[0].output.id)
+    for _ in range(2):
+        assert await ask(session, call(session, template, o=output("o"))["o"])
     assert company.loads() == [0]
+    await settle()
+    assert len(engine.contexts) == 1  # that of the first is to be kept, and the other's is closed
+    may_rewind.set()
+    await settle()
+    assert list(map(len, engine.contexts.values())) == [64]
+
+
+async def test_calls_that_end_at_once_keep_one_prefix() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
+    for _ in range(2):
+        ids = [call(session, template, o=output("o"))["o"] for _ in range(3)]
+        await asyncio.gather(*(ask(session, each) for each in ids))
+        await settle()
+        assert list(map(len, engine.contexts.values())) == [64]
+        engine.contexts.clear()  # its time to live is over, which the next ones find at once
+
+
+async def test_a_prefix_shorter_than_a_page_is_not_kept() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    for _ in range(2):
+        assert await ask(session, call(session, "short: {{o}}", o=output("o"))["o"])
+        await settle()
+        assert engine.contexts == {}
+    assert engine.did("update") == []
 
 
 async def test_time_is_over_while_it_is_tried_again_and_again() -> None:

@@ -79,13 +79,18 @@ async def test_calls_over_shared_prefixes(engine: LocalEngine, programs: Program
         submit(session, prefix + "{{q}}{{o}}", Parameter(name="q", text=rest), output("o", 9))
         for prefix, rest in prompts
     ]
+    before = (await engine.stats()).tokens_computed
     await asyncio.gather(*(session.ask(call.tasks[0].output.id, criterion).wait() for call in calls))
-    for call, (prefix, rest) in zip(calls, prompts, strict=True):
-        prompt = TEXT.tokenizer.encode(prefix + rest, add_special_tokens=True)
-        assert TOKENS[call.id] == prompt + await alone(engine, prompt, 9)
+    encoded = [TEXT.tokenizer.encode(prefix + rest, add_special_tokens=True) for prefix, rest in prompts]
     await programs.delete(TENANT, session.id)
     left = await engine.list(Caller(TENANT))
     assert len(left) == 3  # the prefixes
+    # Every page that prompts have in common was computed once, and every output token but the last.
+    pages = {tuple(prompt[:end]) for prompt in encoded for end in range(16, len(prompt) + 1, 16)}
+    computed = (await engine.stats()).tokens_computed - before
+    assert computed == 16 * len(pages) + sum(len(prompt) % 16 for prompt in encoded) + 8 * len(prompts)
+    for call, prompt in zip(calls, encoded, strict=True):
+        assert TOKENS[call.id] == prompt + await alone(engine, prompt, 9)
     for info in left:
         await engine.close(Caller(TENANT), info.context_id)
 
@@ -140,7 +145,7 @@ async def test_another_engine_goes_on_where_one_was_lost(make_engine, programs: 
     assert call.tasks[0].engine_id == "two"
     assert "".join(parts) == variable.text
     await programs.delete(TENANT, session.id)
-    assert len(await one.list(Caller(TENANT))) == 1  # the prefix; the call's is closed, as this engine still lives
+    assert await one.list(Caller(TENANT)) == []  # the call's is closed, as this engine still lives
 
 
 async def test_a_prefix_lives_until_its_timeout(engine: LocalEngine, programs: Programs, clock: Clock) -> None:
