@@ -126,18 +126,19 @@ class Execution:
         which begins with it.
         """
         key, live_on = (caller.tenant, prefix), UpdateRequest(ttl=self._ttl, priority=0)
-        if key not in node.prefixes:
-            while len(node.prefixes) >= MOST_PREFIXES:  # which end by themselves
-                del node.prefixes[next(iter(node.prefixes))]
-            node.prefixes[key] = context_id
-        elif kept := node.prefixes[key]:
+        kept = node.prefixes[key] = node.prefixes.pop(key, context_id)  # the latest used are remembered
+        if len(node.prefixes) > MOST_PREFIXES:  # which end by themselves
+            del node.prefixes[next(iter(node.prefixes))]
+        if kept == "":
+            return False
+        if kept != context_id:
             try:
                 await node.engine.update(caller, kept, live_on)
+                return False
             except NotFound:  # it has expired
-                if node.prefixes[key] == kept:
-                    node.prefixes[key] = context_id
-        if node.prefixes[key] != context_id:
-            return False
+                if node.prefixes.get(key) != kept:
+                    return False
+                node.prefixes[key] = context_id
         size = node.engine.info.page_size
         pages = (len(await node.encode(prefix, True)) - 1) // size  # behind them the tokens may be others in a prompt
         if pages == 0:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jaxctx.answers import Criterion
-from jaxctx.apps import dispatcher
+from jaxctx.apps import dispatcher, execution
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 from jaxctx.v1.requests import SubmitCallRequest
@@ -59,6 +59,19 @@ async def test_calls_that_end_at_once_keep_one_prefix() -> None:
         await settle()
         assert list(map(len, engine.contexts.values())) == [64]
         engine.contexts.clear()  # its time to live is over, which the next ones find at once
+
+
+async def test_the_latest_used_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "MOST_PREFIXES", 2)
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    for used in "abacab":
+        assert await ask(session, call(session, f"{used * 80} {{{{o}}}}", o=output("o"))["o"])
+        await settle()
+        assert [text[1:4] for _, text in company.nodes[0].prefixes][-1] == used * 3
+    assert {text[0] for _, text in company.nodes[0].prefixes} == {"a", "b"}
+    kept = [chr(tokens[-1]) for tokens in engine.contexts.values()]
+    assert sorted(kept) == ["a", "b", "b", "c"]  # that of b was forgotten, and its time to live will end it
 
 
 async def test_a_prefix_shorter_than_a_page_is_not_kept() -> None:
