@@ -10,9 +10,9 @@ from typing import Any, Unpack
 from jaxctx.client.contexts import Context
 from jaxctx.client.gathering import gather_all
 from jaxctx.client.loops import continuing
-from jaxctx.client.options import GenerateOptions, Output
 from jaxctx.client.streams import Completion
 from jaxctx.errors import InvalidArgument
+from jaxctx.v1.options import GenerateOptions, Output
 
 
 def likelihood(completion: Completion[Any]) -> float:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from jaxctx.client.gathering import in_turn
-from jaxctx.client.options import GenerateOptions, Output
 from jaxctx.client.streams import Completion
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.loops import continuing
+from jaxctx.v1.options import GenerateOptions, Output
 
 
 def likelihood(completion: Completion[Any]) -> float:
