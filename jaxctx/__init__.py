@@ -13,9 +13,6 @@ from jaxctx import aio as aio
 from jaxctx import errors as errors
 from jaxctx import loops as loops
 from jaxctx import programs as programs
-from jaxctx.client.options import GenerateOptions as GenerateOptions
-from jaxctx.client.options import Output as Output
-from jaxctx.client.options import SamplingOptions as SamplingOptions
 from jaxctx.client.streams import Completion as Completion
 from jaxctx.client.streams import Piece as Piece
 from jaxctx.errors import JaxctxError as JaxctxError
@@ -25,6 +22,9 @@ from jaxctx.v1.blocking.contexts import Context as Context
 from jaxctx.v1.blocking.contexts import Stream as Stream
 from jaxctx.v1.blocking.sessions import Session as Session
 from jaxctx.v1.blocking.sessions import Variable as Variable
+from jaxctx.v1.options import GenerateOptions as GenerateOptions
+from jaxctx.v1.options import Output as Output
+from jaxctx.v1.options import SamplingOptions as SamplingOptions
 
 try:
     __version__ = importlib.metadata.version("jaxctx")

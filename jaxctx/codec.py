@@ -83,7 +83,7 @@ def _common(kind: type, descriptor: Any) -> tuple[dict[str, _Field], dict[str, A
             continue
         kind = _type(there)
         write, read = _translations(there, kind)
-        if _is_map(there):
+        if there.message_type and there.message_type.GetOptions().map_entry:
             write, read = None, dict
         elif there.is_repeated:
             write, read = write and _each(list, write), _each(tuple, read) if read else tuple
@@ -103,10 +103,6 @@ def _type(field: Any) -> type:
     return type(field.default_value) if named is None else _TYPES.get(named.full_name, Message)
 
 
-def _is_map(field: Any) -> bool:
-    return bool(field.message_type and field.message_type.GetOptions().map_entry)
-
-
 def _translations(field: Any, kind: Any) -> tuple[Translation | None, Translation | None]:
     """How one value of a field is written and read."""
     if field.enum_type is not None:
@@ -115,14 +111,12 @@ def _translations(field: Any, kind: Any) -> tuple[Translation | None, Translatio
         numbers = {member: number for number, member in members.items()}
         unknown = _UNKNOWN.get(kind, next(iter(kind)))
         return numbers.__getitem__, lambda number: members.get(number, unknown)
-    if field.message_type is None:
+    if field.message_type is None or kind is Message:
         return None, None
     if kind is datetime:
         return None, lambda message: message.ToDatetime(UTC)
     if kind is float:
         return lambda seconds: timedelta(seconds=seconds), lambda message: message.ToNanoseconds() / 1e9
-    if kind is Message:
-        return None, None
     if kind not in (tuple, Sequence, Mapping):
         return functools.partial(_values, field.message_type), functools.partial(decode, kind=kind)
     first, *second = (each.name for each in field.message_type.fields)

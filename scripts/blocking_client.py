@@ -4,7 +4,7 @@
     scripts/blocking_client.py FOLDER
 
 Writes FOLDER/blocking from the modules of jaxctx/client that call a server, and from FOLDER/operations.py;
-`scripts/stubs` runs it. What only computes (requests, templates, options, streams) is one module for both clients.
+`scripts/stubs` runs it. What only computes (requests, templates, streams) is one module for both clients.
 
 REPLACED has all that is said differently: whole words, in code, comments and docstrings alike. What needs more is no
 replacement: there both clients call a function each, which stand side by side (jaxctx/client/gathering.py).

@@ -81,13 +81,14 @@ OPTIONS = {  # by class: the message whose fields they are, and those that a cal
     CONTENT: ("FillRequest", ("context_id", "text", "defer")),
     "SamplingOptions": ("Sampling", ()),
     "GenerateOptions": ("GenerateRequest", ("context_id", "n")),
-    "NewOptions": ("CreateContextRequest", ()),
+    "CreateOptions": ("CreateContextRequest", ()),
     "OpenOptions": ("OpenRequest", ("name", "version")),
     "UpdateOptions": ("UpdateContextRequest", ("context_id",)),
     "SaveOptions": ("SaveRequest", ("context_id", "name")),
     "KeepOptions": ("PublishRequest", ("context_id",)),
     "CallOutputOptions": ("CallOutput", ()),
 }
+FILLED = {"CreateOptions": "A new context, and what is in it at once."}  # options that content is among: what they say
 STORED = {  # by class: the message whose fields they are, and those that whoever extends it has in another way
     "VersionFields": ("StoredVersion", ("expires_at", "ttl_s", "sliding")),
     "LineageFields": (
@@ -104,12 +105,16 @@ class Operation(NamedTuple):
     by_place: str = ""  # the field whose argument is given by place
     options: str = ""  # the class in OPTIONS of fields that are chosen by keyword; None leaves each to the server
     is_listing: bool = False  # whether a list that comes in parts is iterated over; else it is there at once
+    is_look: bool = False  # whether it asks of a context what others may write to meanwhile
 
 
 OPERATIONS = {  # by class: what it says of itself, what its methods need, how they ask, and they by those they call
     "ContextCalls": (
         """Operations on a context that are one call each, and its counters as of the last answer.""",
         '''
+    id: str
+    _link: Link
+
     @property
     @abstractmethod
     def info(self) -> ContextInfo:
@@ -131,6 +136,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
             "UpdateContext": Operation("update", options="UpdateOptions"),
             "Save": Operation("save", "name", "SaveOptions"),
             "Publish": Operation("publish", options="KeepOptions"),
+            "Plan": Operation("plan", "text", CONTENT, is_look=True),
         },
     ),
     "ServerCalls": (
@@ -151,7 +157,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         """A session of which this is known."""''',
         "self._link.ask",
         {
-            "CreateContext": Operation("_create", options="NewOptions"),
+            "CreateContext": Operation("_create", options="CreateOptions"),
             "ListContexts": Operation("contexts", is_listing=True),
             "Open": Operation("open", "name", "OpenOptions"),
             "Take": Operation("take", "name", "OpenOptions"),
@@ -274,7 +280,7 @@ IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from abc import ": r"(?<=@)abstractmethod",
     "from collections.abc import ": r"\b(?:AsyncIterator|Mapping|Sequence)(?=\[)",
-    "from dataclasses import ": r"dataclass(?=\()|(?<== )field(?=\()",
+    "from dataclasses import ": r"asdict(?=\()|dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar",
     "\nfrom google.protobuf.message import ": r"(?<=[:|] )Message\b|(?<=\[)Message\b",
@@ -475,6 +481,8 @@ class Options(Classes):
         message, others = OPTIONS[name]
         kind, classes = self._types[PACKAGE + message], {PACKAGE + of: name for name, (of, _) in OPTIONS.items()}
         bases = [classes[each.type_name] for each in kind.proto.field if each.type_name in classes]
+        if name in FILLED:
+            kind, bases = kind._replace(comments=kind.comments | {(): FILLED[name]}), [*bases, CONTENT]
         fields = [each for each in self._flat(kind, classes) if each.name not in others]
         members = [member(f"{each.name}: {each.type.removesuffix(' | None')} | None", each.comment) for each in fields]
         self._write(name, f"class {name}({', '.join(bases or ['TypedDict'])}, total=False):", kind, members)
@@ -571,6 +579,8 @@ class Operations(Options, Requests):
         kind, (name, by_place, options) = self._types[proto.input_type], operation[:3]
         chosen, is_content = self._chosen(options, kind), options == CONTENT
         left = [each for each in kind.proto.field if each.name == by_place or each.name not in (*GIVEN, *chosen)]
+        if operation.is_look:
+            ask, left = "self._link.ask", [each for each in left if self._rules(each).excludes != "context_id"]
         arguments = [each for field in left for each in self._arguments(kind, field, by_place)]
         arguments.sort(key=lambda each: each.name != by_place)
         flat = {name: [*self._options_of(kind, place)] for name, place in chosen.items()}
@@ -582,6 +592,7 @@ class Operations(Options, Requests):
         fields = [f"{field.name}={self._value_of(field)}" for field in sent]
         options_sent = [f"{each}={self._option(kind.proto.field[place], flat[each])}" for each, place in chosen.items()]
         fields += [*(["**fields"] if is_content else options_sent), *(["limit=page"] if operation.is_listing else [])]
+        fields[:0] = ["context_id=self.id"] if operation.is_look else []
         content = ", ".join([by_place, *(each.name for each in keywords)])
         told, answer = self._told(proto.output_type, ask, rpc, fields)
         if (answered := told.removeprefix("list[").removesuffix("]")) in made:
@@ -654,12 +665,15 @@ class Operations(Options, Requests):
         return None if kind is None or kind.is_enum else kind
 
     def _value_of(self, field: FieldDescriptorProto) -> str:
-        """What a request is given for it; of a list of messages, what the client's function of its name makes of it."""
+        """What a request is given for it; of a list of messages their fields, if they have a class, and else what the
+        client's function of its name makes of it.
+        """
         inner = self._message(field)
         if inner is None:
             return field.name
         if field.label == FieldDescriptorProto.LABEL_REPEATED:
-            return f"requests.{field.name}({field.name})"
+            is_listed = field.type_name.removeprefix(PACKAGE) in LISTED.values()
+            return f"[asdict(each) for each in {field.name}]" if is_listed else f"requests.{field.name}({field.name})"
         return "{" + ", ".join(f'"{each.name}": {each.name}' for each in inner.proto.field) + "}"
 
     def _told(self, response: str, ask: str, rpc: str, fields: list[str]) -> tuple[str, str]:
@@ -960,7 +974,11 @@ def main(descriptors: str, folder: str) -> None:
     variables = "\n".join(f'{name} = TypeVar("{name}")' for name in dict.fromkeys(["T", *made]))
     told = "What is told of contexts, snapshots, models and engines. Moments are in UTC, lengths of time in seconds."
     asked = "What is asked of an engine, and of programs on engines. Lengths of time are in seconds."
-    chosen = "What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server."
+    chosen = (
+        "What a caller may choose, by keyword.\n\n"
+        "Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anything not given, leaves it to\n"
+        "the server."
+    )
     engine = "What engines do, in process or not."
     kept = "What records of the store say as they are; classes of the store have these fields, and their own."
     done = "What the asyncio client does by one call each."

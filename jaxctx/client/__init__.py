@@ -5,7 +5,7 @@ with` blocks do, and `loops` are programs over contexts. Operations that are one
 contract (jaxctx/v1/operations.py). The blocking client is generated from all of these: the same words without `await`
 (jaxctx/v1/blocking, by scripts/stubs).
 
-The same for both are `options`, what a caller may choose, and `requests`, which makes messages of it, `streams`, what
+The same for both are `requests`, which makes messages of what a caller chooses (jaxctx/v1/options.py), `streams`, what
 comes of a context, and `templates`, what programs of sessions are written with; `jaxctx.answers` is what a client is
 told. `gathering` is where the two differ. It is the server that checks and decides.
 """

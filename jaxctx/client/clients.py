@@ -13,11 +13,11 @@ from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, S
 from jaxctx.client.closing import Closing
 from jaxctx.client.contexts import Context
 from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
-from jaxctx.client.options import Content, CreateOptions
 from jaxctx.client.sessions import Session
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
 from jaxctx.v1.operations import ServerCalls
+from jaxctx.v1.options import Content, CreateOptions
 
 
 class Client(ServerCalls[Context, Session], Closing):

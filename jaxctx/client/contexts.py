@@ -8,23 +8,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from jaxctx.answers import (
-    Comparison,
-    ContextInfo,
-    ContextPages,
-    ContextState,
-    FillResult,
-    GetContextResult,
-    PlanResult,
-)
+from jaxctx.answers import Comparison, ContextInfo, ContextPages, ContextState, FillResult, GetContextResult
 from jaxctx.client import requests
 from jaxctx.client.closing import Closing
 from jaxctx.client.link import Link
-from jaxctx.client.options import Content, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError, NotFound
 from jaxctx.v1.operations import ContextCalls
+from jaxctx.v1.options import GenerateOptions
 
 A = TypeVar("A")
 
@@ -67,7 +59,7 @@ class Context(ContextCalls, Closing):
         With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
         output's fork, which is the caller's to close.
         """
-        request = requests.generate(self.id, n, options)
+        request = self._link.request("Generate", context_id=self.id, n=n, **requests.said(options, GenerateOptions))
         return Stream(self, lambda: self._link.begin("Generate", request, timeout_s))
 
     def __repr__(self) -> str:
@@ -112,13 +104,6 @@ class Context(ContextCalls, Closing):
     async def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
         return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
-
-    async def plan(
-        self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
-    ) -> PlanResult:
-        """What a fill with the same arguments would find in the cache and need, without doing it."""
-        fields = requests.content(text, **content)
-        return await self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
     async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""

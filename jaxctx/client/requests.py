@@ -6,16 +6,14 @@ names the field as the server would.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import GenerateOptions, Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1.context_service_pb2 import GenerateRequest
+from jaxctx.v1.options import SamplingOptions
 
 M = TypeVar("M", bound=Message)
 REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors
@@ -86,11 +84,6 @@ def content(
     }
 
 
-def generate(context_id: str, n: int, options: GenerateOptions) -> GenerateRequest:
-    """Of ContextService.Generate."""
-    return make(GenerateRequest, context_id=context_id, n=n, **said(options, GenerateOptions))
-
-
 def said(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Options of an output as fields, `sampling` of how tokens are drawn. A single stop string may stand for itself.
 
@@ -114,8 +107,3 @@ def masks(of_tokens: Sequence[Sequence[tuple[int, int]]]) -> list[dict[str, Any]
         except REFUSALS as error:
             raise InvalidArgument.field(f"masks[{place}]", "must be pairs of start and stop") from error
     return made
-
-
-def outputs(wanted: Sequence[Output]) -> list[dict[str, Any]]:
-    """The field of this name of ForwardRequest."""
-    return [asdict(each) for each in wanted]

@@ -1,4 +1,7 @@
-"""What a caller may choose. Times are in seconds; None, like anything not given, leaves it to the server.
+"""What a caller may choose, by keyword.
+
+Times are in seconds; a `ttl_s` of `math.inf` is for ever, and None, like anything not given, leaves it to
+the server.
 
 Generated from protos/jaxctx/v1 by scripts/stubs. Not edited by hand.
 """
@@ -12,9 +15,9 @@ from jaxctx.v1.answers import Criterion
 __all__ = [
     "CallOutputOptions",
     "Content",
+    "CreateOptions",
     "GenerateOptions",
     "KeepOptions",
-    "NewOptions",
     "OpenOptions",
     "Output",
     "SamplingOptions",
@@ -78,8 +81,8 @@ class GenerateOptions(SamplingOptions, total=False):
     include_stop: bool | None  # keep the matched stop string in the text
 
 
-class NewOptions(TypedDict, total=False):
-    """Asks for a new, empty context."""
+class CreateOptions(Content, total=False):
+    """A new context, and what is in it at once."""
 
     # Chosen by the client so that a retry is safe (a second request of the same id gives ALREADY_EXISTS): 1..64
     # characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. Unset: 128 random bits from the server.

@@ -23,7 +23,7 @@ from pathlib import Path
 from jaxctx.errors import PermissionDenied, Unauthenticated
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1.services import SERVICES
-from jaxctx_server.start import USAGE, StartError
+from jaxctx_server.start import StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -101,10 +101,10 @@ def read_keys(path: Path) -> tuple[Key, ...]:
             where = f"--keys: {path}, line {number}"
             key = _key(line.strip(), where)
             if any(key.name == other.name or key.sha256 == other.sha256 for other in keys):
-                raise StartError(f"{where}: the name or the key is there already", USAGE)
+                raise StartError(f"{where}: the name or the key is there already")
             keys.append(key)
     if not keys:
-        raise StartError(f"--keys: {path}: has no keys", USAGE)
+        raise StartError(f"--keys: {path}: has no keys")
     return tuple(keys)
 
 
@@ -112,8 +112,7 @@ def read_cluster_key(path: Path) -> str:
     """The secret in a file that the servers of a cluster share. Raises StartError."""
     secret = _text("--cluster-key", path).strip()
     if not (32 <= len(secret) <= MAX_KEY_BYTES and secret.isascii() and secret.isprintable()):
-        message = f"--cluster-key: {path}: must have 32 to {MAX_KEY_BYTES} printable ASCII characters"
-        raise StartError(message, USAGE)
+        raise StartError(f"--cluster-key: {path}: must have 32 to {MAX_KEY_BYTES} printable ASCII characters")
     return secret
 
 
@@ -121,7 +120,7 @@ def _text(option: str, path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"{option}: {path}: {getattr(error, 'strerror', 'not text')}", USAGE) from error
+        raise StartError(f"{option}: {path}: {getattr(error, 'strerror', 'not text')}") from error
 
 
 def _key(line: str, where: str) -> Key:
@@ -129,10 +128,9 @@ def _key(line: str, where: str) -> Key:
     name, digest, tenant, role, *more = [*line.split(":"), *([""] * 3)]
     roles = {"": Role.USER, "user": Role.USER, "admin": Role.ADMIN}
     if not all(NAME.fullmatch(part) for part in (name, tenant)):
-        raise StartError(f"{where}: name and tenant must be 1 to 64 characters of A-Z a-z 0-9 . _ -", USAGE)
+        raise StartError(f"{where}: name and tenant must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
     if not SHA256.fullmatch(digest):
-        raise StartError(f"{where}: the second part must be the SHA-256 of a key, 64 hexadecimal digits", USAGE)
+        raise StartError(f"{where}: the second part must be the SHA-256 of a key, 64 hexadecimal digits")
     if role not in roles or any(more):
-        form = "name:sha256:tenant, or name:sha256:tenant:role with role user or admin"
-        raise StartError(f"{where}: must be {form}", USAGE)
+        raise StartError(f"{where}: must be name:sha256:tenant, or name:sha256:tenant:role with role user or admin")
     return Key(name, bytes.fromhex(digest), tenant, roles[role])

@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from jaxctx_server.start import ADDRESS, USAGE, StartError
+from jaxctx_server.start import ADDRESS, StartError
 
 MAX_UNIX_PATH_BYTES = 107
 REASONS = {
@@ -22,8 +22,7 @@ REASONS = {
 def check_host(host: str, *, keys: bool) -> None:
     """Raise StartError for a host beyond loopback, unless there are keys."""
     if not keys and not all(ipaddress.ip_address(address).is_loopback for address in _resolve(host)):
-        message = f"--host {host}: refused: without keys the server listens on loopback only, as 127.0.0.1"
-        raise StartError(message, USAGE)
+        raise StartError(f"--host {host}: refused: without keys the server listens on loopback only, as 127.0.0.1")
 
 
 def tcp_address(host: str, port: int) -> str:
@@ -43,7 +42,7 @@ def tcp_address(host: str, port: int) -> str:
 def unix_address(path: Path) -> str:
     """`unix:path` for the transport. Removes a socket that a server left behind, never one that is in use."""
     if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
-        raise StartError(f"--unix-socket: {path}: longer than {MAX_UNIX_PATH_BYTES} bytes", USAGE)
+        raise StartError(f"--unix-socket: {path}: longer than {MAX_UNIX_PATH_BYTES} bytes")
     if not path.parent.is_dir():
         raise StartError(f"--unix-socket: {path.parent}: not a directory", ADDRESS)
     if path.exists():
@@ -60,5 +59,5 @@ def _resolve(host: str) -> list[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise StartError(f"--host {host}: {error.strerror or 'unknown'}", USAGE) from error
+        raise StartError(f"--host {host}: {error.strerror or 'unknown'}") from error
     return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))

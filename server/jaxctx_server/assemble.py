@@ -24,7 +24,7 @@ from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
 from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.progress import Progress
-from jaxctx_server.start import MODEL, USAGE, StartError
+from jaxctx_server.start import MODEL, StartError
 
 
 def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
@@ -63,7 +63,7 @@ def mendable(model: str | Path | None) -> Iterator[None]:
         raise StartError(f"{model or 'the bundled model'}: {error.message}", MODEL) from error
     except (InvalidArgument, FailedPrecondition, AlreadyExists) as error:
         wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
-        raise StartError(wrong or error.message, USAGE) from error
+        raise StartError(wrong or error.message) from error
     except OSError as error:
         raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:

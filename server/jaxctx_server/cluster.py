@@ -5,14 +5,14 @@ import hashlib
 import logging
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
 import grpc.aio
 
 from jaxctx.engine.remote import OPTIONS, bearing
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
-from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
+from jaxctx.wire import method_of
 from jaxctx_server.access import Key, Role
 
 log = logging.getLogger("jaxctx.server")
@@ -41,9 +41,8 @@ async def join(core: str, cluster: Cluster, port: int) -> NoReturn:
     while True:
         async with grpc.aio.insecure_channel(core, options=OPTIONS) as channel:
             try:
-                stub: Any = EngineServiceStub(channel)
                 request = RegisterRequest(port=port, life=cluster.life)
-                async for answer in stub.Register(request, metadata=bearing(cluster.key)):
+                async for answer in method_of(channel, "Register")(request, metadata=bearing(cluster.key)):
                     told = None
                     log.info("registered with the core at %s, epoch %d", core, answer.epoch)
             except grpc.aio.AioRpcError as error:

@@ -137,7 +137,7 @@ def convert(config: "ConvertConfig") -> int:
 def compile_ahead(config: "CompileConfig") -> int:
     """Start an engine, which compiles all that it will run into the cache, and stop it."""
     if config.compile_cache is None:
-        raise StartError("--compile-cache: must be a directory", USAGE)
+        raise StartError("--compile-cache: must be a directory")
     from jaxctx_server.assemble import load
     from jaxctx_server.progress import shown
 

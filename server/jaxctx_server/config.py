@@ -17,7 +17,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 from cyclopts.validators import Number
 
-from jaxctx_server.start import OK, USAGE, StartError
+from jaxctx_server.start import OK, StartError
 
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1
@@ -125,11 +125,11 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         if self.kv_tokens is not None and self.memory_fraction is not None:
-            raise StartError("--kv-tokens and --memory-fraction: only one of them may be set", USAGE)
+            raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
         if self.max_batch_tokens < self.max_batch:
-            raise StartError("--max-batch-tokens: must be at least --max-batch", USAGE)
+            raise StartError("--max-batch-tokens: must be at least --max-batch")
         if (self.role == "engine" and self.core is None) or (self.role == "core" and self.core is not None):
-            raise StartError("--core: must be set for an engine, and not for a core", USAGE)
+            raise StartError("--core: must be set for an engine, and not for a core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> S
     try:
         config: ServeConfig | ConvertConfig | None = app(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise StartError(str(error), USAGE) from error
+        raise StartError(str(error)) from error
     if config is None:
         raise SystemExit(OK)
     return config
@@ -194,5 +194,5 @@ def _file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
         try:
             entries = tomllib.loads(Path(token.value).read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise StartError(f"{where}: {getattr(error, 'strerror', None) or error}", USAGE) from error
+            raise StartError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
         Dict(entries, source=where, use_commands_as_keys=False)(app, commands, arguments)

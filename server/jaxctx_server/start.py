@@ -19,7 +19,7 @@ INTERRUPTED = 130  # stopped at once: a second Ctrl-C, or one while loading
 class StartError(Exception):
     """A mistake that the user can mend. Shown as one line, without a traceback."""
 
-    def __init__(self, message: str, exit_status: int) -> None:
+    def __init__(self, message: str, exit_status: int = USAGE) -> None:
         super().__init__(message)
         self.exit_status = exit_status
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jaxctx
 from jaxctx.aio import Context
-from jaxctx.client.options import Output
 from jaxctx.errors import BY_CODE, DataLoss, Internal, InvalidArgument
+from jaxctx.v1.options import Output
 
 VOCABULARY = 512  # of the echo model, and of others that are served with its text
 ANSWER_S = 120.0  # in which every request must have ended, however busy the machine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor
 
-from jaxctx.client import options, streams
+from jaxctx.client import streams
 from jaxctx.engine import interface
 from jaxctx.v1 import (
     admin_service_pb2,
@@ -22,6 +22,7 @@ from jaxctx.v1 import (
     generation_pb2,
     lifetime_pb2,
     model_service_pb2,
+    options,
     rules_pb2,
     session_service_pb2,
     snapshot_pb2,

@@ -44,6 +44,7 @@ message FieldRules {
   uint32 min_bytes = 3;
   uint32 min_items = 4;
   bool ranges = 5;
+  string excludes = 6;
 }
 
 service Radio {
@@ -216,6 +217,7 @@ message PlayRequest {
   // Play it again and again.
   bool loop = 5;
   repeated Hush outputs = 6;
+  string salt = 7 [(rule).excludes = "context_id"];
 }
 message PlayResponse {
   repeated string heard = 1;
@@ -271,8 +273,13 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     included = Path(protoc.__file__).parent / "_proto"
     arguments = [f"--proto_path={tmp_path}", f"--proto_path={included}", "--include_imports", "--include_source_info"]
     assert protoc.main(["", *arguments, f"--descriptor_set_out={tmp_path / 'set'}", "radio.proto"]) == 0
-    options = {"TuneOptions": ("TuneRequest", ("name",)), "Content": ("PlayRequest", ("text", "loop", "outputs"))}
+    options = {
+        "TuneOptions": ("TuneRequest", ("name",)),
+        "Content": ("PlayRequest", ("text", "loop", "outputs", "salt")),
+        "RetuneOptions": ("RetuneRequest", ("name",)),
+    }
     monkeypatch.setattr(generator, "OPTIONS", options)
+    monkeypatch.setattr(generator, "FILLED", {"RetuneOptions": "Another station, and what it plays."})
     monkeypatch.setattr(generator, "LISTED", {"Quiet": "Hush"})
     monkeypatch.setattr(generator, "REQUESTS", {"Evening": ("PlanRequest", ("left",))})
     monkeypatch.setattr(generator, "STORED", {"StationFields": ("Station", ("since", "until", "seconds"))})
@@ -289,6 +296,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     made_by = {
         "Retune": generator.Operation("retune", "name"),
         "ListStations": generator.Operation("stations", is_listing=True),
+        "Play": generator.Operation("play", "text", generator.CONTENT, is_look=True),
     }
     operations = {
         "RadioCalls": ("Of a radio.", "    _link: Link", "self._link.ask", calls),
@@ -405,7 +413,10 @@ def test_options(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = load("radio_options", made / "options.py")
     assert [*options.TuneOptions.__annotations__] == ["loudness", "distance", "band", "pin_s"]
     assert options.Band is sys.modules["jaxctx.v1.answers"].Band
-    assert [*options.Content.__annotations__] == ["tokens", "messages", "add_special_tokens"]
+    content = ["tokens", "messages", "add_special_tokens"]
+    assert [*options.Content.__annotations__] == content
+    assert {*options.RetuneOptions.__annotations__} == {*content, "others", "loudness"}
+    assert options.RetuneOptions.__doc__ == "Another station, and what it plays."
     assert (
         "loudness: float | None  # how loud\n    distance: int | None  # in meters\n"
         in (made / "options.py").read_text()
@@ -463,6 +474,7 @@ async def test_operations(made: Path, generator: ModuleType, monkeypatch: pytest
         "tell": "(self, first: 'str', *, second: 'int' = 0, loud: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'list[str]'",
         "play": "(self, text: 'str | None' = None, *, loop: 'bool' = False, outputs: 'Sequence[Quiet]' = (),"
+        " salt: 'str' = '',"
         " tokens: 'bool | None' = None, messages: 'bool | None' = None, add_special_tokens: 'bool | None' = None,"
         " timeout_s: 'float | None' = None) -> 'PlayResult'",
     }
@@ -507,7 +519,7 @@ async def test_operations_that_make_something(made: Path, monkeypatch: pytest.Mo
             yield told, fields
 
     class Set(calls):  # type: ignore[misc, valid-type]
-        _link = Link()
+        _link, id = Link(), "here"
 
         def _radio(self, told: object) -> object:
             return "radio", told
@@ -525,6 +537,9 @@ async def test_operations_that_make_something(made: Path, monkeypatch: pytest.Mo
     assert found[0] == "place"
     assert found[1][0] == ("ListStations", None, answers.Station)
     assert found[1][1]["limit"] == 3
+    assert {"loop", "outputs", "salt"} & {*inspect.signature(calls.play).parameters} == {"loop", "outputs"}
+    played: Any = await Set().play("a")
+    assert (played[0][0], played[1]["context_id"], played[1]["text"]) == ("Play", "here", "a")
 
 
 def test_calls_of_an_engine(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

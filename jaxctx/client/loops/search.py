@@ -10,9 +10,9 @@ from typing import Any, Unpack
 from jaxctx.client.contexts import Context
 from jaxctx.client.gathering import gather_all
 from jaxctx.client.loops import continuing
-from jaxctx.client.options import GenerateOptions, Output
 from jaxctx.client.streams import Completion
 from jaxctx.errors import InvalidArgument
+from jaxctx.v1.options import GenerateOptions, Output
 
 
 def likelihood(completion: Completion[Any]) -> float:
@@ -55,7 +55,6 @@ async def beam_search(context: Context, *, width: int, max_tokens: int, stop_tok
         if value < 1:
             raise InvalidArgument.field(name, "must be at least 1")
     opened = await context.fork()
-    winner: Beam | None = None
     try:
         prompt = await continuing.begin(opened[0])
         live: list[Beam] = [Beam(context=opened[0], tokens=(), logprob=0.0)]
@@ -78,10 +77,10 @@ async def beam_search(context: Context, *, width: int, max_tokens: int, stop_tok
                 break
         found = max((*best, *live), key=lambda beam: beam.logprob)
         await continuing.end(found.context, [*prompt, *found.tokens])
-        winner = found
+        opened.remove(found.context)
         return found
     finally:
-        await gather_all([each.close() for each in opened if winner is None or each is not winner.context])
+        await gather_all([each.close() for each in opened])
 
 
 def _likeliest(beams: list[Beam], best: list[Beam], width: int, stop_token_ids: Sequence[int]) -> list[Beam]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jaxctx.client.contexts import Context
 from jaxctx.client.loops import continuing
-from jaxctx.client.options import Output
+from jaxctx.v1.options import Output
 
 
 async def speculative(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jaxctx.client.contexts import Context
 from jaxctx.client.loops import continuing
-from jaxctx.client.options import Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
+from jaxctx.v1.options import Output, SamplingOptions
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:

@@ -9,23 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from jaxctx.answers import (
-    Comparison,
-    ContextInfo,
-    ContextPages,
-    ContextState,
-    FillResult,
-    GetContextResult,
-    PlanResult,
-)
+from jaxctx.answers import Comparison, ContextInfo, ContextPages, ContextState, FillResult, GetContextResult
 from jaxctx.client import requests
-from jaxctx.client.options import Content, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError, NotFound
 from jaxctx.v1.blocking.closing import Closing
 from jaxctx.v1.blocking.link import Link
 from jaxctx.v1.blocking.operations import ContextCalls
+from jaxctx.v1.options import GenerateOptions
 
 A = TypeVar("A")
 
@@ -68,7 +60,7 @@ class Context(ContextCalls, Closing):
         With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
         output's fork, which is the caller's to close.
         """
-        request = requests.generate(self.id, n, options)
+        request = self._link.request("Generate", context_id=self.id, n=n, **requests.said(options, GenerateOptions))
         return Stream(self, lambda: self._link.begin("Generate", request, timeout_s))
 
     def __repr__(self) -> str:
@@ -111,13 +103,6 @@ class Context(ContextCalls, Closing):
     def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
         """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
         return list(self._get(timeout_s, include_ancestors=True).ancestors)
-
-    def plan(
-        self, text: str | None = None, *, timeout_s: float | None = None, **content: Unpack[Content]
-    ) -> PlanResult:
-        """What a fill with the same arguments would find in the cache and need, without doing it."""
-        fields = requests.content(text, **content)
-        return self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
     def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), or one of that id, part."""

@@ -75,6 +75,10 @@ class Link:
         link._about = self._about | fields
         return link
 
+    def request(self, method: str, /, **fields: Any) -> Message:
+        """What a method is asked with these fields."""
+        return make(GetMessageClass(METHODS[method].input_type), **self._about, **fields)
+
     def begin(self, method: str, request: object, timeout_s: float | None, *, endless: bool = False) -> Any:
         """Begin a call with the client's key, and its deadline if the call has none of its own and is not `endless`."""
         timeout_s = self._timeout_s if timeout_s is None and not endless else timeout_s
@@ -86,14 +90,11 @@ class Link:
         Raises the errors of `jaxctx.errors`.
         """
         try:
-            response = self.begin(method, self._request(method, fields), timeout_s)
+            response = self.begin(method, self.request(method, **fields), timeout_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         told = response.DESCRIPTOR.fields
         return getattr(response, told[0].name) if len(told) == 1 else response
-
-    def _request(self, method: str, fields: dict[str, Any]) -> Message:
-        return make(GetMessageClass(METHODS[method].input_type), **self._about, **fields)
 
     def read(self, call: Any) -> Any:
         """The next response of a streaming call; None after the last."""
@@ -106,7 +107,7 @@ class Link:
         self, method: str, timeout_s: float | None, /, *, endless: bool = False, **fields: Any
     ) -> Generator[Any, None, None]:
         """The responses of a streaming call, of a request of these fields. Leaving the iteration cancels the rest."""
-        call = self.begin(method, self._request(method, fields), timeout_s, endless=endless)
+        call = self.begin(method, self.request(method, **fields), timeout_s, endless=endless)
         try:
             while (response := self.read(call)) is not None:
                 yield response

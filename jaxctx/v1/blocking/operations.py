@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from jaxctx.client import requests
@@ -45,6 +46,9 @@ VariableT = TypeVar("VariableT")
 
 class ContextCalls:
     """Operations on a context that are one call each, and its counters as of the last answer."""
+
+    id: str
+    _link: Link
 
     @property
     @abstractmethod
@@ -142,7 +146,7 @@ class ContextCalls:
             positions=positions,
             masks=requests.masks(masks),
             keep_working=keep_working,
-            outputs=requests.outputs(outputs),
+            outputs=[asdict(each) for each in outputs],
         )
 
     def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
@@ -281,6 +285,34 @@ class ContextCalls:
         `labels`: the caller's notes: limits as in CreateContextRequest.
         """
         return self._change("Publish", timeout_s, Publication, ttl=requests.ttl(ttl_s, sliding), labels=labels)
+
+    def plan(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> PlanResult:
+        """What a Fill would find in the cache and need, without doing it.
+
+        `text`: text, tokenised on its own.
+
+        `tokens`: token ids as they stand.
+
+        `messages`: messages, written by the model's chat template.
+
+        `add_generation_prompt`: whether to end with what opens an answer of the assistant. None: exactly if the last
+        role is "user" or "tool".
+
+        `add_special_tokens`: as in FillRequest.
+
+        Exactly one of text, `tokens` and `messages` is given.
+        """
+        fields = requests.content(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        return self._link.ask("Plan", timeout_s, PlanResult, context_id=self.id, **fields)
 
 
 class ServerCalls(Generic[ContextT, SessionT]):

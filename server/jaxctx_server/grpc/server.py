@@ -12,13 +12,11 @@ from jaxctx.v1.services import SERVICES as CONTRACT
 from jaxctx_server.access import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
-from jaxctx_server.grpc.context_service import ContextService
 from jaxctx_server.grpc.engine_service import EngineService
-from jaxctx_server.grpc.model_service import ModelService
+from jaxctx_server.grpc.model_services import ContextService, ModelService, SnapshotService
 from jaxctx_server.grpc.pipeline import Pipeline
 from jaxctx_server.grpc.router import ROUTED, Router
 from jaxctx_server.grpc.session_service import SessionService
-from jaxctx_server.grpc.snapshot_service import SnapshotService
 from jaxctx_server.serving import Serving
 
 HEALTH = "grpc.health.v1.Health"

@@ -3,20 +3,19 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.codec import encode
 from jaxctx.engine.interface import Caller
-from jaxctx.v1.services import ENGINE_CALLS, METHODS, SERVICES
+from jaxctx.v1.services import METHODS
 from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import LocalModel, Served, Serving
 from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
-S = TypeVar("S")
 NEXT = "next_page_token"  # the last field of a page of a list
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
 LONGEST_S = 86400.0  # seconds; nobody waits for ever
@@ -31,23 +30,19 @@ class Service:
         self._clock = clock
 
     def valid(self, context: Context, request: Any) -> tuple[Served, Caller]:
-        """What is served, and to whom, if the request is valid. One for a page of a list then has how many to find."""
+        """What is served, to whom and until when, if the request is valid. One for a page then has how many to find."""
         served = self._serving.served()
         validate(served.limits, request)
         if "page_token" in request.DESCRIPTOR.fields_by_name:
             request.limit = (request.limit or PAGE_SIZE) + 1  # one more tells that there is another page
-        return served, self.caller(context)
+        remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
+        deadline = self._clock() + (LONGEST_S if remaining_s is None else remaining_s)
+        return served, Caller(tenant=KEY.get().tenant, deadline=deadline)
 
     def begin(self, context: Context, request: Message) -> tuple[LocalModel, Caller]:
         """As `valid`, of the model. Raises NotFound for one that is not served."""
         _, caller = self.valid(context, request)
         return self._serving.model(getattr(request, "model_id", "")), caller
-
-    def caller(self, context: Context) -> Caller:
-        """Whose namespace the running method works in, and until when."""
-        remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-        deadline = self._clock() + (LONGEST_S if remaining_s is None else remaining_s)
-        return Caller(tenant=KEY.get().tenant, deadline=deadline)
 
 
 def answered(rpc: str, work: Callable[[LocalModel, Caller, Any], Any]) -> Callable[..., Awaitable[Any]]:
@@ -82,14 +77,6 @@ def handed(rpc: str, method: str, parts: Sequence[Part]) -> Callable[..., Any]:
         return getattr(model.engine, method)(caller, *(made(request, part) for part in parts))
 
     return (streamed if METHODS[rpc].server_streaming else answered)(rpc, work)
-
-
-def with_engine_calls(service: type[S]) -> type[S]:
-    """Decorates a service: what an engine does by one call, and it does not say itself, is handed to the engine."""
-    for method in SERVICES[service.__name__].methods:
-        if method.name in ENGINE_CALLS and method.name not in vars(service):
-            setattr(service, method.name, handed(method.name, *ENGINE_CALLS[method.name]))
-    return service
 
 
 def told(rpc: str, answer: Any) -> Any:

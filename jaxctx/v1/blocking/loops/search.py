@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from jaxctx.client.gathering import in_turn
-from jaxctx.client.options import GenerateOptions, Output
 from jaxctx.client.streams import Completion
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.loops import continuing
+from jaxctx.v1.options import GenerateOptions, Output
 
 
 def likelihood(completion: Completion[Any]) -> float:
@@ -56,7 +56,6 @@ def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids
         if value < 1:
             raise InvalidArgument.field(name, "must be at least 1")
     opened = context.fork()
-    winner: Beam | None = None
     try:
         prompt = continuing.begin(opened[0])
         live: list[Beam] = [Beam(context=opened[0], tokens=(), logprob=0.0)]
@@ -79,10 +78,10 @@ def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids
                 break
         found = max((*best, *live), key=lambda beam: beam.logprob)
         continuing.end(found.context, [*prompt, *found.tokens])
-        winner = found
+        opened.remove(found.context)
         return found
     finally:
-        in_turn([each.close() for each in opened if winner is None or each is not winner.context])
+        in_turn([each.close() for each in opened])
 
 
 def _likeliest(beams: list[Beam], best: list[Beam], width: int, stop_token_ids: Sequence[int]) -> list[Beam]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxctx.client.options import Output
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.loops import continuing
+from jaxctx.v1.options import Output
 
 
 def speculative(

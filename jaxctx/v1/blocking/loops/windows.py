@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxctx.client.options import Output, SamplingOptions
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.loops import continuing
+from jaxctx.v1.options import Output, SamplingOptions
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
