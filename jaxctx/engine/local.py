@@ -72,7 +72,7 @@ class LocalEngine(Snapshots, Engine):
     update_publication = command(lambda core: core.archive.update_publication)
     unpublish = command(lambda core: core.archive.unpublish)
     publications = command(lambda core: core.archive.publications)
-    clear_cache = command(lambda core: core.cache.clear_cached)
+    clear_cache = command(lambda core: lambda caller: core.cache.clear_cached())
 
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
         return (await self._make(caller, lambda: [self.core.contexts.create(caller, request)]))[0]
