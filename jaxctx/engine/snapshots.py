@@ -137,8 +137,7 @@ class Snapshots:
 
     async def _resume(self, caller: Caller, context: Context) -> FillResult:
         """Bring back, or compute, all tokens that had KV."""
-        result: FillResult = await self.loop.work(partial(self.loop.core.resume, caller, context))
-        return result
+        return await self.loop.work(partial(self.loop.core.resume, caller, context))
 
     async def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
         context = await self.loop.call(self.loop.core.cache.get, caller.tenant, context_id)
