@@ -66,12 +66,12 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
     """Of each step with all streams decoding."""
     caller, rng = Caller(), np.random.default_rng(streams)
     for _ in range(streams):
-        info = core.contexts.create(caller, CreateRequest())
-        core.fill(caller, info.context_id, rng.integers(3, 500, LENGTH).astype(np.int32), True, Nobody())
+        context_id = core.contexts.create(caller, CreateRequest()).id
+        core.fill(caller, context_id, rng.integers(3, 500, LENGTH).astype(np.int32), True, Nobody())
         request = GenerateRequest(
-            context_id=info.context_id, max_tokens=ROOM, sampling=Sampling(temperature=0.0), ignore_eos=True
+            context_id=context_id, max_tokens=ROOM, sampling=Sampling(temperature=0.0), ignore_eos=True
         )
-        core.generate(caller, request, info.context_id, 0, Nobody())
+        core.generate(caller, request, context_id, 0, Nobody())
     while len(core.scheduler.running) < streams or any(not s.decoding for s in core.scheduler.running):
         turn(core)
     times = [turn(core) for _ in range(STEPS)][20:]

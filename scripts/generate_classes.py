@@ -230,6 +230,7 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "Rewind": ("rewind", ("context_id", "to")),
             "CloseContext": ("close", ("context_id",)),
             "Generate": ("generate", ("GenerateRequest",)),
+            "ClearCache": ("clear_cache", ()),
         },
     ),
     "EngineCalls": (
@@ -246,6 +247,8 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "WatchContexts": ("watch", ()),
             "Compare": ("compare", ("a", "b")),
             "Save": ("save", ("SaveRequest",)),
+            "Open": ("open", ("OpenRequest",)),
+            "Take": ("take", ("OpenRequest",)),
             "GetSnapshot": ("snapshot", ("name", "version")),
             "ListSnapshots": ("snapshots", ("prefix", "page_token", "limit")),
             "ListSnapshotVersions": ("history", ("name",)),
@@ -264,7 +267,13 @@ REMOTE_CALLS = {  # by protocol: the class that asks an engine in another proces
         '''
     @abstractmethod
     async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
-        """Call a method with these fields and those of `request`; its response."""''',
+        """Call a method with these fields and those of `request`; its response."""
+
+    @abstractmethod
+    def begun(
+        self, rpc: str, caller: Caller, request: object = None, /, **fields: Any
+    ) -> AbstractAsyncContextManager[Any]:
+        """The same as a call under way, which ends with the block; one that is streamed is iterated over."""''',
     ),
 }
 GIVEN = ("context_id", "session_id", "variable_id", "limit", "page_token")  # no arguments of these, but by place
@@ -280,6 +289,7 @@ IMPORTS = {  # and what shows that they are needed
     "import ": r"\benum(?=\.)",
     "from abc import ": r"(?<=@)abstractmethod",
     "from collections.abc import ": r"\b(?:AsyncIterator|Mapping|Sequence)(?=\[)",
+    "from contextlib import ": r"AbstractAsyncContextManager(?=\[)",
     "from dataclasses import ": r"asdict(?=\()|dataclass(?=\()|(?<== )field(?=\()",
     "from datetime import ": r"(?<=: )datetime|(?<=\[)datetime",
     "from typing import ": r"(?<=: )Any\b|Generic(?=\[)|TypedDict|TypeVar",
@@ -707,7 +717,7 @@ class EngineCalls(Requests):
                 remote, ask = REMOTE_CALLS[name]
                 head = f'class {remote}({name}, Protocol):\n    """{doc.removesuffix(".")}, in another process."""'
                 methods = [(by_name[rpc], *call) for rpc, call in calls.items()]
-                asked = [self._asked(*each) for each in methods if not each[0].proto.server_streaming]
+                asked = [self._asked(*each) for each in methods]
                 self.written[remote] = "\n\n".join([head, ask.strip("\n"), *asked])
 
     def _method(self, method: Method, name: str, parts: Iterable[str]) -> str:
@@ -715,9 +725,7 @@ class EngineCalls(Requests):
         return f"{self._head(method, name, parts)}\n{docstring(words, 8)}"
 
     def _asked(self, method: Method, name: str, parts: Iterable[str]) -> str:
-        """The method of a class that asks another process, for one response. No list that comes in parts: that takes
-        several calls.
-        """
+        """The method of a class that asks another process. No list that comes in parts: that takes several calls."""
         named = {each.name for each in self._types[method.proto.input_type].proto.field}
         request = ["changes" if part == "Changes" else "request" for part in parts if part not in named]
         sent = [f'"{method.proto.name}"', "caller", *request, *(f"{part}={part}" for part in parts if part in named)]
@@ -726,7 +734,11 @@ class EngineCalls(Requests):
             return "\n".join([head, wrapped("        await self.ask(", sent, ")")])
         told = f"told.{fields[0].name}" if len(fields) == 1 else "told"
         kind, is_list = self._told(method.proto.output_type), fields[0].label == FieldDescriptorProto.LABEL_REPEATED
-        answer = f"decode({told}, {kind})"
+        if method.proto.server_streaming:
+            begun = wrapped("        async with self.begun(", sent, ") as call:")
+            body = f"            async for each in call:\n                yield decode(each, {kind})"
+            return "\n".join([head.replace("def", "async def", 1), begun, body])
+        answer = f"decode({told}, {kind})" if len(fields) > 1 or fields[0].type_name else told
         if len(fields) == 1 and is_list:
             each = kind.removeprefix("Sequence[").removesuffix("]")
             answer = f"[decode(each, {each}) for each in {told}]" if fields[0].type_name else f"list({told})"

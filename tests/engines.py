@@ -168,7 +168,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             continue
         check(core.cache)
         assert core.scheduler.budget.reserved == 0
-        assert core.idle
+        assert not core.scheduler.writers
         for context in list(core.cache.registry):
             core.cache.close(context)
         check(core.cache)

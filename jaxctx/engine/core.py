@@ -167,11 +167,6 @@ class EngineCore:
             sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
         self.lives.wake_watches()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is under way."""
-        return not self.scheduler.writers
-
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
         """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""
         batch = self.scheduler.next_batch()

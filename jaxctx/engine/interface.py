@@ -15,7 +15,6 @@ from typing import Protocol
 
 from jaxctx import answers
 from jaxctx.caller import Caller as Caller
-from jaxctx.v1 import requests
 from jaxctx.v1.engine_calls import EngineCalls, ProgramCalls
 from jaxctx.v1.requests import *  # noqa: F403
 
@@ -34,9 +33,6 @@ class ProgramEngine(ProgramCalls, Protocol):
 
     async def stats(self) -> answers.EngineStats: ...
 
-    async def clear_cache(self) -> int:
-        """Drop every cached page that no context holds; returns how many."""
-
 
 class Engine(ProgramEngine, EngineCalls, Protocol):
     """One engine: all that clients can ask of it."""
@@ -45,14 +41,6 @@ class Engine(ProgramEngine, EngineCalls, Protocol):
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> answers.PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
-
-    # Snapshots. NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
-
-    async def open(self, caller: Caller, request: requests.OpenRequest, take: bool = False) -> answers.FillResult:
-        """See `OpenRequest`. Raises FailedPrecondition (MODEL_MISMATCH), DataLoss.
-
-        With `take` the name is deleted in the same moment; of two racing takes one wins, the other is NotFound.
-        """
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

@@ -11,14 +11,16 @@ import numpy as np
 
 from jaxctx import answers
 from jaxctx.cache import control
+from jaxctx.cache.contexts import Context
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Stream
+from jaxctx.engine.passes import Answer
 from jaxctx.engine.sequence import Sequence as Running
 from jaxctx.engine.snapshots import Snapshots, delivered
 from jaxctx.engine.watch import Watch
-from jaxctx.errors import InvalidArgument, NotFound, ResourceExhausted
+from jaxctx.errors import InvalidArgument, ResourceExhausted
 from jaxctx.store import SnapshotStore
 
 BUSY_S = 1.0
@@ -72,32 +74,26 @@ class LocalEngine(Snapshots, Engine):
     update_publication = command(lambda core: core.archive.update_publication)
     unpublish = command(lambda core: core.archive.unpublish)
     publications = command(lambda core: core.archive.publications)
-    clear_cache = command(lambda core: core.cache.clear_cached)
+    clear_cache = command(lambda core: lambda caller: core.cache.clear_cached())
 
     async def create(self, caller: Caller, request: CreateRequest) -> answers.ContextInfo:
-        return (await self._make(caller, lambda: [self.core.contexts.create(caller, request)]))[0]
+        return (await self._make(lambda: [self.core.contexts.create(caller, request)]))[0]
 
     async def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
     ) -> Sequence[answers.ContextInfo]:
-        return await self._make(caller, lambda: self.core.contexts.fork(caller, context_id, child_ids, n))
+        return await self._make(lambda: self.core.contexts.fork(caller, context_id, child_ids, n))
 
-    async def _make(
-        self, caller: Caller, make: Callable[[], Sequence[answers.ContextInfo]]
-    ) -> Sequence[answers.ContextInfo]:
+    async def _make(self, make: Callable[[], Sequence[Context]]) -> Sequence[answers.ContextInfo]:
         """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
+        made: list[Context] = []
 
         def run() -> Sequence[answers.ContextInfo]:
             self.core.raise_if_draining()
-            return make()
+            made.extend(make())
+            return [self.core.contexts.describe(context) for context in made]
 
-        close = partial(self._close_all, caller)
-        return await delivered(self.loop.call(run), lambda contexts: self.loop.tell(partial(close, contexts)))
-
-    def _close_all(self, caller: Caller, contexts: Sequence[answers.ContextInfo]) -> None:
-        for info in contexts:
-            with suppress(NotFound):  # closed by its client already
-                self.core.contexts.close(caller, info.context_id)
+        return await delivered(self.loop.call(run), lambda _: self.loop.tell(partial(self.core.archive.drop, made)))
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> answers.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
@@ -138,13 +134,12 @@ class LocalEngine(Snapshots, Engine):
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> answers.FillResult:
-        work = partial(self.core.fill, caller, context_id, self._ids(tokens), defer)
-        result: answers.FillResult = await self.loop.work(work)
-        return result
+        return await self.loop.work(partial(self.core.fill, caller, context_id, self._ids(tokens), defer))
 
     async def forward(self, caller: Caller, request: ForwardRequest) -> answers.ForwardResult:
         work = partial(self.core.forward, caller, request, self._ids(request.tokens))
-        rows, context = await self.loop.work(work)
+        told: tuple[Sequence[Answer], answers.ContextInfo] = await self.loop.work(work)
+        rows, context = told
         # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
         outputs = await asyncio.to_thread(lambda: [row() for row in rows])
         return answers.ForwardResult(outputs=outputs, context=context)
@@ -157,7 +152,7 @@ class LocalEngine(Snapshots, Engine):
         return ids.astype(np.int32)
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        forks: Sequence[answers.ContextInfo] = ()
+        forks: Sequence[Context] = ()
         running: list[Running] = []
         stream = Stream(
             asyncio.get_running_loop(),
@@ -174,14 +169,14 @@ class LocalEngine(Snapshots, Engine):
                 self.core.raise_if_draining()
             else:  # accepted when it was flushed
                 forks = self.core.contexts.fork(caller, request.context_id, n=request.n)
-                ids = [fork.context_id for fork in forks]
+                ids = [fork.id for fork in forks]
             for index, context_id in enumerate(ids):
                 running.append(self.core.generate(caller, request, context_id, index, stream))
 
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
             for sequence in running:
                 self.core.end(sequence)
-            self._close_all(caller, forks)
+            self.core.archive.drop(forks)
 
         try:
             if request.n > 1:
@@ -203,7 +198,7 @@ class LocalEngine(Snapshots, Engine):
         def begin() -> bool:
             self.core.draining = True
             self.core.lives.wake_watches()
-            return self.core.idle
+            return not self.core.scheduler.writers  # no request is under way
 
         while not await self.loop.call(begin) or self._saves:
             await asyncio.sleep(RETRY_S)

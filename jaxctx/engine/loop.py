@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -115,10 +115,9 @@ class StepLoop:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
-        result: T = await self.work(lambda promise: function(*args, **kwargs))
-        return result
+        return await self.work(lambda promise: function(*args, **kwargs))
 
-    async def work(self, submit: Callable[[Promise], object]) -> Any:
+    async def work(self, submit: Callable[[Promise], Sequence | T]) -> T:
         """Run `submit` on the step thread and wait for what it returns, or for what a sequence tells its promise.
 
         Cancelling ends the sequence.
@@ -145,7 +144,8 @@ class StepLoop:
 
         self.post(command)
         try:
-            return await promise.future
+            result: T = await promise.future
+            return result
         except asyncio.CancelledError:
             self.tell(end)
             raise

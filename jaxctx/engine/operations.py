@@ -37,10 +37,10 @@ class ContextOperations:
     model: Identity
     model_id: str
 
-    def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+    def create(self, caller: Caller, request: CreateRequest) -> Context:
         context = self.make(caller, request)
         self.lives.begin(context, request, Change.CREATED)
-        return self.describe(context)
+        return context
 
     def make(self, caller: Caller, request: CreateRequest) -> Context:
         """A new, empty context, whose settings are for `Lives.begin`. AlreadyExists if the chosen id is taken."""
@@ -61,14 +61,14 @@ class ContextOperations:
 
     def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
-    ) -> Sequence[ContextInfo]:
+    ) -> Sequence[Context]:
         """Works beside a writer: the children have what was settled."""
         parent = self.cache.get(caller.tenant, context_id)
         children = self.branch(parent, list(child_ids) or [None] * (n or 1))
         self.cache.touch(parent)
         for child in children:
             self.lives.changed(child, Change.FORKED)
-        return [self.describe(child) for child in children]
+        return children
 
     def branch(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> Sequence[Context]:
         """One child per id (None: a new id), all or none; filed under its parent's tenant or this one."""

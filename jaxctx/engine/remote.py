@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import answers
 from jaxctx.codec import decode, encode
-from jaxctx.engine.interface import Caller, GenerateRequest, ProgramEngine
+from jaxctx.engine.interface import Caller, ProgramEngine
 from jaxctx.errors import Unavailable
 from jaxctx.v1.engine_calls import RemoteCalls
 from jaxctx.v1.services import METHODS
@@ -50,11 +50,6 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         rpc, added = ("Fill", {"tokens": {"ids": tokens}, "defer": defer}) if tokens else ("Flush", {})
         return decode(await self.ask(rpc, caller, context_id=context_id, **added), answers.FillResult)
 
-    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[answers.GeneratePiece]:
-        async with self.begun("Generate", caller, request) as call:
-            async for piece in call:
-                yield decode(piece, answers.GeneratePiece)
-
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
@@ -65,9 +60,6 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
         engine = decode(told.engines[0], answers.Engine)
         self.info = engine.info
         return engine.stats
-
-    async def clear_cache(self) -> int:
-        return int((await self.ask("ClearCache", Caller())).pages_dropped)
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
@@ -90,7 +82,7 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
             return await call
 
     @asynccontextmanager
-    async def begun(self, rpc: str, caller: Caller, request: object = None, **fields: Any) -> AsyncIterator[Any]:
+    async def begun(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> AsyncIterator[Any]:
         """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
         (ENGINE_LOST) if the engine falls silent.
         """

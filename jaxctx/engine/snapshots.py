@@ -31,7 +31,10 @@ READ_AHEAD = 64  # pages that were read and are not on the device yet
 
 
 class Snapshots:
-    """The part of a local engine that keeps contexts; its methods are those of `Engine`."""
+    """The part of a local engine that keeps contexts; its methods are those of `Engine`.
+
+    NotFound (SNAPSHOT_NOT_FOUND) for a name or version that the tenant does not have.
+    """
 
     def __init__(self, loop: StepLoop, store: SnapshotStore) -> None:
         self.loop = loop
@@ -88,7 +91,11 @@ class Snapshots:
             await asyncio.shield(asyncio.to_thread(writer.abort))
             raise
 
-    async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
+    async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
+        return await self.open(caller, request, take=True)
+
+    async def open(self, caller: Caller, request: OpenRequest, *, take: bool = False) -> FillResult:
+        """Raises FailedPrecondition (MODEL_MISMATCH), DataLoss."""
         await self.loop.call(self.loop.core.raise_if_draining)
         version = self.store.get(caller.tenant, request.name, request.version)
         made: list[Context] = []
@@ -130,8 +137,7 @@ class Snapshots:
 
     async def _resume(self, caller: Caller, context: Context) -> FillResult:
         """Bring back, or compute, all tokens that had KV."""
-        result: FillResult = await self.loop.work(partial(self.loop.core.resume, caller, context))
-        return result
+        return await self.loop.work(partial(self.loop.core.resume, caller, context))
 
     async def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
         context = await self.loop.call(self.loop.core.cache.get, caller.tenant, context_id)

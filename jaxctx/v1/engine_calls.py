@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from jaxctx.caller import Caller
@@ -15,13 +16,22 @@ from jaxctx.v1.answers import (
     Comparison,
     ContextEvent,
     ContextInfo,
+    FillResult,
     ForwardResult,
     GeneratePiece,
     GetContextResult,
     Publication,
     Snapshot,
 )
-from jaxctx.v1.requests import Changes, CreateRequest, ForwardRequest, GenerateRequest, SaveRequest, UpdateRequest
+from jaxctx.v1.requests import (
+    Changes,
+    CreateRequest,
+    ForwardRequest,
+    GenerateRequest,
+    OpenRequest,
+    SaveRequest,
+    UpdateRequest,
+)
 
 __all__ = [
     "EngineCalls",
@@ -48,6 +58,9 @@ class ProgramCalls(Protocol):
     def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
         """Continue the context and stream what comes."""
 
+    async def clear_cache(self, caller: Caller) -> int:
+        """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
+
 
 class RemoteCalls(ProgramCalls, Protocol):
     """What programs have an engine do by one call of the contract, in another process."""
@@ -55,6 +68,12 @@ class RemoteCalls(ProgramCalls, Protocol):
     @abstractmethod
     async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
         """Call a method with these fields and those of `request`; its response."""
+
+    @abstractmethod
+    def begun(
+        self, rpc: str, caller: Caller, request: object = None, /, **fields: Any
+    ) -> AbstractAsyncContextManager[Any]:
+        """The same as a call under way, which ends with the block; one that is streamed is iterated over."""
 
     async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
         told = await self.ask("CreateContext", caller, request)
@@ -70,6 +89,15 @@ class RemoteCalls(ProgramCalls, Protocol):
 
     async def close(self, caller: Caller, context_id: str) -> None:
         await self.ask("CloseContext", caller, context_id=context_id)
+
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        async with self.begun("Generate", caller, request) as call:
+            async for each in call:
+                yield decode(each, GeneratePiece)
+
+    async def clear_cache(self, caller: Caller) -> int:
+        told = await self.ask("ClearCache", caller)
+        return told.pages_dropped
 
 
 class EngineCalls(Protocol):
@@ -126,6 +154,16 @@ class EngineCalls(Protocol):
 
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         """Keep a context's present state under a name. The context goes on as it is."""
+
+    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """A new context from a snapshot. Opening twice gives two that are independent."""
+
+    async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        """
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         """One version of a snapshot."""

@@ -414,12 +414,12 @@ async def test_caches_of_all_engines_are_cleared_while_one_leaves(
 ) -> None:
     first, second = company.engines
 
-    async def leaving() -> int:
+    async def leaving(_: Asker) -> int:
         company.leave(first)
         await until(lambda: first not in company.nodes)
         return 3
 
-    monkeypatch.setattr(company.nodes[first].engine, "clear_cache", lambda: asyncio.sleep(0, 0))
+    monkeypatch.setattr(company.nodes[first].engine, "clear_cache", lambda _: asyncio.sleep(0, 0))
     monkeypatch.setattr(company.nodes[second].engine, "clear_cache", leaving)
     assert await client.clear_cache() == 3
 

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -312,7 +313,7 @@ def made(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "ListStations": ("stations", ()),
         "Close": ("close", ("name",)),
     }
-    of_any = {rpc: of_engine[rpc] for rpc in ("Tune", "Tell", "Close")}
+    of_any = {rpc: of_engine[rpc] for rpc in ("Tune", "Tell", "Close")} | {"Hear": ("hear", ("name",))}
     engine = {"Played": ("What is played.", of_engine), "Asked": ("What is asked.", of_any)}
     monkeypatch.setattr(generator, "ENGINE_CALLS", engine)
     monkeypatch.setattr(generator, "REMOTE_CALLS", {"Asked": ("Remote", generator.REMOTE_CALLS["ProgramCalls"][1])})
@@ -569,15 +570,31 @@ def test_calls_of_an_engine_elsewhere(made: Path, monkeypatch: pytest.MonkeyPatc
             asked.append((rpc, caller, request, fields))
             return SimpleNamespace(heard=("good", "evening"))
 
+        @asynccontextmanager
+        async def begun(self, *args: object, **fields: object) -> AsyncIterator[object]:
+            await self.ask(*args, **fields)
+
+            async def responses() -> AsyncIterator[str]:
+                yield "good"
+                yield "night"
+
+            yield responses()
+
     radio = Radio()
     assert inspect.getdoc(calls.Remote) == "What is asked, in another process."
     assert asyncio.run(radio.tune("me", "news", None))[0] == "TuneResult"
     assert asyncio.run(radio.tell("me", True, "evening")) == ["good", "evening"]
     assert asyncio.run(radio.close("me", "news")) is None
+
+    async def hear() -> list[object]:
+        return [each async for each in radio.hear("me", "news")]
+
+    assert asyncio.run(hear()) == [("HearResult", "good"), ("HearResult", "night")]
     assert asked == [
         ("Tune", "me", None, {"name": "news", "band": None}),
         ("Tell", "me", "evening", {"loud": True}),
         ("Close", "me", None, {"name": "news"}),
+        ("Hear", "me", None, {"name": "news"}),
     ]
 
 

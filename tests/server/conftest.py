@@ -382,6 +382,9 @@ class FakeEngine:
         self._enter("save", caller, request)
         return SNAPSHOT
 
+    async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
+        return await self.open(caller, request, take=True)
+
     async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
         self._enter("open", caller, (request, take))
         info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
@@ -433,8 +436,8 @@ class FakeEngine:
         await self.fails.wait()
         return "a step failed"
 
-    async def clear_cache(self) -> int:
-        self._enter("clear_cache", Caller())
+    async def clear_cache(self, caller: Caller) -> int:
+        self._enter("clear_cache", caller)
         return 9
 
 

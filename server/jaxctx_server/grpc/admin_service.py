@@ -14,6 +14,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxctx.answers import Engine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx_server.grpc.pipeline import Context
@@ -45,7 +46,7 @@ class AdminService(Service):
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
         nodes = self._serving.served().programs.dispatcher.engines.nodes.values()
-        dropped = await asyncio.gather(*(node.engine.clear_cache() for node in nodes))
+        dropped = await asyncio.gather(*(node.engine.clear_cache(Caller()) for node in nodes))
         return pb.ClearCacheResponse(pages_dropped=sum(dropped))
 
 

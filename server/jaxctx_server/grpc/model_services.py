@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxctx.answers import FillResult, PlanResult
-from jaxctx.engine.interface import Caller, OpenRequest
+from jaxctx.engine.interface import Caller
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.services import ENGINE_CALLS, SERVICES
 from jaxctx_server.grpc.service import Service, answered, handed
@@ -43,9 +43,6 @@ class ContextService(Service):
 
 class SnapshotService(Service):
     """See the service in protos/jaxctx/v1/snapshot_service.proto."""
-
-    Open = handed("Open", "open", [OpenRequest])
-    Take = handed("Take", "open", [OpenRequest, lambda _: True])
 
 
 class ModelService(Service):

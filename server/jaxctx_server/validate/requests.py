@@ -26,7 +26,7 @@ LOGIT_BYTES = 4
 MAX_RANGES = 1 << 16  # of all masks of a pass
 MAX_LOGITS_BYTES = 48 << 20  # of a pass; a message holds 64 MiB
 Violations = Iterator[tuple[str, str]]
-Part = str | type[Any] | Callable[[Any], Any]
+Part = str | type[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,12 @@ class Limits:
 
 def made(request: Message, part: Part) -> Any:
     """Of a request: for a field's name its value, None where that was not sent and this can be told; for a class of the
-    Engine interface one of these, by field names; for a function what that makes.
+    Engine interface one of these, by field names.
     """
     if isinstance(part, str):
         has_presence = request.DESCRIPTOR.fields_by_name[part].has_presence
         return None if has_presence and not request.HasField(part) else getattr(request, part)
-    return decode(request, part) if isinstance(part, type) else part(request)
+    return decode(request, part)
 
 
 def _generate(request: GenerateRequest | CallOutput, limits: Limits) -> Violations:

@@ -367,7 +367,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
         return told
 
     def filled(tokens: list[int], **options: bool) -> str:
-        context_id = core.contexts.create(ME, CreateRequest(**options)).context_id
+        context_id = core.contexts.create(ME, CreateRequest(**options)).id
         told = fill(context_id, tokens)
         while told.result is None:
             turn()
@@ -381,7 +381,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
     request = GenerateRequest(context_id=busy, max_tokens=60, sampling=GREEDY, ignore_eos=True)
     core.generate(ME, request, busy, 0, Told())
     turn()
-    late = core.contexts.create(ME, CreateRequest()).context_id
+    late = core.contexts.create(ME, CreateRequest()).id
     fill(late, tokens, defer=True)
     core.contexts.reserve_pages(ME, late, 6)
     told, context = fill(late, []), core.cache.get(ME.tenant, late)

@@ -60,7 +60,7 @@ class Reply:
 
 
 def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
-    context_id = core.contexts.create(ME, CreateRequest()).context_id
+    context_id = core.contexts.create(ME, CreateRequest()).id
     core.fill(ME, context_id, np.array(prompt, np.int32), True, Reply())
     reply = Reply()
     request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=Sampling(temperature=0.0))
