@@ -76,35 +76,27 @@ class Objects:
         span = ts.KvStore.KeyRange(prefix, prefix[:-1] + "0")  # "0" follows "/"
         return [key.decode(errors="replace") for key in self._kv.list(span, len(prefix)).result()]
 
-    @typed_errors()
-    def read(self, key: str) -> Pending[tuple[bytes | None, bytes]]:
-        """The whole value (None: not there) and its generation."""
-        future = self._kv.read(key)
+    def read(self, key: str, part: slice = slice(None)) -> Pending[tuple[bytes | None, bytes]]:
+        """The whole value, or these bytes of it (None: not there), and its generation."""
+        future = self._kv.read(key, byte_range=part)
 
         @typed_errors()
         def wait() -> tuple[bytes | None, bytes]:
-            found = future.result()
+            try:
+                found = future.result()
+            except ValueError as error:
+                if str(error).startswith("OUT_OF_RANGE"):
+                    return None, b""
+                raise
             there = found.state == "value" and (found.value or self._deletes_on_condition)
             return found.value if there else None, found.stamp.generation
 
         return wait
 
-    @typed_errors()
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
         """Bytes `[start, stop)` of an immutable object; None, or less than was asked, for what is not there."""
-        future = self._kv.read(key, byte_range=slice(start, stop))
-
-        @typed_errors()
-        def wait() -> bytes | None:
-            try:
-                found = future.result()
-            except ValueError as error:
-                if str(error).startswith("OUT_OF_RANGE"):
-                    return None
-                raise
-            return found.value if found.state == "value" else None
-
-        return wait
+        wait = self.read(key, slice(start, stop))
+        return lambda: wait()[0]
 
     @typed_errors()
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
@@ -116,7 +108,6 @@ class Objects:
             value = b""
         return self._kv.write(key, value, if_equal=expected).result().generation or None
 
-    @typed_errors()
     def write(self, key: str, parts: Sequence[Buffer]) -> Pending[object]:
         """Make an object of these parts, under a key that was never used; they must not change until it was waited for.
 
