@@ -144,9 +144,8 @@ class Device:
         self._warm_up()
 
     def _compile(self, what: Function) -> None:
-        self._compiled[what] = self._program.lower(what).compile(
-            CPU_OPTIONS if self._program.platform == "cpu" else None
-        )
+        options = CPU_OPTIONS if self._program.platform == "cpu" else None
+        self._compiled[what] = self._program.lower(what).compile(options)
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""

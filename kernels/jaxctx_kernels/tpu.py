@@ -93,11 +93,7 @@ def attend(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(stored // together,),
-            in_specs=[
-                of_heads,
-                pl.BlockSpec((height, 1), lambda *_: (0, 0)),
-                anywhere,
-            ],
+            in_specs=[of_heads, pl.BlockSpec((height, 1), lambda *_: (0, 0)), anywhere],
             out_specs=of_heads,
             scratch_shapes=[
                 pltpu.VMEM((together, height, LANES), jnp.float32),
