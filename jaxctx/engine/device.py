@@ -121,7 +121,7 @@ class Device:
         )
         self._neutral = row_words()
         self._compiled: dict[Function, Executable] = {}
-        self.compilations = 0  # on threads that count them
+        self.compilations_after_ready = 0  # on threads that count them
         self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
         self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
         self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -182,10 +182,9 @@ class Device:
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        if not logits:
-            return None, output
-        told.copy_to_host_async()
-        return told, output
+        if logits:
+            told.copy_to_host_async()
+        return told if logits else None, output
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
@@ -253,7 +252,7 @@ class Device:
 
         def count(event: str, duration_secs: float, **_: object) -> None:
             if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
-                self.compilations += 1
+                self.compilations_after_ready += 1
 
         jax.monitoring.register_event_duration_secs_listener(count)
         try:

@@ -258,11 +258,6 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def width_for(rows: int, widths: Sequence[int]) -> int:
-    """Of the widths of item classes, ascending, the one whose rounds over `rows` rows cost least."""
-    return 1 if rows == 1 else min(widths[1:], key=lambda w: -(-rows // w) * (w + ROUND_COST))
-
-
 def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     """Cut runs into items that fit their class. Returns the items `[5, items]` and their classes.
 
@@ -279,7 +274,9 @@ def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     listed = items = 0
     for run in runs:
         at, left = run.start, len(run.path)
-        lengths = by_width[width_for(run.rows, widths)]
+        # Of the widths, ascending, that whose rounds over so many rows cost least.
+        width = 1 if run.rows == 1 else min(widths[1:], key=lambda w: -(-run.rows // w) * (w + ROUND_COST))
+        lengths = by_width[width]
         for c, most in lengths:
             into = -(-left // most) if c == lengths[-1][0] else (left + most // 2) // most
             if into:
