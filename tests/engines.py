@@ -167,7 +167,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
             assert expected_failures, engine.loop.failure.result()
             continue
         check(core.cache)
-        assert core.scheduler.budget.reserved == 0
+        assert core.scheduler.budget.pages_reserved == 0
         assert not core.scheduler.writers
         for context in list(core.cache.registry):
             core.cache.close(context)

@@ -29,13 +29,13 @@ class PageBudget:
         self.on_suspend: Callable[[Context], None] = lambda context: None
 
     @property
-    def reserved(self) -> int:
+    def pages_reserved(self) -> int:
         """Pages that running sequences were promised and have not taken yet."""
         return sum(sequence.reserved for sequence in self._running)
 
     def claimable(self) -> int:
         """Pages that nobody holds and nobody was promised."""
-        return self._cache.memory.available - self.reserved
+        return self._cache.memory.available - self.pages_reserved
 
     def claim(self, pages: int) -> bool:
         """Make `pages` claimable; False, with nothing changed, if suspending everybody would not do it."""

@@ -193,8 +193,7 @@ class EngineCore:
         output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        bias = output.request.sampling.logit_bias
-        self.device.load_slot(sequence.slot, prompt, sampled, bias, output.stop_ids)
+        self.device.load_slot(sequence.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
 
     def settle(self, batch: Batch, landed: StepArrays) -> None:
         """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""
@@ -249,16 +248,14 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Load and memory now."""
         memory, tiers, scheduler = self.cache.memory, self.cache.memory.tiers, self.scheduler
-        counters = named(EngineStats, scheduler, scheduler.budget, self.lives, self)
+        counters = named(EngineStats, scheduler, scheduler.budget, self.lives, self.device, self)
         others = {
             "pages_total": memory.pool.total,
             "pages_free": memory.pool.free,
             "pages_cached": memory.index.cached,
             "pages_held": memory.pool.total - memory.available,
-            "pages_reserved": scheduler.budget.reserved,
             "contexts": len(self.cache.registry),
             "running": len(scheduler.running),
-            "compilations_after_ready": self.device.compilations,
             "host_pages_total": tiers.host.total,
             "host_pages_used": tiers.host.used,
             "disk_pages_total": tiers.disk.total,

@@ -121,7 +121,7 @@ class Device:
         )
         self._neutral = row_words()
         self._compiled: dict[Function, Executable] = {}
-        self.compilations = 0  # on threads that count them
+        self.compilations_after_ready = 0  # on threads that count them
         self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
         self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
         self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -144,9 +144,8 @@ class Device:
         self._warm_up()
 
     def _compile(self, what: Function) -> None:
-        self._compiled[what] = self._program.lower(what).compile(
-            CPU_OPTIONS if self._program.platform == "cpu" else None
-        )
+        options = CPU_OPTIONS if self._program.platform == "cpu" else None
+        self._compiled[what] = self._program.lower(what).compile(options)
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
@@ -183,10 +182,9 @@ class Device:
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        if not logits:
-            return None, output
-        told.copy_to_host_async()
-        return told, output
+        if logits:
+            told.copy_to_host_async()
+        return told if logits else None, output
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
@@ -254,7 +252,7 @@ class Device:
 
         def count(event: str, duration_secs: float, **_: object) -> None:
             if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
-                self.compilations += 1
+                self.compilations_after_ready += 1
 
         jax.monitoring.register_event_duration_secs_listener(count)
         try:

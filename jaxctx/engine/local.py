@@ -164,13 +164,11 @@ class LocalEngine(Snapshots, Engine):
 
         def start() -> None:  # one command: nothing can come between the forks and their registration
             nonlocal forks
-            ids = [request.context_id]
             if request.n == 1:
                 self.core.raise_if_draining()
             else:  # accepted when it was flushed
                 forks = self.core.contexts.fork(caller, request.context_id, n=request.n)
-                ids = [fork.id for fork in forks]
-            for index, context_id in enumerate(ids):
+            for index, context_id in enumerate([fork.id for fork in forks] or [request.context_id]):
                 running.append(self.core.generate(caller, request, context_id, index, stream))
 
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks

@@ -138,16 +138,12 @@ class StepLoop:
             except Exception as error:
                 promise.failed(error)
 
-        def end() -> None:
-            if isinstance(made, Sequence):
-                self.core.end(made)
-
         self.post(command)
         try:
             result: T = await promise.future
             return result
         except asyncio.CancelledError:
-            self.tell(end)
+            self.tell(lambda: self.core.end(made) if isinstance(made, Sequence) else None)
             raise
 
     def post(self, command: Callable[[], object]) -> None:

@@ -184,9 +184,8 @@ class Scheduler:
         for leader in leaders:
             other = leader.context
             computing = leader.prompt_end >= end > other.seq_len and not other.manual_commit
-            if computing and context.length >= end:
-                if np.array_equal(other.tokens(0, end), context.tokens(0, end)):
-                    return leader
+            if computing and np.array_equal(other.tokens(0, end), context.tokens(0, end)):
+                return leader
         return None
 
     def _restore(self) -> None:

@@ -35,6 +35,7 @@ from jaxctx.errors import DataLoss
 
 log = logging.getLogger("jaxctx.engine")
 PageData: TypeAlias = jax.Array | np.ndarray
+THREADS = 2  # of a disk
 
 
 class HostTier(dict[int, PageData | Future[PageData]]):
@@ -67,14 +68,7 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        path: Path,
-        slots: int,
-        page_shape: tuple[int, ...],
-        page_dtype: np.dtype[Any],
-        *,
-        pending: int = 1024,
-        threads: int = 2,
+        self, path: Path, slots: int, page_shape: tuple[int, ...], page_dtype: np.dtype[Any], *, pending: int = 1024
     ) -> None:
         """Raises OSError if there can be no file at `path`; one that is there already is replaced."""
         self._path = path
@@ -86,7 +80,7 @@ class DiskTier:
         path.unlink(missing_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self._file, slots * self._page_bytes)
-        self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(threads)]
+        self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(THREADS)]
 
     def spill(self, data: PageData | Future[PageData], slot: int) -> None:
         """Write what a host slot holds to the slot. The host slot may be used again at once."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from jaxctx.answers import Change, ContextEvent, ContextInfo, moment
 from jaxctx.cache.contexts import Context, ContextCache
 
-PENDING = 1024  # contexts that a reader may lag behind
 EVENTS = 128  # at most, of one read
 
 _BIRTHS = (Change.CREATED, Change.FORKED, Change.OPENED)
@@ -29,7 +28,7 @@ class Watch:
     cache: ContextCache
     clock: Callable[[], float]  # unix seconds
     wake: Callable[[], None]
-    limit: int = PENDING
+    limit: int = 1024  # contexts that the reader may lag behind
     pending: dict[Context, tuple[Change, float]] = field(default_factory=dict)
     listed: str | None = ""  # the last id that the listing told; None: it is at its end
     reset: bool = False

@@ -24,7 +24,7 @@ cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -216,16 +216,10 @@ def unpack(shape: PlanShape, packed: Any) -> AttentionPlan:
 
 def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:
     """Fill `order` (batch row of each sorted row; rows of no segment last), its inverse, and what sorted rows see."""
-    rows: list[int] = []
-    lengths: list[int] = []
-    for s in segments:
-        rows.extend(range(s.first_row, s.first_row + s.rows))
-        lengths.extend(range(s.position + 1, s.position + s.rows + 1))
-    length[: len(rows)] = lengths
-    length[len(rows) :] = 0
-    taken = set(rows)
-    rows.extend(row for row in range(len(order)) if row not in taken)
-    order[:] = rows
+    rows = [*chain.from_iterable(range(s.first_row, s.first_row + s.rows) for s in segments)]
+    seen = [*chain.from_iterable(range(s.position + 1, s.position + s.rows + 1) for s in segments)]
+    length[:] = seen + [0] * (len(length) - len(seen))
+    order[:] = rows + sorted({*range(len(order))}.difference(rows))
     inverse[order] = np.arange(len(order), dtype=np.int32)
 
 
@@ -234,9 +228,8 @@ def share(segments: Sequence[Segment], used: Sequence[int], shape: PlanShape) ->
 
     A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages go to its children.
     """
-    common = [0] * len(segments)  # leading pages that segments i - 1 and i share
-    for i in range(1, len(segments)):
-        common[i] = leading(segments[i - 1].pages, segments[i].pages, min(used[i - 1], used[i]))
+    neighbours = pairwise(zip(segments, used, strict=True))
+    common = [0, *(leading(a.pages, b.pages, min(m, n)) for (a, m), (b, n) in neighbours)]  # with the one before
     row = list(accumulate((s.rows for s in segments), initial=0))
     end = [s.position + s.rows for s in segments]
     runs = []
@@ -265,11 +258,6 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def width_for(rows: int, widths: Sequence[int]) -> int:
-    """Of the widths of item classes, ascending, the one whose rounds over `rows` rows cost least."""
-    return 1 if rows == 1 else min(widths[1:], key=lambda w: -(-rows // w) * (w + ROUND_COST))
-
-
 def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     """Cut runs into items that fit their class. Returns the items `[5, items]` and their classes.
 
@@ -286,7 +274,9 @@ def cut(runs: Sequence[Run], shape: PlanShape) -> tuple[Int64s, Int64s]:
     listed = items = 0
     for run in runs:
         at, left = run.start, len(run.path)
-        lengths = by_width[width_for(run.rows, widths)]
+        # Of the widths, ascending, that whose rounds over so many rows cost least.
+        width = 1 if run.rows == 1 else min(widths[1:], key=lambda w: -(-run.rows // w) * (w + ROUND_COST))
+        lengths = by_width[width]
         for c, most in lengths:
             into = -(-left // most) if c == lengths[-1][0] else (left + most // 2) // most
             if into:

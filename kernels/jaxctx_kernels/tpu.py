@@ -93,11 +93,7 @@ def attend(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(stored // together,),
-            in_specs=[
-                of_heads,
-                pl.BlockSpec((height, 1), lambda *_: (0, 0)),
-                anywhere,
-            ],
+            in_specs=[of_heads, pl.BlockSpec((height, 1), lambda *_: (0, 0)), anywhere],
             out_specs=of_heads,
             scratch_shapes=[
                 pltpu.VMEM((together, height, LANES), jnp.float32),
@@ -177,11 +173,6 @@ def kernel(
 
         pl.loop(count // ORDERS * ORDERS, count)(order)
 
-    def receive(tokens: jax.Array, slot: jax.Array) -> None:
-        for _, ring in copied:
-            here = ring.at[slot, :, pl.ds(0, pl.cdiv(tokens, page_size))]
-            pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
-
     def clear(tokens: jax.Array, slot: jax.Array, most: int) -> None:
         """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
         if v_ring.dtype == jnp.int8:
@@ -204,7 +195,9 @@ def kernel(
 
     def visit(kind: ItemClass, index: jax.Array) -> None:
         at, slot = item(index), jax.lax.rem(index, RING)
-        receive(at.tokens, slot)
+        for ring in jax.tree.leaves(rings):
+            here = ring.at[slot, :, pl.ds(0, pl.cdiv(at.tokens, page_size))]
+            pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
         clear(at.tokens, slot, kind.pages)
         if scales is not None:
             lay_out(slot, kind.pages)

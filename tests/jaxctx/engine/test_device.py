@@ -267,7 +267,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
         data = [np.asarray(page) for page in saved] if from_numpy else saved
         device.load_pages(range(20, 39), data)
         jax.block_until_ready(device._pools)
-    assert device.compilations == 0
+    assert device.compilations_after_ready == 0
     assert len(saved) == 19
     want = values.copy()
     want[..., 1:20, :, :] = values[..., 40:41, :, :]

@@ -107,7 +107,7 @@ class Subject:
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
                 first += rows
-        assert self.device.compilations == 0
+        assert self.device.compilations_after_ready == 0
         return np.concatenate(logits), np.concatenate(samples)
 
     def step(self, sampler: Sampler) -> int:
