@@ -3,7 +3,9 @@
 Called by `contexts` and the engine's operations.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 
@@ -13,19 +15,11 @@ from jaxctx.cache.prefix import PageNode
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     """How many of `contexts` that are of its namespace hold each page of the context's page table."""
-    if context.suspended:
-        return []
     chain, namespace = set(context.chain()), context.identity.namespace
-    counts = [0] * (context.committed_pages + 1)
-    for other in contexts:
-        if other.suspended or other.identity.namespace != namespace:
-            continue
-        shared = next((node for node in other.tail.lineage() if node in chain), None)
-        if shared is not None:
-            counts[shared.depth] += 1
-    for depth in reversed(range(context.committed_pages)):
-        counts[depth] += counts[depth + 1]
-    return counts[1:] + [1] * context.working_pages
+    others = (other for other in contexts if not other.suspended and other.identity.namespace == namespace)
+    shared = Counter(next((node.depth for node in other.tail.lineage() if node in chain), 0) for other in others)
+    holders = [*accumulate(shared[depth] for depth in range(context.committed_pages, 0, -1))]  # of the last page first
+    return holders[::-1] + [1] * context.working_pages
 
 
 def held(contexts: Iterable[Context]) -> int:

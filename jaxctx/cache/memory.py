@@ -205,7 +205,11 @@ class Memory:
         """Continue a context with the next item `ahead`, loaded if it is not on the device; was that possible?"""
         number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
         has_page = item.page != NOWHERE or (isinstance(item, Parked) and used < len(context.working))
-        if (item.page == NOWHERE and not self._arrived(item, ready)) or not (has_page or self._room(gained)):
+        if item.page == NOWHERE and not self._arrived(item, ready):
+            return False
+        if not (has_page or gained):
+            self.must_have(1)  # nothing was gained before: an error changes nothing
+        if not (has_page or self.available):
             return False
         if item.page == NOWHERE:
             self.tiers.hold(item)
@@ -247,12 +251,6 @@ class Memory:
         """Forget parked data; with `before` only of pages before this one, whose tokens have KV again."""
         for number in [number for number in context.stash if before is None or number < before]:
             self.tiers.drop(context.stash.pop(number))
-
-    def _room(self, gained: int) -> bool:
-        """Whether a page can be had. Raises OutOfPages if nothing was gained before: an error changes nothing."""
-        if not gained:
-            self.must_have(1)
-        return self.available > 0
 
     def _arrived(self, item: Item, ready: Ready) -> bool:
         """Whether its data is in a host slot. Lost data is forgotten."""

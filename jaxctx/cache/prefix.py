@@ -161,9 +161,7 @@ class PrefixIndex:
 
     def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
         """The indexed node of these tokens and marks behind `parent`, of this owner or a published parent's."""
-        for whose in (
-            (parent.owner, owner) if parent.owner is not owner and parent.owner in self._published else (owner,)
-        ):
+        for whose in (parent.owner, owner) if parent.owner in self._published else (owner,):
             if (node := parent.children.get((whose, tokens, marks))) is not None:
                 return node
         return None

@@ -48,24 +48,20 @@ class Detokenizer:
         if not text.endswith(BROKEN):
             self._settle(self._pending)
             return text
-        return self._push_broken(text) if len(self._pending) > MOST_PENDING else ""
+        # Let go of all but the last few, cut where what follows does not change what went before.
+        for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MOST_PENDING else ():
+            certain, rest = self._text(self._pending[:-keep]), self._pending[-keep:]
+            if text.startswith(certain):
+                self._settle(self._pending[:-keep])
+                self._pending = rest
+                return certain
+        return ""
 
     def finish(self) -> str:
         """The rest; an unfinished character is U+FFFD."""
         text = self._text(self._pending)
         self._settle(self._pending)
         return text
-
-    def _push_broken(self, text: str) -> str:
-        """Let go of all but the last few pending tokens, cut where what follows does not change what went before."""
-        for keep in range(CHARACTER, 2 * CHARACTER):
-            certain = self._text(self._pending[:-keep])
-            if text.startswith(certain):
-                rest = self._pending[-keep:]
-                self._settle(self._pending[:-keep])
-                self._pending = rest
-                return certain
-        return ""
 
     def _visible(self, ids: Iterable[int]) -> list[int]:
         return [token for token in ids if token not in self._tokenizer.special_ids]
@@ -110,7 +106,9 @@ class StopMatcher:
             end = min(ends)
             self.match, self._held = ends[end], ""
             return text[: end if self._include_stop else end - len(self.match)], self.match
-        certain = len(text) - max((_begun(text, stop) for stop in self._stops), default=0)
+        # How many characters at the end may begin a stop string; none is in the text.
+        begun = (n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n]))
+        certain = len(text) - max(begun, default=0)
         self._held = text[certain:]
         return text[:certain], None
 
@@ -118,8 +116,3 @@ class StopMatcher:
         """What was held back, once no more text comes."""
         held, self._held = self._held, ""
         return held
-
-
-def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may begin `stop`, which is not in it."""
-    return next(count for count in range(min(len(stop) - 1, len(text)), -1, -1) if text.endswith(stop[:count]))

@@ -83,7 +83,7 @@ BUGS = [
         "self.index.place(item, item.host)",
     ),
     Bug("a restore goes too far", Memory, "restore", "[: limit - gained]", "[: limit + 1]"),
-    Bug("a restore refuses after it changed", Memory, "_room", "if not gained:", "if True:"),
+    Bug("a restore refuses after it changed", Memory, "_bring", "if not (has_page or gained):", "if not has_page:"),
     Bug("a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"),
     # parked pages
     Bug(
