@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxctx.model.draw import SamplingBatch, draw
 
@@ -37,8 +37,10 @@ class SlotState(NamedTuple):
     """What sampling remembers of each running sequence. The last slot is scratch, for padding rows. Donate it."""
 
     last_token: Int32[Array, " slots"]  # that was sampled
-    known: Int32[Array, "slots vocab"]  # how often it was sampled << 2 | in the prompt << 1 | `suppress` forbids it
+    counts: Int32[Array, "slots vocab"]  # how often each token was sampled
+    seen: Bool[Array, "slots vocab"]  # tokens of the prompt
     bias: Float32[Array, "slots vocab"]
+    stop_mask: Bool[Array, "slots vocab"]  # what `suppress` forbids
 
 
 class Sampled(NamedTuple):
@@ -49,12 +51,14 @@ class Sampled(NamedTuple):
 
 
 def slot_state(slots: int, vocab_size: int) -> SlotState:
-    """State of `slots` sequences and the scratch slot: 8 bytes per slot and vocabulary entry."""
+    """State of `slots` sequences and the scratch slot: 10 bytes per slot and vocabulary entry."""
     shape = (slots + 1, vocab_size)
     return SlotState(
         last_token=jnp.zeros(slots + 1, jnp.int32),
-        known=jnp.zeros(shape, jnp.int32),
+        counts=jnp.zeros(shape, jnp.int32),
+        seen=jnp.zeros(shape, jnp.bool_),
         bias=jnp.zeros(shape, jnp.float32),
+        stop_mask=jnp.zeros(shape, jnp.bool_),
     )
 
 
@@ -64,7 +68,7 @@ def slot_words(
     """What penalties, bias and min_tokens of the sequence that takes a slot depend on, for `load_slot`.
 
     `prompt` and `output` are ids `[tokens]`, the latter sampled before it was preempted. Returns int32
-    `[1 + 2 * vocab_size]`: slot | `known` | bits of `bias`.
+    `[1 + 2 * vocab_size]`: slot | by token how often it was sampled << 2, in the prompt << 1, a stop id | bias bits.
     Of stop ids and biases those that are no tokens are left out.
     """
     known, biases = np.bincount(output, minlength=vocab_size) << 2, np.zeros(vocab_size, np.float32)
@@ -81,8 +85,12 @@ def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
     Only sequences with penalties, a bias or min_tokens need this: others never read those parts of their slot.
     """
     slot, (known, bias) = words[0], jnp.split(words[1:], 2)
-    bias = lax.bitcast_convert_type(bias, jnp.float32)
-    return state._replace(known=state.known.at[slot].set(known), bias=state.bias.at[slot].set(bias))
+    return state._replace(
+        counts=state.counts.at[slot].set(known >> 2),
+        seen=state.seen.at[slot].set(known & 2 != 0),
+        bias=state.bias.at[slot].set(lax.bitcast_convert_type(bias, jnp.float32)),
+        stop_mask=state.stop_mask.at[slot].set(known & 1 != 0),
+    )
 
 
 def row_words(**options: float) -> np.ndarray:
@@ -119,11 +127,11 @@ def sample(
     shapes = jax.eval_shape(_logprobs, logits, tokens)
     nothing = partial(jax.tree.map, jnp.zeros_like, shapes)
     told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
-    rows = state.known.shape[0]
+    rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
     last_token = state.last_token.at[counted].set(tokens, mode="drop")
-    known = state.known.at[counted, tokens].add(1 << 2, mode="drop")
-    return Sampled(tokens, *told), state._replace(last_token=last_token, known=known)
+    counts = state.counts.at[counted, tokens].add(1, mode="drop")
+    return Sampled(tokens, *told), state._replace(last_token=last_token, counts=counts)
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:
@@ -134,12 +142,11 @@ def _adjusted(batch: SamplingBatch) -> jax.Array:
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """Bias, min_tokens and penalties. Neutral rows come out as they went in, whatever their slot holds."""
     x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
-    known = state.known[slots]
-    counts = known >> 2
-    x = jnp.where(batch.suppress[:, None] & (known & 1 != 0), -jnp.inf, x)
+    x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
+    counts = state.counts[slots]
     repetition = batch.repetition_penalty[:, None]
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
-    x = jnp.where((known & 2 != 0) | (counts > 0), scaled, x)
+    x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
     return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
 
 

@@ -279,7 +279,7 @@ def test_sampled_tokens_are_counted_in_their_slot() -> None:
     sampled, state = run([Row(logits[i]) for i in range(ROWS)], list(reversed(range(SLOTS))))
     assert sampled.tokens.tolist() == list(range(ROWS))
     for slot in range(SLOTS):
-        assert np.flatnonzero(state.known[slot] >> 2).tolist() == [SLOTS - 1 - slot]
+        assert np.flatnonzero(state.counts[slot]).tolist() == [SLOTS - 1 - slot]
 
 
 def test_greedy_penalties_use_what_was_just_sampled() -> None:
@@ -299,14 +299,14 @@ def test_load_slot_fills_and_resets_only_its_slot() -> None:
     row = Row(np.zeros(VOCAB), {}, [1, 2, 2], [7, 7, 9], {4: 1.5, 0: -2.0}, [5, 299, VOCAB])
     state = load_row(load_row(slot_state(SLOTS, VOCAB), 1, row), 2, row)
     fresh = load_row(state, 1, Row(np.zeros(VOCAB), {}, [8]))
-    assert np.flatnonzero(fresh.known[1] & 2).tolist() == [8]
-    assert not np.any(fresh.known[1] >> 2)
+    assert np.flatnonzero(fresh.seen[1]).tolist() == [8]
+    assert not np.any(fresh.counts[1])
     assert not np.any(fresh.bias[1])
-    assert not np.any(fresh.known[1] & 1)
-    assert np.flatnonzero(fresh.known[2] & 2).tolist() == [1, 2]
-    assert {t: int(count) for t, count in enumerate(fresh.known[2] >> 2) if count} == {7: 2, 9: 1}
+    assert not np.any(fresh.stop_mask[1])
+    assert np.flatnonzero(fresh.seen[2]).tolist() == [1, 2]
+    assert {int(t): int(fresh.counts[2, t]) for t in np.flatnonzero(fresh.counts[2])} == {7: 2, 9: 1}
     assert {int(t): float(fresh.bias[2, t]) for t in np.flatnonzero(fresh.bias[2])} == {0: -2.0, 4: 1.5}
-    assert np.flatnonzero(fresh.known[2] & 1).tolist() == [5, 299]
+    assert np.flatnonzero(fresh.stop_mask[2]).tolist() == [5, 299]
 
 
 def test_stale_slots_do_not_reach_rows_without_options() -> None:
