@@ -7,11 +7,12 @@ for a while of their own.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 from jaxctx.answers import Criterion, Phase, SessionInfo
+from jaxctx.apps import native
 from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.dispatcher import Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
@@ -108,16 +109,19 @@ class Session:
         return variable
 
     def submit(self, request: SubmitCallRequest) -> Call:
-        """Add a call, and run nothing of it but what a criterion asks for.
+        """Add a call or a native step, and run nothing of it but what a criterion asks for.
 
-        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable.
+        Raises InvalidArgument naming what is wrong with what was asked, NotFound for a model or a variable.
         """
         if self._programs.draining:
             raise Unavailable("the server takes no more calls", reason="DRAINING", retry_after_s=5.0)
-        model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
+        function, template = request.function or "", request.template or ""
+        model_id, longest = (
+            ("", float("inf")) if function else self._programs.dispatcher.engines.model(request.model_id)
+        )
         stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
         texts = [each.text or "" for each in request.parameters]
-        size = self._room(len(request.parameters), request.template, *texts, *stops)
+        size = self._room(len(request.parameters), template, *texts, *stops)
         segments: dict[str, Segment] = {}
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
@@ -125,12 +129,12 @@ class Session:
             if parameter.output is not None and (parameter.output.max_tokens or 1) >= longest:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
             segments[parameter.name] = self._segment(parameter)
-        made, prefix = chains(request.template, segments), constant_prefix(request.template)
+        made = [self._programs.steps.chain(function, segments)] if function else chains(template, segments)
         call = Call(
             graph=self.graph,
             tenant=self.tenant,
             model_id=model_id,
-            prefix=prefix,
+            prefix=constant_prefix(template),
             timeout_s=request.timeout_s,
             chains=made,
         )
@@ -177,11 +181,16 @@ class Session:
     def _start(self, task: Task) -> None:
         try:
             task.prepare()
-            self._programs.dispatcher.submit(task)
+            if task.chain.function:
+                task.running = asyncio.create_task(self._programs.steps.run(task))
+            else:
+                self._programs.dispatcher.submit(task)
         except JaxctxError as error:
             self.graph.fail(task, error)
 
     def _stop(self, task: Task) -> None:
+        if task.running is not None:
+            task.running.cancel()  # or it has just come to its end
         self._programs.dispatcher.withdraw(task)
         self._programs.execution.ended(task)
 
@@ -192,13 +201,15 @@ class Programs:
     def __init__(
         self,
         clock: Callable[[], float],
+        functions: Mapping[str, native.Function] = native.BUILT_IN,
         *,
         policy: Policy | None = None,
         prefix_timeout_s: float = PREFIX_TIMEOUT_S,
         **registry: float,
     ) -> None:
-        """`clock` is that of deadlines, of all engines and of the sessions' time to live."""
+        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are steps."""
         self.clock = clock
+        self.steps = native.Steps(functions)
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, policy=policy, **registry)
         self.draining = False
