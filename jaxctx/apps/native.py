@@ -18,7 +18,6 @@ from jsonpointer import resolve_pointer
 from jaxctx.apps.calls import Task
 from jaxctx.apps.template import PLACE, Chain, Output, Segment
 from jaxctx.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
-from jaxctx.v1.requests import CallOutput
 
 log = logging.getLogger("jaxctx.apps")
 MAX_BYTES = 2 << 20  # of an output, as of any variable that is given
@@ -102,9 +101,6 @@ class Steps:
             (output,) = (each for each in segments.values() if isinstance(each, Output))
         except (TypeError, ValueError):
             raise InvalidArgument.field("parameters", f"must be one output and those of {name}{declared}") from None
-        if output.settings != CallOutput(criterion=output.settings.criterion):
-            place = list(segments).index(output.variable.name)
-            raise InvalidArgument.field(f"parameters[{place}].output", "must have nothing but a criterion")
         return Chain(tuple(arguments.values()), output, name, tuple(arguments))
 
     async def run(self, task: Task) -> None:

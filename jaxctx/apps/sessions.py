@@ -28,7 +28,7 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.v1.requests import Parameter, SubmitCallRequest
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 
 MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
@@ -116,9 +116,8 @@ class Session:
         if self._programs.draining:
             raise Unavailable("the server takes no more calls", reason="DRAINING", retry_after_s=5.0)
         function, template = request.function or "", request.template or ""
-        model_id, longest = (
-            ("", float("inf")) if function else self._programs.dispatcher.engines.model(request.model_id)
-        )
+        engines = self._programs.dispatcher.engines
+        model_id, longest = ("", float("inf")) if function else engines.model(request.model_id)
         stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
         texts = [each.text or "" for each in request.parameters]
         size = self._room(len(request.parameters), template, *texts, *stops)
@@ -126,8 +125,10 @@ class Session:
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
                 raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
-            if parameter.output is not None and (parameter.output.max_tokens or 1) >= longest:
+            if (output := parameter.output) is not None and (output.max_tokens or 1) >= longest:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
+            if function and output is not None and output != CallOutput(criterion=output.criterion):
+                raise InvalidArgument.field(f"parameters[{index}].output", "must have nothing but a criterion")
             segments[parameter.name] = self._segment(parameter)
         made = [self._programs.steps.chain(function, segments)] if function else chains(template, segments)
         call = Call(
@@ -142,10 +143,10 @@ class Session:
         self.calls[call.id] = call
         self._bytes += size
         outputs = [task.chain.output for task in call.tasks]
-        self.variables |= {output.variable.id: output.variable for output in outputs}
-        for output in outputs:
-            if output.settings.criterion is not None:
-                self.graph.ask(output.variable, output.settings.criterion)
+        self.variables |= {each.variable.id: each.variable for each in outputs}
+        for each in outputs:
+            if each.settings.criterion is not None:
+                self.graph.ask(each.variable, each.settings.criterion)
         return call
 
     def cancel(self, call_id: str) -> None:

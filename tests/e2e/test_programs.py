@@ -219,7 +219,7 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
         ("SubmitCall", {"template": "", "parameters": [{"name": "o", **out()}]}, "template"),
         ("SubmitCall", {"function": "", "parameters": [{"name": "o", **out()}]}, "function"),
         ("SubmitCall", {"function": "x" * 65, "parameters": [{"name": "o", **out()}]}, "function"),
-        ("SubmitCall", {"function": "rm", "parameters": [{"name": "o", **out()}]}, "function"),
+        ("SubmitCall", {"function": "rm", "parameters": [{"name": "o", "output": {}}]}, "function"),
         ("SubmitCall", {"function": "join", "parameters": []}, "parameters"),
         (
             "SubmitCall",
