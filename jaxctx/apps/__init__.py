@@ -3,6 +3,7 @@
     variables.py   a text that is set once, and may be waited for, streamed or polled
     template.py    a prompt with places for texts: what a semantic call is made of
     calls.py       semantic calls: tasks that continue one sequence
+    native.py      native steps: functions of texts, on threads of the server's own
     graph.py       which task makes which variable; who asked, how urgently, and which tasks form a group
     engines.py     the engines there are: whether they live, what they hold, how much room they have
     dispatcher.py  which engine a ready task goes to, and why

@@ -1,4 +1,4 @@
-"""Semantic calls: tasks, one for each output, that continue one sequence.
+"""Semantic calls: tasks, one for each output, that continue one sequence. A native step is a call of one task.
 
     idle ──asked for──▶ waiting ──inputs set──▶ started ──▶ done
       └───────────────────┴── an input, or itself, failed ──▶ failed
@@ -79,6 +79,7 @@ class Task:
     attempts: int = 0  # on engines that were lost
     appended: bool = False  # the prompt is among the call's tokens
     finished: bool = False  # all of the output is there
+    running: asyncio.Task[None] | None = None  # of a native step
     engine_id: str = ""
     why: str = ""  # this engine
 
@@ -103,6 +104,7 @@ class Task:
             output=self.output.id,
             engine_id=self.engine_id,
             why=self.why,
+            function=self.chain.function,
         )
 
     @property
@@ -118,8 +120,7 @@ class Task:
 
     def prepare(self) -> None:
         """Its inputs are set: say how long the prompt is. ResourceExhausted if that is too long for any engine."""
-        parts = [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
-        if (size := sum(map(len, parts))) > MAX_PROMPT:
+        if (size := sum(map(len, parts := self.prompt))) > MAX_PROMPT:
             raise ResourceExhausted(f"the prompt has more than {MAX_PROMPT} characters", reason="NEVER_FITS")
         self.characters, digest = size, xxh3_128_digest(self.call.tenant.encode())
         head = "".join(part[:LOOKED_AT] for part in parts[:LOOKED_AT])[:LOOKED_AT]
@@ -127,9 +128,9 @@ class Task:
         self.blocks = [digest := xxh3_128_digest(digest + head[at : at + BLOCK].encode()) for at in starts]
 
     @property
-    def prompt(self) -> str:
-        """As text, made anew each time: tasks that wait hold no copies."""
-        return "".join(each.text if isinstance(each, Variable) else each for each in self.chain.prompt)
+    def prompt(self) -> list[str]:
+        """Its parts as texts, once its inputs are set."""
+        return [each.text if isinstance(each, Variable) else each for each in self.chain.prompt]
 
     def later(self) -> list[Task]:
         """The tasks of the same call after this one."""

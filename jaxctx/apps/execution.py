@@ -50,7 +50,7 @@ class Execution:
         call, output = task.call, task.chain.output
         caller = Caller(call.tenant, task.deadline)
         if not task.appended:
-            prompt = task.prompt
+            prompt = "".join(task.prompt)
             call.tokens += await node.encode(prompt, not call.tokens) if prompt else ()
             task.appended, task.began = True, len(call.tokens)
         elif BROKEN not in output.variable.text:  # tokens may have come ahead of their text

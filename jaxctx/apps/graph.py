@@ -59,8 +59,9 @@ class Graph:
             if task.previous is not None:
                 reached.append((task.previous.output, criterion))
             feeding = [each.producer for each in task.inputs if each.producer and not each.producer.ended]
-            if len(feeding) > 1:
-                group, criterion = Group(), Criterion.THROUGHPUT
+            group = task.group if task.chain.function else None  # what feeds a step feeds its consumer
+            if group or len(feeding) > 1:
+                group, criterion = group or Group(), Criterion.THROUGHPUT
                 for producer in feeding:
                     producer.group = producer.group or group
             reached += [(each, criterion) for each in task.inputs]

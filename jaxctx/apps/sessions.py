@@ -7,11 +7,12 @@ for a while of their own.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 from jaxctx.answers import Criterion, Phase, SessionInfo
+from jaxctx.apps import native
 from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.dispatcher import Dispatcher, Policy
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
@@ -27,7 +28,7 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.v1.requests import Parameter, SubmitCallRequest
+from jaxctx.v1.requests import CallOutput, Parameter, SubmitCallRequest
 
 MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
@@ -108,29 +109,33 @@ class Session:
         return variable
 
     def submit(self, request: SubmitCallRequest) -> Call:
-        """Add a call, and run nothing of it but what a criterion asks for.
+        """Add a call or a native step, and run nothing of it but what a criterion asks for.
 
-        Raises InvalidArgument naming what is wrong with template or parameters, NotFound for a model or a variable.
+        Raises InvalidArgument naming what is wrong with what was asked, NotFound for a model or a variable.
         """
         if self._programs.draining:
             raise Unavailable("the server takes no more calls", reason="DRAINING", retry_after_s=5.0)
-        model_id, longest = self._programs.dispatcher.engines.model(request.model_id)
+        function, template = request.function or "", request.template or ""
+        engines = self._programs.dispatcher.engines
+        model_id, longest = ("", float("inf")) if function else engines.model(request.model_id)
         stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
         texts = [each.text or "" for each in request.parameters]
-        size = self._room(len(request.parameters), request.template, *texts, *stops)
+        size = self._room(len(request.parameters), template, *texts, *stops)
         segments: dict[str, Segment] = {}
         for index, parameter in enumerate(request.parameters):
             if parameter.name in segments:
                 raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
-            if parameter.output is not None and (parameter.output.max_tokens or 1) >= longest:
+            if (output := parameter.output) is not None and (output.max_tokens or 1) >= longest:
                 raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
+            if function and output is not None and output != CallOutput(criterion=output.criterion):
+                raise InvalidArgument.field(f"parameters[{index}].output", "must have nothing but a criterion")
             segments[parameter.name] = self._segment(parameter)
-        made, prefix = chains(request.template, segments), constant_prefix(request.template)
+        made = [self._programs.steps.chain(function, segments)] if function else chains(template, segments)
         call = Call(
             graph=self.graph,
             tenant=self.tenant,
             model_id=model_id,
-            prefix=prefix,
+            prefix=constant_prefix(template),
             timeout_s=request.timeout_s,
             chains=made,
         )
@@ -138,10 +143,10 @@ class Session:
         self.calls[call.id] = call
         self._bytes += size
         outputs = [task.chain.output for task in call.tasks]
-        self.variables |= {output.variable.id: output.variable for output in outputs}
-        for output in outputs:
-            if output.settings.criterion is not None:
-                self.graph.ask(output.variable, output.settings.criterion)
+        self.variables |= {each.variable.id: each.variable for each in outputs}
+        for each in outputs:
+            if each.settings.criterion is not None:
+                self.graph.ask(each.variable, each.settings.criterion)
         return call
 
     def cancel(self, call_id: str) -> None:
@@ -177,11 +182,16 @@ class Session:
     def _start(self, task: Task) -> None:
         try:
             task.prepare()
-            self._programs.dispatcher.submit(task)
+            if task.chain.function:
+                task.running = asyncio.create_task(self._programs.steps.run(task))
+            else:
+                self._programs.dispatcher.submit(task)
         except JaxctxError as error:
             self.graph.fail(task, error)
 
     def _stop(self, task: Task) -> None:
+        if task.running is not None:
+            task.running.cancel()  # or it has just come to its end
         self._programs.dispatcher.withdraw(task)
         self._programs.execution.ended(task)
 
@@ -192,13 +202,15 @@ class Programs:
     def __init__(
         self,
         clock: Callable[[], float],
+        functions: Mapping[str, native.Function] = native.BUILT_IN,
         *,
         policy: Policy | None = None,
         prefix_timeout_s: float = PREFIX_TIMEOUT_S,
         **registry: float,
     ) -> None:
-        """`clock` is that of deadlines, of all engines and of the sessions' time to live."""
+        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are steps."""
         self.clock = clock
+        self.steps = native.Steps(functions)
         self.execution = Execution(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.execution.run, policy=policy, **registry)
         self.draining = False

@@ -29,10 +29,12 @@ Segment = str | Variable | Output  # text, an input, an output
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What becomes one task: everything since the output before, and then its own output."""
+    """What becomes one task: everything since the output before, and then its own output. Or a native step."""
 
     prompt: Sequence[str | Variable]
     output: Output
+    function: str = ""  # of a step, whose arguments are the parts of the prompt
+    names: Sequence[str] = ()  # of these
 
 
 def chains(template: str, parameters: Mapping[str, Segment]) -> list[Chain]:

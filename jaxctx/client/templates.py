@@ -40,7 +40,8 @@ class Output:
 class Template:
     """A prompt with places: what of a semantic call does not change. Calling it submits a call of it to a session."""
 
-    text: str  # with `{{name}}` for places
+    text: str = ""  # with `{{name}}` for places
+    function: str = ""  # instead, of a native step: the server's that makes the one output of what stands at the others
     model_id: str = ""  # the model to compute with. Empty: the server's default
     limit_s: float | None = None  # how long a call may wait and run once it is asked for. None: the server's default
     inputs: frozenset[str] = frozenset()  # names of places that every call has to fill

@@ -425,7 +425,7 @@ class Phase(enum.Enum):
 
     IDLE = "idle"  # nobody asked for it
     WAITING = "waiting"  # somebody did, and it waits for inputs
-    STARTED = "started"  # it has them, and waits for an engine or runs
+    STARTED = "started"  # it has them, and waits for an engine (a native step for its turn) or runs
     DONE = "done"  # it set its outputs
     FAILED = "failed"  # it, or an input, failed
 
@@ -445,7 +445,7 @@ class Criterion(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphTask:
-    """What makes a variable: the part of a call up to an output."""
+    """What makes a variable: the part of a call up to an output, or a native step."""
 
     call_id: str  # its call
     phase: Phase  # how far it is
@@ -454,6 +454,7 @@ class GraphTask:
     output: str  # the id of the one that it makes
     engine_id: str = ""  # the engine that it went to; empty: none yet
     why: str = ""  # why there, for people. Empty: none yet
+    function: str = ""  # of a native step. Empty: it is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

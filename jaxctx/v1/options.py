@@ -149,7 +149,10 @@ class KeepOptions(TypedDict, total=False):
 
 
 class CallOutputOptions(SamplingOptions, total=False):
-    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
+    """An output of a call, which sets a new variable of the name of its place.
+
+    Options as in GenerateRequest; of a function it has a criterion or nothing.
+    """
 
     criterion: Criterion | None  # ask for it at once. Unset: not until somebody does
     max_tokens: int | None  # the most tokens; from 1. Unset: the server's default

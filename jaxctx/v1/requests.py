@@ -191,7 +191,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutput:
-    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
+    """An output of a call, which sets a new variable of the name of its place.
+
+    Options as in GenerateRequest; of a function it has a criterion or nothing.
+    """
 
     criterion: Criterion | None = None  # ask for it at once. None: not until somebody does
     sampling: Sampling = Sampling()  # how tokens are drawn
@@ -205,12 +208,13 @@ class CallOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What stands at a place of a template."""
+    """What stands at a place of a template, or an argument of a function."""
 
-    name: str  # of the place: a letter or _, then up to 63 letters, digits or _
+    # Of the place: a letter or _, then up to 63 letters, digits or _. Of the argument: as the function declares it.
+    name: str
     text: str | None = None  # a text; up to 2 MiB
     variable_id: str | None = None  # the text of this variable, once it is set
-    output: CallOutput | None = None  # what the model says there
+    output: CallOutput | None = None  # what the model says there, or what the function gives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +225,24 @@ class SubmitCallRequest:
     drawn, and what follows it is tokenised by itself. Each output continues all that stands before it. Text after
     the last one has no effect. What stands before the first place is kept by the engines for later calls of the
     tenant.
+
+    Or a native step: a function of the server's, whose arguments are all parameters but one, which is its output. It
+    is a call in all else, of one task that no engine computes. If the function fails, so does the output, with
+    FAILED_PRECONDITION; more than 2 MiB of it is RESOURCE_EXHAUSTED (NEVER_FITS), more than 5 seconds
+    DEADLINE_EXCEEDED.
     """
 
-    model_id: str = ""  # the model to compute with; up to 256 bytes. Empty: the server's default
-    template: str  # the prompt; up to 2 MiB. It must not begin with an output. What is no place is text
+    model_id: str = ""  # the model to compute with; up to 256 bytes. Empty: the server's default. Not with a function
+    template: str | None = None  # the prompt; up to 2 MiB. It must not begin with an output. What is no place is text
+    # The function; up to 64 bytes. All arguments are texts, and those after a "/" here may be left out. strip(text /
+    # characters): the text without white space, or these characters, at both ends. split(text / separator, part):
+    # one of its parts between separators, or else lines; 0 is the first, -1 the last. join(/ separator, ...): all
+    # other arguments in their order, the separator between them. template(template, ...): the template with the
+    # other arguments at the places, `{{name}}`, of their names. extract(text, pattern / group): the first match of a
+    # pattern of RE2, or the group of this number in it; the pattern has up to 1000 characters, the text 65,536.
+    # json_pointer(text / pointer): what a pointer (RFC 6901) finds in JSON, a string as it is and all else as JSON.
+    # A server may have others: INVALID_ARGUMENT tells their names for one that there is not.
+    function: str | None = None
     # What stands at its places; up to 256, each name once. An input may stand at several places.
     parameters: Sequence[Parameter]
     # How long it may wait and run once it is asked for. Above 0, up to 10 years. Unset: 600 seconds.

@@ -96,7 +96,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_WAITING: _Phase.ValueType  # 2
     """Somebody did, and it waits for inputs."""
     PHASE_STARTED: _Phase.ValueType  # 3
-    """It has them, and waits for an engine or runs."""
+    """It has them, and waits for an engine (a native step for its turn) or runs."""
     PHASE_DONE: _Phase.ValueType  # 4
     """It set its outputs."""
     PHASE_FAILED: _Phase.ValueType  # 5
@@ -112,7 +112,7 @@ PHASE_IDLE: Phase.ValueType  # 1
 PHASE_WAITING: Phase.ValueType  # 2
 """Somebody did, and it waits for inputs."""
 PHASE_STARTED: Phase.ValueType  # 3
-"""It has them, and waits for an engine or runs."""
+"""It has them, and waits for an engine (a native step for its turn) or runs."""
 PHASE_DONE: Phase.ValueType  # 4
 """It set its outputs."""
 PHASE_FAILED: Phase.ValueType  # 5
@@ -607,7 +607,7 @@ global___ListVariablesResponse = ListVariablesResponse
 
 @typing.final
 class Parameter(google.protobuf.message.Message):
-    """What stands at a place of a template."""
+    """What stands at a place of a template, or an argument of a function."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -616,14 +616,14 @@ class Parameter(google.protobuf.message.Message):
     VARIABLE_ID_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Of the place: a letter or _, then up to 63 letters, digits or _."""
+    """Of the place: a letter or _, then up to 63 letters, digits or _. Of the argument: as the function declares it."""
     text: builtins.str
     """A text; up to 2 MiB."""
     variable_id: builtins.str
     """The text of this variable, once it is set."""
     @property
     def output(self) -> global___CallOutput:
-        """What the model says there."""
+        """What the model says there, or what the function gives."""
 
     def __init__(
         self,
@@ -641,7 +641,9 @@ global___Parameter = Parameter
 
 @typing.final
 class CallOutput(google.protobuf.message.Message):
-    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest."""
+    """An output of a call, which sets a new variable of the name of its place. Options as in GenerateRequest; of a function it
+    has a criterion or nothing.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -700,6 +702,10 @@ class SubmitCallRequest(google.protobuf.message.Message):
     Everything up to an output is tokenised as one text, whatever its parts; an output stays the tokens that were drawn,
     and what follows it is tokenised by itself. Each output continues all that stands before it. Text after the last one
     has no effect. What stands before the first place is kept by the engines for later calls of the tenant.
+
+    Or a native step: a function of the server's, whose arguments are all parameters but one, which is its output. It is a
+    call in all else, of one task that no engine computes. If the function fails, so does the output, with
+    FAILED_PRECONDITION; more than 2 MiB of it is RESOURCE_EXHAUSTED (NEVER_FITS), more than 5 seconds DEADLINE_EXCEEDED.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -707,14 +713,26 @@ class SubmitCallRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     MODEL_ID_FIELD_NUMBER: builtins.int
     TEMPLATE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """In which session."""
     model_id: builtins.str
-    """The model to compute with; up to 256 bytes. Empty: the server's default."""
+    """The model to compute with; up to 256 bytes. Empty: the server's default. Not with a function."""
     template: builtins.str
     """The prompt; up to 2 MiB. It must not begin with an output. What is no place is text."""
+    function: builtins.str
+    """The function; up to 64 bytes. All arguments are texts, and those after a "/" here may be left out.
+    strip(text / characters): the text without white space, or these characters, at both ends.
+    split(text / separator, part): one of its parts between separators, or else lines; 0 is the first, -1 the last.
+    join(/ separator, ...): all other arguments in their order, the separator between them.
+    template(template, ...): the template with the other arguments at the places, `{{name}}`, of their names.
+    extract(text, pattern / group): the first match of a pattern of RE2, or the group of this number in it; the
+    pattern has up to 1000 characters, the text 65,536.
+    json_pointer(text / pointer): what a pointer (RFC 6901) finds in JSON, a string as it is and all else as JSON.
+    A server may have others: INVALID_ARGUMENT tells their names for one that there is not.
+    """
     @property
     def parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Parameter]:
         """What stands at its places; up to 256, each name once. An input may stand at several places."""
@@ -731,11 +749,13 @@ class SubmitCallRequest(google.protobuf.message.Message):
         session_id: builtins.str = ...,
         model_id: builtins.str = ...,
         template: builtins.str = ...,
+        function: builtins.str = ...,
         parameters: collections.abc.Iterable[global___Parameter] | None = ...,
         timeout: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model_id", b"model_id", "parameters", b"parameters", "session_id", b"session_id", "template", b"template", "timeout", b"timeout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["function", b"function", "template", b"template", "timeout", b"timeout", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["function", b"function", "model_id", b"model_id", "parameters", b"parameters", "session_id", b"session_id", "template", b"template", "timeout", b"timeout", "work", b"work"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["work", b"work"]) -> typing.Literal["template", "function"] | None: ...
 
 global___SubmitCallRequest = SubmitCallRequest
 
@@ -837,7 +857,7 @@ global___GetGraphResponse = GetGraphResponse
 
 @typing.final
 class GraphTask(google.protobuf.message.Message):
-    """What makes a variable: the part of a call up to an output."""
+    """What makes a variable: the part of a call up to an output, or a native step."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -848,6 +868,7 @@ class GraphTask(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     ENGINE_ID_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """Its call."""
     phase: global___Phase.ValueType
@@ -860,6 +881,8 @@ class GraphTask(google.protobuf.message.Message):
     """The engine that it went to; empty: none yet."""
     why: builtins.str
     """Why there, for people. Empty: none yet."""
+    function: builtins.str
+    """Of a native step. Empty: it is none."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the variables that it needs."""
@@ -874,7 +897,8 @@ class GraphTask(google.protobuf.message.Message):
         output: builtins.str = ...,
         engine_id: builtins.str = ...,
         why: builtins.str = ...,
+        function: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "criterion", b"criterion", "engine_id", b"engine_id", "inputs", b"inputs", "output", b"output", "phase", b"phase", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "criterion", b"criterion", "engine_id", b"engine_id", "function", b"function", "inputs", b"inputs", "output", b"output", "phase", b"phase", "why", b"why"]) -> None: ...
 
 global___GraphTask = GraphTask

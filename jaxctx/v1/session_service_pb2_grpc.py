@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
@@ -106,7 +106,7 @@ class SessionServiceStub:
 
 
 class SessionServiceServicer:
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
@@ -181,7 +181,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitCall(self, request, context):
-        """Add a semantic call.
+        """Add a semantic call, or a native step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,7 +273,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.

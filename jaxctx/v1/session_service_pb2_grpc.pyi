@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class SessionServiceStub:
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
@@ -88,7 +88,7 @@ class SessionServiceStub:
         jaxctx.v1.session_service_pb2.SubmitCallRequest,
         jaxctx.v1.session_service_pb2.SubmitCallResponse,
     ]
-    """Add a semantic call."""
+    """Add a semantic call, or a native step."""
 
     CancelCall: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.CancelCallRequest,
@@ -103,7 +103,7 @@ class SessionServiceStub:
     """What makes what, how far it is, on which engine, and why there."""
 
 class SessionServiceAsyncStub:
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
@@ -172,7 +172,7 @@ class SessionServiceAsyncStub:
         jaxctx.v1.session_service_pb2.SubmitCallRequest,
         jaxctx.v1.session_service_pb2.SubmitCallResponse,
     ]
-    """Add a semantic call."""
+    """Add a semantic call, or a native step."""
 
     CancelCall: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.session_service_pb2.CancelCallRequest,
@@ -187,7 +187,7 @@ class SessionServiceAsyncStub:
     """What makes what, how far it is, on which engine, and why there."""
 
 class SessionServiceServicer(metaclass=abc.ABCMeta):
-    """Sessions, semantic variables and semantic calls.
+    """Sessions, semantic variables, semantic calls and native steps.
 
     A semantic variable is a text that is set once, by a client or as the output of a call. Submitting runs
     nothing: asking for a variable runs what makes it, and all that this needs. Inputs may come later.
@@ -276,7 +276,7 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.session_service_pb2.SubmitCallRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.session_service_pb2.SubmitCallResponse, collections.abc.Awaitable[jaxctx.v1.session_service_pb2.SubmitCallResponse]]:
-        """Add a semantic call."""
+        """Add a semantic call, or a native step."""
 
     @abc.abstractmethod
     def CancelCall(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jaxctx.apps.native import functions
 from jaxctx.apps.sessions import Programs
 from jaxctx.engine.interface import Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
@@ -54,12 +55,12 @@ class Served:
     @classmethod
     def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
         """One engine, with room for programs. `clock` is that of its deadlines."""
-        return cls(limits, Programs(clock), LocalModel(engine, Texts(text, limits)), engine.drain)
+        return cls(limits, Programs(clock, functions()), LocalModel(engine, Texts(text, limits)), engine.drain)
 
     @classmethod
     def core(cls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
         """Programs, on engines that register."""
-        programs = Programs(clock)
+        programs = Programs(clock, functions())
         return cls(limits, programs, None, programs.drain)
 
     async def attend(self) -> None:

@@ -220,6 +220,14 @@ async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller
     waiting.cancel()
 
 
+async def test_native_steps_run_in_the_core(company: Company, caller: Caller) -> None:
+    said = await caller.call("Tell: {{o}}", o=out(8))
+    parameters = [{"name": "a", "variable_id": said["o"]}, {"name": "b", "text": "!"}, {"name": "o", "output": {}}]
+    step = await caller("SubmitCall", function="join", parameters=parameters)
+    assert await caller.get(step.outputs[0].variable_id) == await caller.get(said["o"]) + "!"
+    assert [bool(task.engine_id) for task in (await caller("GetGraph")).tasks] == [True, False]
+
+
 async def test_a_core_drains(company: Company, caller: Caller) -> None:
     reading = asyncio.create_task(caller.get((await caller.call("Tell: {{story}}", story=out(300)))["story"]))
     await until(lambda: any(node.running for node in company.nodes.values()))

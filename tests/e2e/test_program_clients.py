@@ -76,6 +76,20 @@ async def test_the_blocking_client(address: str) -> None:
     await asyncio.to_thread(program)
 
 
+async def test_native_steps_by_name(client: jaxctx.aio.Client) -> None:
+    first_word = Template(function="split", given={"separator": " ", "word": Output()})
+    async with await client.create_session() as session:
+        drafts = await session.call("Draft: {{o}}", o=FEW)
+        word = await first_word(session, text=drafts)
+        said = await session.call("Review of {{word}}: {{o}}", word=word, o=FEW)
+        expected = (await drafts.output.get()).split(" ")[0]
+        assert await said.output.get() == await alone(client, f"Review of {expected}: ")
+        assert await word["word"].get() == expected
+        assert [task.function for task in await session.graph()] == ["", "split", ""]
+        with pytest.raises(errors.InvalidArgument, match="json_pointer, split"):
+            await Template(function="rm", given={"o": Output()})(session)
+
+
 async def test_an_output_that_nobody_asks_for_does_not_run(client: jaxctx.aio.Client) -> None:
     async with await client.create_session() as session:
         call = await session.call("Say {{o}}", o=FEW)

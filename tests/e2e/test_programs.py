@@ -1,4 +1,4 @@
-"""Programs over gRPC: sessions, variables and calls, against the engine on the echo model."""
+"""Programs over gRPC: sessions, variables, calls and native steps, against the engine on the echo model."""
 
 from __future__ import annotations
 
@@ -106,6 +106,37 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
     assert (await client.stats()).pages_held == 0
 
 
+async def test_a_step_between_calls(caller: Caller, client: jaxctx.aio.Client) -> None:
+    drafts = await caller.call("Draft: {{draft}}", draft=out())
+    parameters = [{"name": "text", "variable_id": drafts["draft"]}, {"name": "separator", "text": " "}]
+    step = await caller("SubmitCall", function="split", parameters=[*parameters, {"name": "word", "output": {}}])
+    (word,) = step.outputs
+    assert (word.name, word.state) == ("word", pb.VARIABLE_STATE_UNSET)
+    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": word.variable_id}, review=out(5))
+    text = await caller.get(review["review"])
+    draft = await caller.get(drafts["draft"])
+    assert await caller.get(word.variable_id) == draft.split(" ")[0]
+    async with await client.create(f"Review of {draft.split(' ')[0]}: ", salt="alone") as context:
+        assert text == str(await context.complete(max_tokens=5, temperature=0, ignore_eos=True))
+    tasks = (await caller("GetGraph")).tasks
+    assert [each.function for each in tasks] == ["", "split", ""]
+    assert (tasks[1].call_id, tasks[1].engine_id, tasks[1].phase) == (step.call_id, "", pb.PHASE_DONE)
+    assert (await caller("GetSession")).session.calls == 3
+
+
+async def test_a_step_fails_and_is_cancelled_as_a_call_is(caller: Caller) -> None:
+    asked = {"name": "o", "output": {"criterion": pb.CRITERION_LATENCY}}
+    step = await caller("SubmitCall", function="json_pointer", parameters=[{"name": "text", "text": "{"}, asked])
+    with pytest.raises(jaxctx.errors.FailedPrecondition):
+        await caller.get(step.outputs[0].variable_id)
+    unset = (await caller("CreateVariable")).variable.variable_id
+    parameters = [{"name": "text", "variable_id": unset}, {"name": "o", "output": {}}]
+    step = await caller("SubmitCall", function="strip", parameters=parameters)
+    await caller("CancelCall", call_id=step.call_id)
+    with pytest.raises(jaxctx.errors.Cancelled):
+        await caller.get(step.outputs[0].variable_id)
+
+
 async def test_a_reader_sees_parts_as_they_come(caller: Caller) -> None:
     ids = await caller.call("Tell: {{story}}", story=out(64))
     parts = [part.text async for part in caller.read(ids["story"])]
@@ -184,6 +215,20 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
             "parameters[0].output.max_tokens",
         ),
         ("GetVariable", {"variable_id": "x", "criterion": 9}, "criterion"),
+        ("SubmitCall", {"parameters": [{"name": "o", **out()}]}, "work"),
+        ("SubmitCall", {"template": "", "parameters": [{"name": "o", **out()}]}, "template"),
+        ("SubmitCall", {"function": "", "parameters": [{"name": "o", **out()}]}, "function"),
+        ("SubmitCall", {"function": "x" * 65, "parameters": [{"name": "o", **out()}]}, "function"),
+        ("SubmitCall", {"function": "rm", "parameters": [{"name": "o", "output": {}}]}, "function"),
+        ("SubmitCall", {"function": "join", "parameters": []}, "parameters"),
+        (
+            "SubmitCall",
+            {"function": "join", "parameters": [{"name": "o", "output": {}}], "model_id": "echo"},
+            "model_id",
+        ),
+        ("SubmitCall", {"function": "join", "parameters": [{"name": "o", "text": ""}]}, "parameters"),
+        ("SubmitCall", {"function": "strip", "parameters": [{"name": "o", "output": {}}]}, "parameters"),
+        ("SubmitCall", {"function": "join", "parameters": [{"name": "o", **out()}]}, "parameters[0].output"),
     ],
 )
 async def test_bad_fields_are_named(caller: Caller, method: str, fields: dict[str, Any], field: str) -> None:

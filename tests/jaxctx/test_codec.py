@@ -56,6 +56,9 @@ def full(hint: Any) -> Any:
         return list(hint)[-1]
     if hint is requests.Parameter:  # one of its values
         return requests.Parameter(name="é", output=full(requests.CallOutput))
+    if hint is requests.SubmitCallRequest:  # a prompt or a function
+        step = {"model_id": "é", "function": "é", "timeout_s": 0.5}
+        return requests.SubmitCallRequest(parameters=full(Sequence[requests.Parameter]), **step)
     if dataclasses.is_dataclass(hint):
         return hint(**{name: full(each) for name, each in get_type_hints(hint).items()})
     moment = datetime(2026, 7, 1, 12, 30, 15, 123_456, UTC)
@@ -91,7 +94,7 @@ def test_programs_are_asked_for() -> None:
     places = [{"name": "a", "text": ""}, {"name": "b", "variable_id": "v"}, {"name": "c", "output": output}]
     asked = session_service_pb2.SubmitCallRequest(session_id="s", template="t", parameters=places)
     call = decode(asked, requests.SubmitCallRequest)
-    assert (call.template, call.timeout_s) == ("t", 600.0)
+    assert (call.template, call.function, call.timeout_s) == ("t", None, 600.0)
     assert [(each.text, each.variable_id) for each in call.parameters] == [("", None), (None, "v"), (None, None)]
     assert call.parameters[2].output == requests.CallOutput(criterion=answers.Criterion.LATENCY, max_tokens=4)
     assert answers.Criterion.LATENCY > answers.Criterion.THROUGHPUT

@@ -58,14 +58,15 @@ class Session(SessionCalls[Variable], Closing):
         return self._variable(self._link.ask("GetVariable", timeout_s, VariableInfo, variable_id=variable_id))
 
     def call(self, template: str | Template, /, *, timeout_s: float | None = None, **places: Any) -> Call[Variable]:
-        """Submit a semantic call, which runs when somebody asks for an output of it.
+        """Submit a semantic call or native step, which runs when somebody asks for an output of it.
 
         What stands at a place is a text, a variable, the last output of a call, or an `Output` of this one.
         """
         asked = template if isinstance(template, Template) else Template(text=template)
         timeout = requests.duration("timeout", asked.limit_s)
         parameters = [{"name": name, **standing(value)} for name, value in asked.filled(places).items()]
-        fields = {"template": asked.text, "model_id": asked.model_id, "timeout": timeout, "parameters": parameters}
+        what = {"function": asked.function} if asked.function else {"template": asked.text}
+        fields = {**what, "model_id": asked.model_id, "timeout": timeout, "parameters": parameters}
         call = self._link.ask("SubmitCall", timeout_s, SubmitCallResult, **fields)
         return Call(call.call_id, {each.name: self._variable(each) for each in call.outputs})
 

@@ -58,6 +58,17 @@ def call(session: Session, template: str, model_id: str = "", **parameters: Any)
     return {task.output.name: task.output.id for task in submitted.tasks}
 
 
+def step(session: Session, function: str, *, timeout_s: float = 60.0, **values: Any) -> str:
+    """Add a native step with the output `o`; its id. A str is a text, a 1-tuple a variable's id, a Parameter itself."""
+    arguments = {name: value for name, value in values.items() if not isinstance(value, Parameter)}
+    made = [
+        Parameter(name=name, variable_id=value[0]) if isinstance(value, tuple) else Parameter(name=name, text=value)
+        for name, value in arguments.items()
+    ]
+    made += [output("o"), *(value for value in values.values() if isinstance(value, Parameter))]
+    return session.submit(SubmitCallRequest(function=function, parameters=made, timeout_s=timeout_s)).tasks[0].output.id
+
+
 async def ask(session: Session, variable_id: str, criterion: Criterion = Criterion.LATENCY) -> str:
     return await asyncio.wait_for(session.ask(variable_id, criterion).wait(), 5)
 

@@ -14,7 +14,7 @@ from jaxctx.errors import (
     NotFound,
     ResourceExhausted,
 )
-from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
+from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, step, until
 from tests.jaxctx.apps.scripted import ScriptedEngine
 
 LONG = "You are a careful assistant who answers in one short sentence and never guesses. "
@@ -98,6 +98,30 @@ async def test_a_group_that_fits_nowhere_is_split() -> None:
     await ask(session, call(session, f"All: {places}{{{{o}}}}", **inputs, o=output("o"))["o"])
     assert all(engine.most_running == 6 for engine in engines)
     assert sum(len(engine.did("generate")) for engine in engines) == 17
+
+
+@pytest.mark.parametrize("each_is_stripped", [False, True])
+async def test_a_group_is_found_through_native_steps(each_is_stripped: bool) -> None:
+    engines = [ScriptedEngine(f"e{i}") for i in range(2)]
+    company = Company(*engines)
+    session = company.session()
+    for engine in engines:
+        engine.gate.clear()
+    maps = [call(session, f"{i} map {{{{o}}}}", o=output("o"))["o"] for i in range(6)]
+    if each_is_stripped:
+        maps = [step(session, "strip", text=(each,)) for each in maps]
+        places = "".join(f"{{{{m{i}}}}}" for i in range(6))
+        inputs = {f"m{i}": (each,) for i, each in enumerate(maps)}
+        reduced = call(session, places + " {{o}}", **inputs, o=output("o"))["o"]
+    else:
+        joined = step(session, "join", **{str(i): (each,) for i, each in enumerate(maps)})
+        reduced = call(session, "{{j}} {{o}}", j=(joined,), o=output("o"))["o"]
+    asking = asyncio.create_task(ask(session, reduced))
+    await settle()
+    assert sorted(company.loads()) == [0, 6]
+    for engine in engines:
+        engine.gate.set()
+    await asking
 
 
 async def test_application_order() -> None:
