@@ -76,6 +76,7 @@ class Objects:
         span = ts.KvStore.KeyRange(prefix, prefix[:-1] + "0")  # "0" follows "/"
         return [key.decode(errors="replace") for key in self._kv.list(span, len(prefix)).result()]
 
+    @typed_errors()
     def read(self, key: str, part: slice = slice(None)) -> Pending[tuple[bytes | None, bytes]]:
         """The whole value, or these bytes of it (None: not there), and its generation."""
         future = self._kv.read(key, byte_range=part)
@@ -108,6 +109,7 @@ class Objects:
             value = b""
         return self._kv.write(key, value, if_equal=expected).result().generation or None
 
+    @typed_errors()
     def write(self, key: str, parts: Sequence[Buffer]) -> Pending[object]:
         """Make an object of these parts, under a key that was never used; they must not change until it was waited for.
 
