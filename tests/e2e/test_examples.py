@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+
+import jaxctx
+from jaxctx.programs import Output, Template
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -23,6 +27,25 @@ async def test_examples(address: str, script: str, told: str) -> None:
     assert process.returncode == 0
     assert output.decode(errors="replace").startswith(told)
     assert len(output) > 10
+
+
+async def test_a_program_is_drawn(address: str) -> None:
+    async with jaxctx.aio.Client(address) as client, await client.create_session() as session:
+        lines = Template(function="split", given={"first line": Output()})
+        said = await session.call("Say <{{text}}>: {{said}}", text="more", said=Output(max_tokens=4))
+        line = await session.call(lines, text=said)
+        await line.output.get()
+        script = str(SCRIPTS / "draw_program.py")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, script, session.id, address, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    picture = ElementTree.fromstring(output)
+    assert picture.tag.endswith("svg")
+    words = ["".join(box.itertext()) for box in picture]
+    assert any("said" in box and "call 1, done" in box and "on local: " in box for box in words)
+    assert any("first line" in box and "split, done" in box for box in words)
 
 
 @pytest.mark.parametrize("with_peer", [False, True])
