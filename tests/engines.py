@@ -140,11 +140,10 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         store: str | None = None,
         whole: bool = True,  # else the device compiles what it is asked for, when it is
     ) -> LocalEngine:
-        beside = sum(engine.loop._stepping.is_alive() for engine in started)  # each steps on a device of its own
-        key = (served.revision, config.page_size, beside)
+        key = (served.revision, config.page_size)  # engines that run at once need different ones
         if key not in devices:
             devices[key] = on_demand(served, replace(device_config, page_size=config.page_size))
-            if whole and not beside:
+            if whole:
                 devices[key].compile()
         poison(devices[key])
         # Engines that share a store, or a core, must not take each other's objects for their own.

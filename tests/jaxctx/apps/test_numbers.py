@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -127,8 +128,8 @@ async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, prog
     assert await engine.list(Caller(TENANT)) == []
 
 
-async def test_another_engine_goes_on_where_one_was_lost(make_engine, programs: Programs) -> None:
-    one, two = make_engine(), make_engine()
+async def test_another_engine_goes_on_where_one_was_lost(make_engine, echo_served, programs: Programs) -> None:
+    one, two = make_engine(), make_engine(served=replace(echo_served, revision="of a device of its own"), whole=False)
     registry = programs.dispatcher.engines
     node = registry.register("one", one, encode)
     session = programs.create(TENANT, 60.0)
