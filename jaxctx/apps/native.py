@@ -103,14 +103,18 @@ class Steps:
             raise InvalidArgument.field("parameters", f"must be one output and those of {name}{declared}") from None
         return Chain(tuple(arguments.values()), output, name, tuple(arguments))
 
-    async def run(self, task: Task) -> None:
-        """Make the task's output when it is its turn, and tell its graph how that went."""
+    async def run(self, task: Task, keep: Callable[[str], None]) -> None:
+        """Make the task's output when it is its turn, and tell its graph how that went. `keep` finds room for it."""
         function, texts = self._functions[task.chain.function], dict(zip(task.chain.names, task.prompt, strict=True))
         try:
             async with self._turns, asyncio.timeout(TIMEOUT_S):  # which begins with its turn
                 made = await asyncio.get_running_loop().run_in_executor(self._threads, _made, function, texts)
+            if isinstance(made, str):
+                keep(made)
         except TimeoutError:
             made = DeadlineExceeded(f"the function took more than {TIMEOUT_S:g} s")
+        except ResourceExhausted as error:
+            made = error.with_traceback(None)  # which has the text
         if isinstance(made, str):
             task.output.grow(made)
             task.call.graph.finish(task)

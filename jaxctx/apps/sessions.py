@@ -97,7 +97,7 @@ class Session:
         """Give a variable its text. AlreadyExists if it has one, FailedPrecondition for the output of a call."""
         variable = self.variable(variable_id)
         variable.check_free()
-        self._bytes += self._room(0, text)
+        self._keep(text)
         variable.set(text)
         self.graph.settled(variable)
         return variable
@@ -179,11 +179,14 @@ class Session:
             raise ResourceExhausted(message, reason="QUOTA")
         return size
 
+    def _keep(self, text: str) -> None:
+        self._bytes += self._room(0, text)
+
     def _start(self, task: Task) -> None:
         try:
             task.prepare()
             if task.chain.function:
-                task.running = asyncio.create_task(self._programs.steps.run(task))
+                task.running = asyncio.create_task(self._programs.steps.run(task, self._keep))
             else:
                 self._programs.dispatcher.submit(task)
         except JaxctxError as error:

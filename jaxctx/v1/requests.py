@@ -229,7 +229,7 @@ class SubmitCallRequest:
     Or a native step: a function of the server's, whose arguments are all parameters but one, which is its output. It
     is a call in all else, of one task that no engine computes. If the function fails, so does the output, with
     FAILED_PRECONDITION; more than 2 MiB of it is RESOURCE_EXHAUSTED (NEVER_FITS), more than 5 seconds
-    DEADLINE_EXCEEDED.
+    DEADLINE_EXCEEDED. Its output counts as a text that the session was given (QUOTA).
     """
 
     model_id: str = ""  # the model to compute with; up to 256 bytes. Empty: the server's default. Not with a function

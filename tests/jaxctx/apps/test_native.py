@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxctx.answers import Criterion, Phase
-from jaxctx.apps import native
+from jaxctx.apps import native, sessions
 from jaxctx.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -99,17 +99,13 @@ async def test_an_output_that_would_be_too_long_is_never_made(name: str, texts: 
 
 
 async def test_a_pattern_that_would_take_for_ever_elsewhere() -> None:
-    started = time.monotonic()
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(FailedPrecondition, match="no match"):  # not DeadlineExceeded
         await run("extract", text="a" * native.MAX_SEARCHED, pattern="(a+)+b")
-    assert time.monotonic() - started < native.TIMEOUT_S
 
 
 async def test_classes_of_unicode_do_not_hold_the_interpreter() -> None:
-    started = time.monotonic()
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(FailedPrecondition, match="too large"):  # as it is given up early
         await run("extract", text="", pattern=r"\pL" * (native.MAX_PATTERN // 3))
-    assert time.monotonic() - started < 1.0
 
 
 @pytest.mark.parametrize(
@@ -237,16 +233,29 @@ class TestOwn:
         release.set()
 
     async def test_turns_do_not_count_as_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "TIMEOUT_S", 0.5)
+        monkeypatch.setattr(native, "TIMEOUT_S", 1.5)
 
         def slow(text: str) -> str:
-            time.sleep(0.1)
+            time.sleep(0.25)
             return text
 
         company = Company(ScriptedEngine(), functions={"slow": slow})
         session = company.session()
         asked = [ask(session, step(session, "slow", text=str(i))) for i in range(8 * native.THREADS)]
         assert await asyncio.gather(*asked) == [str(i) for i in range(8 * native.THREADS)]
+
+
+async def test_outputs_count_as_texts_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a few bytes of requests could fill the memory of a server with copies of one text."""
+    monkeypatch.setattr(sessions, "MAX_TEXT_BYTES", 1000)
+    session = Company(ScriptedEngine()).session()
+    x = session.add_variable("x", text="x" * 300).id
+    copies = [step(session, "strip", text=(x,)) for _ in range(3)]
+    assert [await ask(session, each) for each in copies[:2]] == ["x" * 300] * 2
+    with pytest.raises(ResourceExhausted) as error:
+        await ask(session, copies[2])
+    assert error.value.reason == "QUOTA"
+    assert session.variable(copies[2]).text == ""
 
 
 async def test_steps_between_calls() -> None:
