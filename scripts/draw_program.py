@@ -6,7 +6,8 @@
 A task is a box, named as the variable that it makes, and so is a variable that somebody sets; words and colours say
 how far they are. Boxes stand in columns behind all that they need; long columns are broken, and what has no room at the
 side goes on below. Arrows lead from texts to what needs them, dashed ones from an output to the next of its call. They
-run between boxes, and cross none. Engines, and why they were chosen, are told by what a browser shows where it points.
+run between boxes, and cross none. Engines, why they were chosen, and why a task failed, is what a browser shows where
+it points.
 """
 
 import argparse
@@ -88,11 +89,12 @@ def _way(source: tuple[int, int], target: tuple[int, int]) -> str:
 
 
 def _box(variable_id: str, known: Mapping[str, VariableInfo], what: str, state: str, note: str, corner: int) -> str:
-    name = (variable_id in known and known[variable_id].name) or variable_id[:8]
-    texts = (name, f"{what}, {state}" if state else what, "\n".join(filter(None, [name, variable_id, note])))
+    variable = known.get(variable_id)
+    name, error = (variable.name or variable_id[:8], variable.error_message) if variable else (variable_id[:8], "")
+    texts = (name, f"{what}, {state}" if state else what, "\n".join(filter(None, [name, variable_id, note, error])))
     name, words, title = (escape(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", each)) for each in texts)
     rect = f'<rect x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="{corner}" fill="{COLOURS[state]}"/>'
-    bold = f'<text x="14" y="20" font-weight="bold">{name}</text>'
+    bold = f'<text x="14" y="20" style="font-weight:bold">{name}</text>'
     return f'<title>{title}</title>{rect}{bold}<text x="14" y="38">{words}</text>'
 
 

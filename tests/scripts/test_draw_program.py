@@ -148,6 +148,19 @@ def test_the_engine_and_why_are_told() -> None:
     assert box.findtext(f"{SVG}title") == f"{'v' * 8}\n{'v' * 32}\non e1: least impact"
 
 
+def test_why_a_task_failed_is_told() -> None:
+    failed = VariableInfo(variable_id="v", name="said", state=VariableState.FAILED, text="", error_message="late")
+    (box,) = ElementTree.fromstring(svg([task("c", "v", phase=Phase.FAILED)], [failed])).findall(f"{SVG}svg")
+    assert box.findtext(f"{SVG}title") == "said\nv\nlate"
+
+
+def test_names_are_bold() -> None:
+    """By a style of their own: the picture's font, which is for all texts, goes before attributes."""
+    name, words = ElementTree.fromstring(svg([task("c", "v")])).findall(f"{SVG}svg/{SVG}text")
+    assert name.get("style") == "font-weight:bold"
+    assert words.get("style") is None
+
+
 @pytest.mark.parametrize(
     "name",
     ["</text><script>alert(1)</script>", '" onload="x', "a&amp;b]]>", "\x00\x1b[31m\ufffe\x7f", "字" * 80, "‮abc", " "],
