@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""REST for a server: the calls of its contract that say so, as JSON over HTTP, and a page that shows programs live.
+
+    scripts/rest_gateway.py [SERVER] [--port PORT]
+
+Routes are what the contract says (`google.api.http` in protos/jaxctx/v1), so that any gateway of that kind serves the
+same. Each request becomes one call of the server with the key (`authorization`) that came with it: who may do what and
+what is valid is decided there. The gateway keeps nothing, and listens on loopback only: to be reached from elsewhere it
+needs a proxy in front of it that has TLS.
+
+A body is the request as JSON, by the names of its fields; without a body they are in the query. Answers are JSON too,
+an error is {"error": {"message", "type", "code", "param"}}. A text that is read as it comes is server-sent events, with
+`[DONE]` at the end, or an event `error` instead. A call ends when whoever made it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from draw_program import svg
+from google.api import annotations_pb2
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxctx.answers import GraphTask, VariableInfo
+from jaxctx.codec import decode
+from jaxctx.errors import InvalidArgument, JaxctxError
+from jaxctx.v1.services import METHODS
+from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
+
+SERVER, PORT = "127.0.0.1:50051", 8000
+PAGE = Path(__file__).with_name("rest_gateway.html")
+MAX_BODY_BYTES = 8 << 20  # as of a message
+PASSED_ON = ("authorization", "x-request-id")  # headers
+OWN_NAMES = ("localhost", "127.0.0.1")  # other ones are how a page from elsewhere would get around its browser
+STATUS = {  # as gateways have it; all else is 500
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "OUT_OF_RANGE": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ABORTED": 409,
+    "ALREADY_EXISTS": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def application(server: str) -> Starlette:
+    """The gateway to a server, "host:port" or "unix:/path"."""
+
+    @asynccontextmanager
+    async def connected(app: Starlette) -> AsyncIterator[None]:
+        async with grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS) as app.state.channel:
+            yield
+
+    return Starlette(
+        routes=[*routes(), Route("/v1/session/{session_id}/graph.svg", typed(picture)), Route("/", page)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES)],
+        exception_handlers={HTTPException: unserved},
+        lifespan=connected,
+    )
+
+
+def routes() -> list[Route]:
+    """Those of the contract."""
+    found = []
+    for rpc, method in METHODS.items():
+        rule = method.GetOptions().Extensions[annotations_pb2.http]
+        answer = typed(partial(streamed if method.server_streaming else answered, rpc))
+        for binding in (rule, *rule.additional_bindings) if rule.WhichOneof("pattern") else ():
+            verb = binding.WhichOneof("pattern")
+            found.append(Route(getattr(binding, verb), answer, methods=[verb.upper()]))
+    return found
+
+
+def typed(work: Endpoint) -> Endpoint:
+    """Answers as `work` does, and with the error that it raises."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await work(request)
+        except grpc.RpcError as error:
+            return refused(from_rpc_error(error))
+        except JaxctxError as error:
+            return refused(error)
+        except asyncio.CancelledError:
+            if own_end():
+                raise
+            return Response(status_code=499)  # for nobody
+
+    return endpoint
+
+
+def own_end() -> bool:
+    """Whether this task was cancelled, and not the call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def answered(rpc: str, request: Request) -> Response:
+    """With the one response of a call."""
+    call = await begun(rpc, request)
+    return Response(as_json(await call), media_type="application/json")
+
+
+async def streamed(rpc: str, request: Request) -> Response:
+    """With the responses of a call, from when the first is there."""
+    call = await begun(rpc, request)
+    first = await call.read()
+
+    async def events() -> AsyncIterator[str]:
+        response = first
+        try:
+            while response is not grpc.aio.EOF:
+                yield f"data: {as_json(response)}\n\n"
+                response = await call.read()
+            yield "data: [DONE]\n\n"
+        except grpc.RpcError as error:
+            yield f"event: error\ndata: {as_error(from_rpc_error(error))}\n\n"
+        except asyncio.CancelledError:
+            if own_end():
+                raise
+        finally:
+            call.cancel()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def picture(request: Request) -> Response:
+    """The graph of a session as an SVG, as it is now."""
+    tasks = (await (await begun("GetGraph", request))).tasks
+    variables: list[Any] = []
+    token: str | None = ""
+    while token is not None:
+        response = await (await begun("ListVariables", request, limit=1000, page_token=token))
+        variables += response.variables
+        token = response.next_page_token or None
+    drawn = svg([decode(each, GraphTask) for each in tasks], [decode(each, VariableInfo) for each in variables])
+    return Response(drawn, media_type="image/svg+xml", headers={"content-security-policy": "sandbox"})
+
+
+async def page(request: Request) -> Response:
+    """What a person sees."""
+    nonce = secrets.token_urlsafe(16)
+    allowed = f"default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'"
+    headers = {"content-security-policy": f"{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
+    return HTMLResponse(PAGE.read_text("utf-8").replace("NONCE", nonce), headers=headers)
+
+
+async def begun(rpc: str, request: Request, **known: object) -> Any:
+    """The call of the server that a request asks for. It is cancelled if whoever asks goes away."""
+    message = await asked(rpc, request, known)
+    headers = [(name, request.headers[name]) for name in PASSED_ON if name in request.headers]
+    call = method_of(request.app.state.channel, rpc)(message, metadata=headers)
+    leaving = asyncio.create_task(left(request))
+    leaving.add_done_callback(lambda _: call.cancel())
+    call.add_done_callback(lambda _: leaving.cancel())
+    return call
+
+
+async def left(request: Request) -> None:
+    """Return when nobody waits for the answer."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def asked(rpc: str, request: Request, known: dict[str, object]) -> Message:
+    """The message that path, query and body make. Raises InvalidArgument for what cannot be one."""
+    kind = GetMessageClass(METHODS[rpc].input_type)
+    fields: dict[str, Any] = {**request.query_params, **request.path_params, **known}
+    for name, value in fields.items():
+        field = kind.DESCRIPTOR.fields_by_name.get(name)
+        if field is not None and field.type == field.TYPE_BOOL:
+            fields[name] = {"true": True, "false": False}.get(value, value)
+    try:
+        if request.method in ("POST", "PUT"):
+            fields = json.loads(await body(request)) | fields
+        return json_format.ParseDict(fields, kind())
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        told = str(error).partition("\n")[0] if isinstance(error, json_format.ParseError) else "is no JSON object"
+        raise InvalidArgument.field("request", told) from error
+
+
+async def body(request: Request) -> bytes:
+    """All of it. HTTPException for one that is too large, or that a form of any page could send."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the body must be application/json")
+    read = bytearray()
+    async for part in request.stream():
+        read += part
+        if len(read) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body must have up to {MAX_BODY_BYTES} bytes")
+    return bytes(read)
+
+
+def as_json(message: Message) -> str:
+    """By the names that the contract has, with all fields but those that say whether they are set."""
+    told = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return json.dumps(told, ensure_ascii=False)
+
+
+def as_error(error: JaxctxError) -> str:
+    """As JSON."""
+    field = error.violations[0].field if error.violations else None
+    told = {"message": error.message, "type": error.code.lower(), "code": error.reason, "param": field}
+    return json.dumps({"error": told}, ensure_ascii=False)
+
+
+def refused(error: JaxctxError) -> Response:
+    """An error of the server."""
+    retry = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
+    return Response(as_error(error), STATUS.get(error.code, 500), retry, "application/json")
+
+
+async def unserved(request: Request, error: Exception) -> Response:
+    """An error of HTTP's own."""
+    assert isinstance(error, HTTPException)
+    told = {"message": error.detail, "type": "invalid_argument", "code": "HTTP", "param": None}
+    return Response(json.dumps({"error": told}), error.status_code, error.headers, "application/json")
+
+
+def main() -> None:
+    """Serve until a signal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("server", nargs="?", default=SERVER, help=f"HOST:PORT or unix:PATH (default: {SERVER})")
+    parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1 to listen on (default: {PORT})")
+    chosen = parser.parse_args()
+    uvicorn.run(application(chosen.server), host="127.0.0.1", port=chosen.port, access_log=False)
+
+
+if __name__ == "__main__":
+    main()
