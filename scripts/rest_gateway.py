@@ -66,6 +66,8 @@ STATUS = {  # as gateways have it; all else is 500
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+# Of what parses bodies: json_format has no error of its own for what is no object, nor for a name with half a character.
+REFUSALS = (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, SystemError)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -174,7 +176,8 @@ async def page(request: Request) -> Response:
 async def begun(rpc: str, request: Request, **known: object) -> Any:
     """The call of the server that a request asks for. It is cancelled if whoever asks goes away."""
     message = await asked(rpc, request, known)
-    headers = [(name, request.headers[name]) for name in PASSED_ON if name in request.headers]
+    given = [(name, request.headers.get(name, "")) for name in PASSED_ON]
+    headers = [(name, value) for name, value in given if value.isascii() and value.isprintable() and value]
     call = method_of(request.app.state.channel, rpc)(message, metadata=headers)
     leaving = asyncio.create_task(left(request))
     leaving.add_done_callback(lambda _: call.cancel())
@@ -191,16 +194,17 @@ async def left(request: Request) -> None:
 async def asked(rpc: str, request: Request, known: dict[str, object]) -> Message:
     """The message that path, query and body make. Raises InvalidArgument for what cannot be one."""
     kind = GetMessageClass(METHODS[rpc].input_type)
-    fields: dict[str, Any] = {**request.query_params, **request.path_params, **known}
+    with_body = request.method in ("POST", "PUT")
+    fields: dict[str, Any] = {**({} if with_body else request.query_params), **request.path_params, **known}
     for name, value in fields.items():
         field = kind.DESCRIPTOR.fields_by_name.get(name)
         if field is not None and field.type == field.TYPE_BOOL:
             fields[name] = {"true": True, "false": False}.get(value, value)
     try:
-        if request.method in ("POST", "PUT"):
+        if with_body:
             fields = json.loads(await body(request)) | fields
         return json_format.ParseDict(fields, kind())
-    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except REFUSALS as error:
         told = str(error).partition("\n")[0] if isinstance(error, json_format.ParseError) else "is no JSON object"
         raise InvalidArgument.field("request", told) from error
 

@@ -196,6 +196,9 @@ class TestRefused:
             ("POST", "/v1/session", b"{", (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"\xff", (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"[" * 100_000, (400, "INVALID_FIELD", "request")),
+            ("POST", "/v1/session", b'{"session_id": "\\ud800"}', (400, "INVALID_FIELD", "request")),
+            ("POST", "/v1/session", b'{"\\ud800": 1}', (400, "INVALID_FIELD", "request")),
+            ("POST", "/v1/session?session_id=x", {"session_id": "there"}, (409, "ALREADY_EXISTS", None)),
             ("GET", "/v1/session?limit=many", None, (400, "INVALID_FIELD", "request")),
             ("GET", "/v1/session?limit=1001", None, (400, "INVALID_FIELD", "limit")),
             ("GET", "/v1/session?limit=1&limits=1", None, (400, "INVALID_FIELD", "request")),
@@ -259,7 +262,8 @@ class TestTenants:
 
     async def test_each_has_its_own(self, web: Web) -> None:
         assert (await web("GET", "/v1/session")).error == (401, "UNAUTHENTICATED", None)
-        assert (await web("GET", "/v1/session", key="carol")).error == (401, "UNAUTHENTICATED", None)
+        for key in ("carol", "\xe4lice", "x" * 10_000):
+            assert (await web("GET", "/v1/session", key=key)).error[0] in (401, 429)
         alice, bob = TENANTS
         assert (await web("POST", "/v1/session", {"session_id": "hers"}, key=alice)).status == 200
         for path in ("hers", "hers/graph", "hers/graph.svg"):
