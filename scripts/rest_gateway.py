@@ -66,7 +66,7 @@ STATUS = {  # as gateways have it; all else is 500
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-# Of what parses bodies: json_format has no error of its own for what is no object, nor for a name with half a character.
+# Of what parses bodies; json_format has none of its own for what is no object or has a name with half a character.
 REFUSALS = (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, SystemError)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
