@@ -137,9 +137,10 @@ async def test_no_defect_ends_the_step_thread_in_silence(make_engine, monkeypatc
     def fail(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    task = asyncio.create_task(greedy(engine, context_id, 1500, Caller(deadline=clock() + 0.2)))
+    task = asyncio.create_task(greedy(engine, context_id, 1500, Caller(deadline=clock() + 100)))
     await until(engine, 1, 0)
     monkeypatch.setattr(engine.core if where == "expire" else engine.core.scheduler, where, fail)
+    clock.offset += 100
     with pytest.raises(Unavailable):
         await asyncio.wait_for(task, 10)
     assert await asyncio.wait_for(engine.failure(), 10)
