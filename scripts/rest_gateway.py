@@ -37,7 +37,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -66,6 +66,8 @@ STATUS = {  # as gateways have it; all else is 500
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+GONE = Response(status_code=499)  # for nobody
+LAST_WORDS_S = 5  # for texts that are being read when it is to end
 # Of what parses bodies; json_format has none of its own for what is no object or has a name with half a character.
 REFUSALS = (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, SystemError)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -109,10 +111,12 @@ def typed(work: Endpoint) -> Endpoint:
             return refused(from_rpc_error(error))
         except JaxctxError as error:
             return refused(error)
+        except ClientDisconnect:
+            return GONE
         except asyncio.CancelledError:
             if own_end():
                 raise
-            return Response(status_code=499)  # for nobody
+            return GONE
 
     return endpoint
 
@@ -255,7 +259,13 @@ def main() -> None:
     parser.add_argument("server", nargs="?", default=SERVER, help=f"HOST:PORT or unix:PATH (default: {SERVER})")
     parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1 to listen on (default: {PORT})")
     chosen = parser.parse_args()
-    uvicorn.run(application(chosen.server), host="127.0.0.1", port=chosen.port, access_log=False)
+    uvicorn.run(
+        application(chosen.server),
+        host="127.0.0.1",
+        port=chosen.port,
+        access_log=False,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 async def served(gateway: Any, server: str) -> AsyncIterator[Web]:
     """A gateway to a server, in the test's event loop."""
     uvicorn = gateway.uvicorn
-    web = uvicorn.Server(uvicorn.Config(gateway.application(server), port=0, log_level="warning"))
+    web = uvicorn.Server(uvicorn.Config(gateway.application(server), port=0, log_config=None))
     serving = asyncio.create_task(web.serve())
     while not web.started:
         await asyncio.sleep(0.01)
@@ -235,6 +235,17 @@ class TestRefused:
         told = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
         assert told.startswith(b"HTTP/1.1 413 ")
         writer.close()
+
+    async def test_half_a_body(self, web: Web, caplog: pytest.LogCaptureFixture) -> None:
+        """Whoever leaves it is told nothing, and it is no defect."""
+        _, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        assert (await web("GET", "/v1/session")).json["sessions"] == []
+        assert "Traceback" not in caplog.text
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
     async def test_what_a_form_of_any_page_can_send(self, web: Web, kind: str) -> None:
