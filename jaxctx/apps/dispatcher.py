@@ -37,11 +37,7 @@ class Dispatcher:
     """The queue, and what runs. Lives on the event loop."""
 
     def __init__(
-        self,
-        run: Callable[[Task, EngineNode], Awaitable[None]],
-        *,
-        policy: Policy | None = None,
-        **registry: float,
+        self, run: Callable[[Task, EngineNode], Awaitable[None]], *, policy: Policy | None = None, **registry: float
     ) -> None:
         """`run` does a task on an engine; the task's graph is told how it went."""
         self.engines = Engines(self.look, self._lost, **registry)

@@ -47,11 +47,7 @@ class Link:
     """One channel to a server. Opens lazily; lives until it is closed."""
 
     def __init__(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        api_key: str | None,
-        timeout_s: float | None,
+        self, target: str, credentials: grpc.ChannelCredentials | None, api_key: str | None, timeout_s: float | None
     ) -> None:
         """Space around the key (a file's last line feed) is not part of it.
 
