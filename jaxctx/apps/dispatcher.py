@@ -5,8 +5,6 @@ longest part of the prompt is preferred; else the one on whose users it has the 
 one, what an older request needs goes first. All but the turns are switches; every decision says what it rests on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

@@ -5,8 +5,6 @@ beats; when it answers again that is another life of it, with another epoch. Wha
 that nothing of it can come late. Figures of load are those of the last beat, corrected by what was done since.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import OrderedDict

@@ -7,8 +7,6 @@ A variable never runs anything: asking for one is `Session.ask`. While an engine
 be read; they are the text only when it is set.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator

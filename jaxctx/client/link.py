@@ -1,11 +1,9 @@
 """How calls travel: channel options, retries, metadata and deadlines, and the steps of one call."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -65,7 +63,7 @@ class Link:
             self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
         self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
 
-    def about(self, **fields: str) -> Link:
+    def about(self, **fields: str) -> Self:
         """The same channel, for requests that all have these fields."""
         link = copy.copy(self)
         link._about = self._about | fields

@@ -1,12 +1,10 @@
 # Generated from jaxctx/client/link.py by scripts/stubs. Not edited by hand.
 """How calls travel: channel options, retries, metadata and deadlines, and the steps of one call."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Generator, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -65,7 +63,7 @@ class Link:
             self.channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
         self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
 
-    def about(self, **fields: str) -> Link:
+    def about(self, **fields: str) -> Self:
         """The same channel, for requests that all have these fields."""
         link = copy.copy(self)
         link._about = self._about | fields
