@@ -1,4 +1,6 @@
-"""A core's way to its engines: every call that is no program's goes as it came to the engine that is its place.
+# ruff: noqa: N802 - gRPC names the methods
+"""A core's way to its engines, which come and go: every call that is no program's goes as it came to the engine that is
+its place.
 
 What a call is about, a context or a snapshot, is on one engine, which is asked first if it is remembered; then others
 are, the least loaded first, until one knows it: NotFound says that nothing was done. While an engine that may come back
@@ -14,6 +16,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -24,6 +27,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import RemoteEngine, lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx.v1.rules_pb2 import found_by, work
 from jaxctx.v1.services import METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import Context
@@ -49,13 +53,35 @@ class Home:
 
 
 class Router(Service):
-    """The services that engines answer, in a core. Lives on the event loop."""
+    """EngineService, and the services that engines answer, in a core. Lives on the event loop."""
 
-    def __init__(self, serving: Serving, clock: Callable[[], float]) -> None:
+    def __init__(self, serving: Serving, clock: Callable[[], float], cluster_key: str) -> None:
         super().__init__(serving, clock)
+        self._cluster_key = cluster_key
         self._homes: OrderedDict[tuple[str, str], Home] = OrderedDict()  # by tenant and id
         # What is being made: by tenant, the method that finds it, and id.
         self._making: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def Register(self, request: RegisterRequest, context: Context) -> AsyncIterator[RegisterResponse]:
+        served, _ = self.valid(context, request)
+        if served.model is not None:
+            raise FailedPrecondition("this server is no core", reason="WRONG_ROLE")
+        programs, engines = served.programs, served.programs.dispatcher.engines
+        peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0]  # of ipv4:10.0.0.7:41234, or a Unix socket
+        address = f"{peer or '127.0.0.1'}:{request.port}"
+        async with aclosing(RemoteEngine(address, request.life, self._cluster_key, self._clock)) as engine:
+            await engine.stats()  # Unavailable if it cannot be reached there
+            attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
+            before, programs.attending[address] = programs.attending.get(address), attending
+            try:
+                if before is not None:
+                    before.cancel()  # its call may have ended unnoticed
+                await asyncio.sleep(0)  # it begins by registering
+                yield RegisterResponse(epoch=engines.nodes[address].epoch)
+                await asyncio.wait([attending])
+            finally:
+                attending.cancel()
+                await asyncio.wait([attending])
 
     async def answer(self, rpc: str, caller: Caller, request: Any) -> Any:
         """The only response of `responses`."""
