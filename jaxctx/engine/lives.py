@@ -29,10 +29,10 @@ T = TypeVar("T", ContextInfo, Publication, Snapshot)
 PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
 
 
-def told(kind: type[T], source: Context | Version, **others: object) -> T:
-    """An answer: when its source began and ends, what it calls by the names of the answer's fields, and `others`."""
+def told(kind: type[T], source: Context | Version, *more: object, **others: object) -> T:
+    """An answer: when its source began and ends, what it and `more` call by the names of its fields, and `others`."""
     end = source.lifetime
-    same = named(kind, source) | {"created_at": moment(source.created_at), "expiry": None}
+    same = named(kind, source, *more) | {"created_at": moment(source.created_at), "expiry": None}
     if end.at is not None and end.seconds is not None:
         same["expiry"] = Expiry(at=moment(end.at), seconds=end.seconds, sliding=end.sliding)
     return kind(**same | others)
