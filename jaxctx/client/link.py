@@ -1,7 +1,10 @@
-"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call."""
+"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call; and what is closed
+when its `async with` block is left.
+"""
 
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self, TypeVar
 
@@ -12,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
-from jaxctx.errors import InvalidArgument
+from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.services import METHODS
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
@@ -122,3 +125,21 @@ class Link:
             for message in getattr(response, response.DESCRIPTOR.fields[0].name):
                 yield decode(message, kind)
             page_token = response.next_page_token or None
+
+
+class Closing(ABC):
+    """To be closed by hand, or by leaving its `async with` block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up what it is of."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except JaxctxError:
+            if error is None:  # else the error of the block is the one to see
+                raise
