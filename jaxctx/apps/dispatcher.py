@@ -182,6 +182,5 @@ class Dispatcher:
             if task.attempts < MAX_ATTEMPTS:
                 self.submit(task)
             else:
-                task.call.graph.fail(
-                    task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
-                )
+                why = Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
+                task.call.graph.fail(task, why)

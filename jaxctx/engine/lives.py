@@ -113,8 +113,7 @@ class Lives:
 
     def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
         """Give up a context; its writer is ended first, and told why."""
-        writer = self.scheduler.writers.get(context)
-        if writer is not None:
+        if (writer := self.scheduler.writers.get(context)) is not None:
             self.scheduler.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self.cache.close(context)
