@@ -20,8 +20,7 @@ import jax
 import numpy as np
 
 from jaxctx.cache.contexts import Identity
-from jaxctx.engine.assembly import REAL_WORLD
-from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import Device
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
@@ -89,7 +88,7 @@ def main() -> None:
         for drafts in (0, 8):
             identity = Identity(namespace="", model_revision=loaded.revision, kv_dtype=loaded.model.kv.dtype)
             sizes = replace(config, draft_tokens=drafts)
-            core = EngineCore(sizes, device, load_text(BUNDLED), identity, "bundled", REAL_WORLD)
+            core = EngineCore(sizes, device, load_text(BUNDLED), identity, "bundled", World())
             sent, booked = (statistics.median(each) for each in zip(*measure(core, streams), strict=True))
             print(f"{streams:7d}  {drafts:6d} {sent:6.2f} {booked:7.2f}")
 

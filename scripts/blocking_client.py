@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "jaxctx" / "client"
-MODULES = ("clients", "closing", "contexts", "link", "loops", "sessions")  # of CLIENT: what is written for both
+MODULES = ("clients", "contexts", "link", "loops", "sessions")  # of CLIENT: what is written for both
 REPLACED = {  # by patterns of what the asyncio client says: what the blocking one does
     # Modules.
     rf"\bjaxctx\.client\.(?=(?:{'|'.join(MODULES)})\b)": "jaxctx.v1.blocking.",

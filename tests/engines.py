@@ -139,8 +139,9 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         device_config: EngineConfig = ROOMY,
         store: str | None = None,
         whole: bool = True,  # else the device compiles what it is asked for, when it is
+        device: str = "",  # engines that run at once need different ones
     ) -> LocalEngine:
-        key = (served.revision, config.page_size)  # engines that run at once need different ones
+        key = (served.revision, config.page_size, device)
         if key not in devices:
             devices[key] = on_demand(served, replace(device_config, page_size=config.page_size))
             if whole:

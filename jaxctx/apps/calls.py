@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_128_digest
 
-from jaxctx.answers import Criterion, GraphTask, Phase, SubmitCallResult, VariableState
+from jaxctx.answers import Criterion, GraphTask, Phase, SubmitCallResult, VariableState, named
 from jaxctx.apps.template import Chain
 from jaxctx.apps.variables import Variable
 from jaxctx.errors import ResourceExhausted
@@ -96,16 +96,13 @@ class Task:
     @property
     def info(self) -> GraphTask:
         """As it is told."""
-        return GraphTask(
-            call_id=self.call.id,
-            phase=self.phase,
-            criterion=None if self.phase is Phase.IDLE else self.criterion,
-            inputs=[variable.id for variable in self.inputs],
-            output=self.output.id,
-            engine_id=self.engine_id,
-            why=self.why,
-            function=self.chain.function,
-        )
+        others = {
+            "call_id": self.call.id,
+            "criterion": None if self.phase is Phase.IDLE else self.criterion,
+            "inputs": [variable.id for variable in self.inputs],
+            "output": self.output.id,
+        }
+        return GraphTask(**named(GraphTask, self, self.chain) | others)
 
     @property
     def ended(self) -> bool:

@@ -5,8 +5,6 @@ longest part of the prompt is preferred; else the one on whose users it has the 
 one, what an older request needs goes first. All but the turns are switches; every decision says what it rests on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict
@@ -37,11 +35,7 @@ class Dispatcher:
     """The queue, and what runs. Lives on the event loop."""
 
     def __init__(
-        self,
-        run: Callable[[Task, EngineNode], Awaitable[None]],
-        *,
-        policy: Policy | None = None,
-        **registry: float,
+        self, run: Callable[[Task, EngineNode], Awaitable[None]], *, policy: Policy | None = None, **registry: float
     ) -> None:
         """`run` does a task on an engine; the task's graph is told how it went."""
         self.engines = Engines(self.look, self._lost, **registry)
@@ -188,6 +182,5 @@ class Dispatcher:
             if task.attempts < MAX_ATTEMPTS:
                 self.submit(task)
             else:
-                task.call.graph.fail(
-                    task, Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
-                )
+                why = Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
+                task.call.graph.fail(task, why)

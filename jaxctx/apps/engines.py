@@ -5,8 +5,6 @@ beats; when it answers again that is another life of it, with another epoch. Wha
 that nothing of it can come late. Figures of load are those of the last beat, corrected by what was done since.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import OrderedDict
@@ -49,7 +47,7 @@ class EngineNode:
 
     def beat(self, stats: EngineStats) -> None:
         """Its load as it says."""
-        self.stats, self.draining = stats, stats.draining
+        self.stats, self.draining = stats, self.draining or stats.draining
         promised = stats.pages_reserved * self.engine.info.page_size  # what idle contexts hold can be had
         self._others = max(0, stats.running + stats.waiting - len(self.running))
         self._tokens_of_others = max(0, promised - sum(map(self.tokens_of, self.running)))

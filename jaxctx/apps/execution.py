@@ -13,8 +13,6 @@ anew from them elsewhere. An output that was being made goes on behind the text 
 (behind its tokens, where that text has broken characters), so that no text is lost or comes twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress

@@ -7,14 +7,12 @@ A variable never runs anything: asking for one is `Session.ask`. While an engine
 be read; they are the text only when it is set.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from jaxctx.answers import Criterion, VariableInfo, VariableState
+from jaxctx.answers import Criterion, VariableInfo, VariableState, named
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError
 
 if TYPE_CHECKING:
@@ -55,16 +53,8 @@ class Variable:
     @property
     def info(self) -> VariableInfo:
         """As it is told."""
-        error = self.error
-        return VariableInfo(
-            variable_id=self.id,
-            name=self.name,
-            description=self.description,
-            state=self.state,
-            text=self.text,
-            error_reason=error.reason if error else "",
-            error_message=error.message if error else "",
-        )
+        why = {"error_reason": self.error.reason, "error_message": self.error.message} if self.error else {}
+        return VariableInfo(**named(VariableInfo, self) | {"variable_id": self.id} | why)
 
     def check_free(self) -> None:
         """Raise AlreadyExists if it is set or has failed, FailedPrecondition if a call makes it."""

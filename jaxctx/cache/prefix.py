@@ -178,15 +178,7 @@ class PrefixIndex:
             self.acquire(node)
             self.release(parent)
             return node
-        node = PageNode(
-            parent,
-            tokens,
-            marks=marks,
-            page=page,
-            holders=1,
-            depth=parent.depth + 1,
-            indexed=True,
-        )
+        node = PageNode(parent, tokens, marks=marks, page=page, holders=1, depth=parent.depth + 1, indexed=True)
         node.owner = owner
         parent.children[owner, tokens, marks] = node
         return node  # the hold on the parent is now that of a held child

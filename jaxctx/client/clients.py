@@ -10,9 +10,8 @@ from typing import Any, Unpack
 import grpc
 
 from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
-from jaxctx.client.closing import Closing
 from jaxctx.client.contexts import Context
-from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
+from jaxctx.client.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Closing, Link
 from jaxctx.client.sessions import Session
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError

@@ -10,8 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from jaxctx.answers import Comparison, ContextInfo, ContextPages, ContextState, FillResult, GetContextResult
 from jaxctx.client import requests
-from jaxctx.client.closing import Closing
-from jaxctx.client.link import Link
+from jaxctx.client.link import Closing, Link
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError, NotFound

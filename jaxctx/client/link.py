@@ -1,11 +1,12 @@
-"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call."""
-
-from __future__ import annotations
+"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call; and what is closed
+when its `async with` block is left.
+"""
 
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.client.requests import make
 from jaxctx.codec import decode
-from jaxctx.errors import InvalidArgument
+from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.services import METHODS
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
@@ -47,11 +48,7 @@ class Link:
     """One channel to a server. Opens lazily; lives until it is closed."""
 
     def __init__(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        api_key: str | None,
-        timeout_s: float | None,
+        self, target: str, credentials: grpc.ChannelCredentials | None, api_key: str | None, timeout_s: float | None
     ) -> None:
         """Space around the key (a file's last line feed) is not part of it.
 
@@ -69,7 +66,7 @@ class Link:
             self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
         self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
 
-    def about(self, **fields: str) -> Link:
+    def about(self, **fields: str) -> Self:
         """The same channel, for requests that all have these fields."""
         link = copy.copy(self)
         link._about = self._about | fields
@@ -128,3 +125,21 @@ class Link:
             for message in getattr(response, response.DESCRIPTOR.fields[0].name):
                 yield decode(message, kind)
             page_token = response.next_page_token or None
+
+
+class Closing(ABC):
+    """To be closed by hand, or by leaving its `async with` block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up what it is of."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except JaxctxError:
+            if error is None:  # else the error of the block is the one to see
+                raise

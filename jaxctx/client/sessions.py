@@ -8,9 +8,8 @@ from typing import Any
 
 from jaxctx.answers import Criterion, SessionInfo, SubmitCallResult, VariableInfo
 from jaxctx.client import requests
-from jaxctx.client.closing import Closing
 from jaxctx.client.gathering import gather_all
-from jaxctx.client.link import Link
+from jaxctx.client.link import Closing, Link
 from jaxctx.client.templates import Call, Template, standing
 from jaxctx.errors import NotFound
 from jaxctx.v1.operations import SessionCalls, VariableCalls

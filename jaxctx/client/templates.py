@@ -11,8 +11,6 @@ The function is never run. Which `{{name}}` are places, and what may stand there
 The same for both clients.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -141,11 +141,5 @@ class Archive:
 
 
 def _publication(published: Context) -> Publication:
-    return told(
-        Publication,
-        published,
-        publication_id=published.id,
-        tokens=published.seq_len,
-        pages=published.committed_pages,
-        salt=published.identity.salt,
-    )
+    size = {"tokens": published.seq_len, "pages": published.committed_pages}
+    return told(Publication, published, published.identity, publication_id=published.id, **size)

@@ -32,15 +32,11 @@ class ServedModel:
     dtype: str
 
 
-REAL_WORLD = World()
-
-
 def open_engine(
     served: ServedModel,
     config: EngineConfig,
     *,
     mesh: Mesh | None = None,
-    world: World = REAL_WORLD,
     store: str | None = None,
     progress: CompileProgress | None = None,
 ) -> LocalEngine:
@@ -51,6 +47,7 @@ def open_engine(
     device = Device(served.model, served.params, config, mesh)
     device.compile(progress)
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=stored_as(served.model.kv, device))
+    world = World()
     core = EngineCore(config, device, served.text, identity, served.model_id, world)
     snapshots = SnapshotStore(
         store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16), history=config.snapshot_history

@@ -29,10 +29,10 @@ T = TypeVar("T", ContextInfo, Publication, Snapshot)
 PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
 
 
-def told(kind: type[T], source: Context | Version, **others: object) -> T:
-    """An answer: when its source began and ends, what it calls by the names of the answer's fields, and `others`."""
+def told(kind: type[T], source: Context | Version, *more: object, **others: object) -> T:
+    """An answer: when its source began and ends, what it and `more` call by the names of its fields, and `others`."""
     end = source.lifetime
-    same = named(kind, source) | {"created_at": moment(source.created_at), "expiry": None}
+    same = named(kind, source, *more) | {"created_at": moment(source.created_at), "expiry": None}
     if end.at is not None and end.seconds is not None:
         same["expiry"] = Expiry(at=moment(end.at), seconds=end.seconds, sliding=end.sliding)
     return kind(**same | others)
@@ -113,8 +113,7 @@ class Lives:
 
     def close(self, context: Context, change: Change = Change.CLOSED, why: JaxctxError | None = None) -> None:
         """Give up a context; its writer is ended first, and told why."""
-        writer = self.scheduler.writers.get(context)
-        if writer is not None:
+        if (writer := self.scheduler.writers.get(context)) is not None:
             self.scheduler.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self.cache.close(context)

@@ -47,17 +47,14 @@ class Snapshots:
 
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         overwrite = request.overwrite_version
-        await asyncio.to_thread(self.store.check, caller.tenant, request.name, overwrite)
         hidden: list[Context] = []  # dropped at the end
         saving = object()
-
-        def freeze() -> None:
-            self.loop.core.raise_if_draining()
-            hidden.append(self._archive.freeze(caller, request.context_id))
-
         self._saves[saving] = None
         try:
-            await self.loop.call(freeze)
+            await self.loop.call(self.loop.core.raise_if_draining)  # else a drain waits for it from now on
+            store = await self._looked(caller, request.name)
+            await asyncio.to_thread(store.check, caller.tenant, request.name, overwrite)
+            await self.loop.call(lambda: hidden.append(self._archive.freeze(caller, request.context_id)))
             frozen = hidden[0]
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self._resume(caller, frozen)
@@ -97,7 +94,7 @@ class Snapshots:
     async def open(self, caller: Caller, request: OpenRequest, *, take: bool = False) -> FillResult:
         """Raises FailedPrecondition (MODEL_MISMATCH), DataLoss."""
         await self.loop.call(self.loop.core.raise_if_draining)
-        version = self.store.get(caller.tenant, request.name, request.version)
+        version = (await self._looked(caller, request.name)).get(caller.tenant, request.name, request.version)
         made: list[Context] = []
         try:
             if version.durable:
@@ -146,7 +143,7 @@ class Snapshots:
         return await self.loop.call(self._archive.publish, caller, context_id, settings)
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
-        found = self.store.get(caller.tenant, name, version)
+        found = (await self._looked(caller, name)).get(caller.tenant, name, version)
         return told(Snapshot, found, latest=self.store.get(caller.tenant, name).version == found.version)
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
@@ -154,16 +151,24 @@ class Snapshots:
         return [told(Snapshot, each, latest=True) for each in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
-        versions = self.store.history(caller.tenant, name)
+        versions = (await self._looked(caller, name)).history(caller.tenant, name)
         return [told(Snapshot, version, latest=version is versions[0]) for version in versions]
 
     async def update_snapshot(self, caller: Caller, name: str, version: int | None, changes: Changes) -> Snapshot:
         lifetime = None if changes.ttl is None else self._archive.lifetime(changes.ttl)
-        found = await asyncio.to_thread(self.store.update, caller.tenant, name, version, lifetime, changes.labels)
+        store = await self._looked(caller, name)
+        found = await asyncio.to_thread(store.update, caller.tenant, name, version, lifetime, changes.labels)
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        return len(await asyncio.to_thread(self.store.remove, caller.tenant, name, version))
+        store = await self._looked(caller, name)
+        return len(await asyncio.to_thread(store.remove, caller.tenant, name, version))
+
+    async def _looked(self, caller: Caller, name: str) -> SnapshotStore:
+        """The store, once it knows what other processes made of a name until now."""
+        if self.store.durable:
+            await asyncio.to_thread(self.store.look, caller.tenant, name)
+        return self.store
 
     def _release(self, versions: Sequence[Version]) -> None:
         """Drop what versions that are gone held in memory."""

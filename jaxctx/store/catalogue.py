@@ -49,7 +49,7 @@ def damaged(name: str) -> DataLoss:
 
 
 class Catalogue:
-    """Thread-safe; every method but `change`, `refresh` and `settle` answers without I/O."""
+    """Thread-safe; every method but `change`, `look`, `refresh` and `settle` answers without I/O."""
 
     def __init__(self, objects: Objects, clock: Callable[[], float]) -> None:
         self._objects, self._clock = objects, clock
@@ -104,6 +104,14 @@ class Catalogue:
                     return before, self._install(tenant, name, replace(after, generation=generation))
                 self._reload(tenant, name)
 
+    def look(self, tenant: str, name: str) -> None:
+        """Take over what other processes made of a name since. What is known stays where the store fails, or if the
+        latest version is in memory: then the name is ours.
+        """
+        if all(version.durable for version in self.entry(tenant, name).versions[-1:]):
+            with suppress(JaxctxError), self._stripe(tenant, name):
+                self._reload(tenant, name)
+
     def refresh(self) -> None:
         """Take over what other processes changed since."""
         for tenant, name, _, generation in self._read_all():
@@ -142,7 +150,9 @@ class Catalogue:
             raise
 
     def _reload(self, tenant: str, name: str) -> Entry:
-        return self._merge(tenant, name, *self._objects.read(_key(tenant, name))())
+        stored, generation = self._objects.read(_key(tenant, name))()
+        entry = self.entry(tenant, name)
+        return entry if entry.generation == generation else self._merge(tenant, name, stored, generation)
 
     def _merge(self, tenant: str, name: str, stored: bytes | None, generation: bytes) -> Entry:
         """Take over the durable versions of a record; those in memory stay unless their numbers are taken."""

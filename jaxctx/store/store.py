@@ -22,7 +22,8 @@ class SnapshotStore:
     as far as the store still lets us know. Deleting a version does not delete its pages: `expire`, on a thread of its
     own, does that, and begins with what an earlier process left behind.
 
-    Several processes may use one URL. Each sees its own changes and, of names that it changes, the others'.
+    Several processes may use one URL. Each sees its own changes and, of names that it changes or is told to `look` at,
+    the others'.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class SnapshotStore:
         versions are kept (None: all): the oldest goes when one more is saved.
         """
         self._history = history
-        self._durable = objects is not None
+        self.durable = objects is not None
         if objects is None or isinstance(objects, str):
             objects = open_objects("memory://none" if objects is None else objects)
         self._objects = objects
         self._clock = clock
         self._catalogue = Catalogue(self._objects, clock)
+        self.look = self._catalogue.look
         self._pages = Pages(self._objects, self._catalogue, clock, new_id)
 
     def on_gone(self, tell: Callable[[Sequence[Version]], object]) -> None:
@@ -193,7 +195,7 @@ class SnapshotStore:
         The first call reads all manifests, to know which pages are stored. Two saves of equal pages at the same time
         may both store them.
         """
-        if not self._durable:
+        if not self.durable:
             raise FailedPrecondition("this server has no store for durable snapshots", reason="NO_STORE")
         return SnapshotWriter(self._objects, self._pages, self.put, lineage)
 

@@ -67,6 +67,8 @@ class AdminServiceServicer:
     def Drain(self, request, context):
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
+
+        An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,6 +35,8 @@ class AdminServiceStub:
     ]
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
+
+    An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
     """
 
     ClearCache: grpc.UnaryUnaryMultiCallable[
@@ -60,6 +62,8 @@ class AdminServiceAsyncStub:
     ]
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
+
+    An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
     """
 
     ClearCache: grpc.aio.UnaryUnaryMultiCallable[
@@ -89,6 +93,8 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.DrainResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.DrainResponse]]:
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
+
+        An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
         """
 
     @abc.abstractmethod

@@ -24,17 +24,23 @@ class RegisterRequest(google.protobuf.message.Message):
 
     PORT_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     port: builtins.int
     """The port on which the engine listens, at the address from which this call comes."""
     life: builtins.str
     """Of the engine's process, and of no other: what comes in `jaxctx-life`."""
+    leaving: builtins.bool
+    """The engine, which has joined, is about to drain: begin nothing more there, and have its contexts go on at others of
+    its model and its durable store. The call answers nothing, and ends when all are there that can be.
+    """
     def __init__(
         self,
         *,
         port: builtins.int = ...,
         life: builtins.str = ...,
+        leaving: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["life", b"life", "port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leaving", b"leaving", "life", b"life", "port", b"port"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

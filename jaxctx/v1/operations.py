@@ -716,6 +716,9 @@ class ServerCalls(Generic[ContextT, SessionT]):
         """Refuse new work with Unavailable (DRAINING), let running work finish, then answer.
 
         The server goes on draining if the caller does not wait for the answer.
+
+        An engine of a core takes work until that has moved its contexts elsewhere, as far as it can
+        (EngineService.Register).
         """
         await self._link.call("Drain", timeout_s)
 

@@ -31,6 +31,9 @@ class SnapshotServiceStub:
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     def __init__(self, channel):
@@ -107,6 +110,9 @@ class SnapshotServiceServicer:
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     def Save(self, request, context):
@@ -271,6 +277,9 @@ class SnapshotService:
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     @staticmethod

@@ -23,6 +23,9 @@ class SnapshotServiceStub:
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -106,6 +109,9 @@ class SnapshotServiceAsyncStub:
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     Save: grpc.aio.UnaryUnaryMultiCallable[
@@ -188,6 +194,9 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
     Every operation is atomic: a save that fails, or a server that is killed during one, leaves what was there before. A
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
+
+    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
+    alone shows what others did since its server began only where that was asked for by name.
     """
 
     @abc.abstractmethod

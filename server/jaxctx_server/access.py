@@ -94,9 +94,8 @@ def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None
 
 def read_keys(path: Path) -> tuple[Key, ...]:
     """The keys in a file, at least one. Raises StartError naming the file and line of what is wrong."""
-    lines = _text("--keys", path).splitlines()
     keys: list[Key] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_text("--keys", path).splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             where = f"--keys: {path}, line {number}"
             key = _key(line.strip(), where)

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import secrets
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -35,17 +34,22 @@ class Cluster:
 ALONE = Cluster()
 
 
-async def join(core: str, cluster: Cluster, port: int) -> NoReturn:
-    """Keep the engine that listens on this port registered with the core at `core`, whenever that is there."""
+async def join(core: str, cluster: Cluster, port: int, *, leaving_s: float | None = None) -> None:
+    """Keep the engine that listens on this port registered with the core at `core`, whenever that is there. With
+    `leaving_s` have its contexts go on at others instead, within that time and as far as they can.
+    """
     told = None
     while True:
         async with grpc.aio.insecure_channel(core, options=OPTIONS) as channel:
             try:
-                request = RegisterRequest(port=port, life=cluster.life)
-                async for answer in method_of(channel, "Register")(request, metadata=bearing(cluster.key)):
+                request = RegisterRequest(port=port, life=cluster.life, leaving=leaving_s is not None)
+                register = method_of(channel, "Register")
+                async for answer in register(request, metadata=bearing(cluster.key), timeout=leaving_s):
                     told = None
                     log.info("registered with the core at %s, epoch %d", core, answer.epoch)
             except grpc.aio.AioRpcError as error:
                 if (told, told := error.code())[0] is not told:
                     log.warning("not with the core at %s: %s", core, error.details())
+        if leaving_s is not None:
+            return
         await asyncio.sleep(RETRY_S)

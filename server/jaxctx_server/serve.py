@@ -8,6 +8,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import grpc
@@ -51,6 +53,7 @@ async def serve(
     serving = Serving()
     server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster, is_core=config.role == "core")
     addresses = listen(server, config, keys=keys is not None)
+    enter = partial(join, config.core or "", cluster, int(addresses[0].rpartition(":")[2]))
     await server.start()
     joining, engine = None, None
     try:
@@ -62,11 +65,17 @@ async def serve(
             if loaded is None:
                 return INTERRUPTED
             engine, text = loaded
-            serving.opened(Served.of(engine, text, Limits.of(engine.info, queue_limit=config.queue_limit)))
+            served = Served.of(engine, text, Limits.of(engine.info, queue_limit=config.queue_limit))
+
+            async def leave() -> None:
+                await enter(leaving_s=0.9 * config.drain_timeout_s)  # what runs here meanwhile has the rest, too
+                await served.drain()
+
+            serving.opened(replace(served, drain=leave) if config.core and config.store else served)
         info = None if engine is None else engine.info
         print(banner(info, addresses, keys, time.monotonic() - started), file=out, flush=True)
         if config.core is not None:
-            joining = asyncio.create_task(join(config.core, cluster, int(addresses[0].rpartition(":")[2])))
+            joining = asyncio.create_task(enter())
         failure = None if engine is None else await _unless(stop, engine.failure())
         if failure is None:
             await stop.wait()

@@ -192,6 +192,38 @@ async def test_contexts_by_a_core(cluster: Cluster, tmp_path: Path) -> None:
         assert str(await opened.complete(**greedy)) == said(SYSTEM, 40)[20:]
 
 
+async def test_contexts_of_an_engine_that_is_told_to_end_go_on_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    """SIGTERM: at the other engine on the same store, character for character, also behind what was being told then."""
+    await cluster.without_engines()
+    engines = {each.address: each for each in (cluster.engine("--store", str(tmp_path)) for _ in range(2))}
+    await cluster.until(*engines.values())
+    greedy: Any = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    async with jaxctx.aio.Client(cluster.core, timeout_s=60) as client:
+        idle = await client.create(SYSTEM, context_id="idle", labels={"a": "b"})
+        assert str(await idle.complete(**greedy)) == said(SYSTEM, 20)
+        busy = await client.create(SYSTEM + "Tell: ")  # where that is cached
+        pieces = busy.generate(**greedy | {"max_tokens": 700})
+        told = (await anext(pieces)).text
+        (address,) = [one for one in engines if {each async for each in ids_on(one)} == {idle.id, busy.id}]
+        leaving = engines.pop(address)
+        leaving.process.send_signal(signal.SIGTERM)
+        assert str(await idle.complete(**greedy)) == said(SYSTEM, 40)[20:]
+        assert told + "".join([piece.text async for piece in pieces]) == said(SYSTEM + "Tell: ", 700)
+        assert (await asyncio.to_thread(leaving.end))[0] == 0
+        await cluster.until(*engines.values())
+        assert str(await busy.complete(**greedy)) == said(SYSTEM + "Tell: ", 720)[700:]
+        assert str(await idle.complete(**greedy)) == said(SYSTEM, 60)[40:]
+        assert {each.id: each.info.labels async for each in client.contexts()} == {idle.id: {"a": "b"}, busy.id: {}}
+        assert [each async for each in client.snapshots()] == []
+
+
+async def ids_on(address: str) -> AsyncIterator[str]:
+    """Of the contexts that an engine has."""
+    async with jaxctx.aio.Client(address, timeout_s=20) as client:
+        async for each in client.contexts():
+            yield each.id
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(6 * 3600)
 async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: SessionServiceStub) -> None:

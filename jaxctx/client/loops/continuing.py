@@ -1,7 +1,5 @@
 """How every loop begins and ends: the last token is taken out, for a pass to compute, and in the end is buffered."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxctx.client.contexts import Context

@@ -1,7 +1,5 @@
 """Searching for likely continuations by fork: best of n, beam search. Those that lose are closed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

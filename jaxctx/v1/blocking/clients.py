@@ -13,9 +13,8 @@ import grpc
 from jaxctx.answers import ContextEvent, ContextInfo, EngineStats, FillResult, SessionInfo
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError
-from jaxctx.v1.blocking.closing import Closing
 from jaxctx.v1.blocking.contexts import Context
-from jaxctx.v1.blocking.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Link
+from jaxctx.v1.blocking.link import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Closing, Link
 from jaxctx.v1.blocking.operations import ServerCalls
 from jaxctx.v1.blocking.sessions import Session
 from jaxctx.v1.options import Content, CreateOptions

@@ -14,8 +14,7 @@ from jaxctx.client import requests
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
 from jaxctx.codec import decode
 from jaxctx.errors import JaxctxError, NotFound
-from jaxctx.v1.blocking.closing import Closing
-from jaxctx.v1.blocking.link import Link
+from jaxctx.v1.blocking.link import Closing, Link
 from jaxctx.v1.blocking.operations import ContextCalls
 from jaxctx.v1.options import GenerateOptions
 

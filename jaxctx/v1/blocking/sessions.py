@@ -12,8 +12,7 @@ from jaxctx.client import requests
 from jaxctx.client.gathering import in_turn
 from jaxctx.client.templates import Call, Template, standing
 from jaxctx.errors import NotFound
-from jaxctx.v1.blocking.closing import Closing
-from jaxctx.v1.blocking.link import Link
+from jaxctx.v1.blocking.link import Closing, Link
 from jaxctx.v1.blocking.operations import SessionCalls, VariableCalls
 
 

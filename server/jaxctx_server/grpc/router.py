@@ -1,29 +1,37 @@
-"""A core's way to its engines: every call that is no program's goes as it came to the engine that is its place.
+# ruff: noqa: N802 - gRPC names the methods
+"""A core's way to its engines, which come and go: every call that is no program's goes as it came to the engine that is
+its place.
 
 What a call is about, a context or a snapshot, is on one engine, which is asked first if it is remembered; then others
 are, the least loaded first, until one knows it: NotFound says that nothing was done. While an engine that may come back
 cannot be asked, that is Unavailable (ENGINE_LOST) instead. A new context is made on the least loaded engine. Nothing is
 known of its prompt then: with its first fill, if that comes next, all engines say what they would have to do (Plan),
-and it is made anew where most of the prompt is cached.
+and it is made anew where most of the prompt is cached. Contexts of an engine that leaves go on at others.
 """
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.apps.engines import EngineNode
+from jaxctx.apps.execution import LABELS
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import RemoteEngine, lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.context_pb2 import CONTEXT_STATE_BUSY as BUSY
+from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx.v1.rules_pb2 import found_by, work
 from jaxctx.v1.services import METHODS, SERVICES
 from jaxctx_server.grpc.pipeline import Context
@@ -36,6 +44,7 @@ MOST_LISTED = 1000  # entries that an engine may be asked for at once
 WATCH_BUFFER = 64  # changes that wait for a reader
 LOOK_S, PAUSE_S = 1.0, 0.1  # how often a watch looks for engines that came or went, and before it begins anew
 PLAN_TIMEOUT_S, MOVE_TIMEOUT_S = 0.25, 10.0  # for others to say what a first fill would take, and for making it anew
+CARRY_TIMEOUT_S, CARRIED_AT_ONCE = 60.0, 8  # for a context of an engine that leaves to be at another; and how many
 draining = partial(Unavailable, "the server is draining", reason="DRAINING", retry_after_s=5.0)
 
 
@@ -45,17 +54,45 @@ class Home:
 
     node: EngineNode
     created: pb.CreateContextRequest | None = None
-    moving: asyncio.Task[None] | None = None
+    moving: asyncio.Task[Any] | None = None
 
 
 class Router(Service):
-    """The services that engines answer, in a core. Lives on the event loop."""
+    """EngineService, and the services that engines answer, in a core. Lives on the event loop."""
 
-    def __init__(self, serving: Serving, clock: Callable[[], float]) -> None:
+    def __init__(self, serving: Serving, clock: Callable[[], float], cluster_key: str) -> None:
         super().__init__(serving, clock)
+        self._cluster_key = cluster_key
         self._homes: OrderedDict[tuple[str, str], Home] = OrderedDict()  # by tenant and id
         # What is being made: by tenant, the method that finds it, and id.
         self._making: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+        # Contexts that calls are at work on, by tenant and id.
+        self._at_work: WeakValueDictionary[tuple[str, str], nullcontext[None]] = WeakValueDictionary()
+
+    async def Register(self, request: RegisterRequest, context: Context) -> AsyncIterator[RegisterResponse]:
+        served, _ = self.valid(context, request)
+        if served.model is not None:
+            raise FailedPrecondition("this server is no core", reason="WRONG_ROLE")
+        programs, engines = served.programs, served.programs.dispatcher.engines
+        peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0]  # of ipv4:10.0.0.7:41234, or a Unix socket
+        address = f"{peer or '127.0.0.1'}:{request.port}"
+        if request.leaving:
+            if (node := engines.nodes.get(address)) is not None:
+                await self._vacate(node)
+            return
+        async with aclosing(RemoteEngine(address, request.life, self._cluster_key, self._clock)) as engine:
+            await engine.stats()  # Unavailable if it cannot be reached there
+            attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
+            before, programs.attending[address] = programs.attending.get(address), attending
+            try:
+                if before is not None:
+                    before.cancel()  # its call may have ended unnoticed
+                await asyncio.sleep(0)  # it begins by registering
+                yield RegisterResponse(epoch=engines.nodes[address].epoch)
+                await asyncio.wait([attending])
+            finally:
+                attending.cancel()
+                await asyncio.wait([attending])
 
     async def answer(self, rpc: str, caller: Caller, request: Any) -> Any:
         """The only response of `responses`."""
@@ -148,7 +185,7 @@ class Router(Service):
         if (home := self._homes.get(key)) is not None:
             self._homes.move_to_end(key)
             created, home.created = home.created, None
-            if created is not None and rpc == "Fill" and len(self._places(rpc, created)) > 1:
+            if created and rpc == "Fill" and home.moving is None and len(self._places(rpc, created)) > 1:
                 home.moving = asyncio.create_task(self._move(home, created, request, caller))
             if home.moving is not None:
                 await asyncio.shield(home.moving)
@@ -166,6 +203,47 @@ class Router(Service):
                 await remote(best).ask("CreateContext", caller, created)
                 before, home.node = home.node, best
                 await remote(before).close(caller, created.context_id)
+
+    async def _vacate(self, node: EngineNode) -> None:
+        """Begin nothing more on an engine; its contexts go on elsewhere, each once no call is at work on it."""
+        node.draining, tried = True, set[tuple[str, str]]()
+        for tenant in {"", *(tenant for tenant, _ in self._homes)}:  # this core may not have heard of all of them
+            for each in (await remote(node).ask("ListContexts", Caller(tenant), limit=MOST_LISTED)).contexts:
+                self._homes.setdefault((tenant, each.context_id), Home(node))
+        while (here := {key for key, home in self._homes.items() if home.node is node} - tried) or node.forwarded:
+            idle = [key for key in here if key not in self._at_work][:CARRIED_AT_ONCE]
+            moves = [asyncio.create_task(self._carry(self._homes[key], *key)) for key in idle]
+            for key, move in zip(idle, moves, strict=True):
+                self._homes[key].moving = move
+            await asyncio.wait([*moves, asyncio.create_task(asyncio.sleep(PAUSE_S))])  # they go on if this is cancelled
+            tried.update(key for key, move in zip(idle, moves, strict=True) if not move.result())
+
+    async def _carry(self, home: Home, tenant: str, context_id: str) -> bool:
+        """Have an idle context go on at the least loaded engine, by way of a store that both have. Only when it is
+        there is the old one closed. If anything fails that stays, and what was made elsewhere ends. True: it was busy.
+        """
+        caller, name = Caller(tenant, self._clock() + CARRY_TIMEOUT_S), f"moving-{secrets.token_hex(16)}"
+        kept, old = {"name": name, "ttl": {"duration": timedelta(seconds=CARRY_TIMEOUT_S)}}, remote(home.node)
+        with suppress(JaxctxError):
+            told = (await old.ask("GetContext", caller, context_id=context_id)).context
+            node = next(iter(self._places("CreateContext", told)), home.node)
+            is_programs = dict(told.labels) == LABELS  # and made anew when that goes on elsewhere
+            if node.draining or is_programs or told.state == BUSY:
+                return told.state == BUSY and not is_programs
+            try:
+                saved = await old.ask("Save", caller, context_id=context_id, durable=True, **kept)
+                now, end, new = saved.snapshot.created_at, told.expiry, remote(node)
+                pin_for = told.pinned_until - now if told.HasField("pinned_until") else None
+                settings = {"priority": told.priority, "pinned": told.pinned, "pin_for": pin_for}
+                await new.ask("Take", caller, context_id=context_id, **settings, **kept)
+                ttl = {"duration": end.duration if end.sliding else end.at - now, "sliding": end.sliding}
+                settings = {"labels": {"labels": told.labels}, "ttl": ttl if told.HasField("expiry") else {}}
+                await new.ask("UpdateContext", caller, context_id=context_id, **settings)
+                home.node = node
+                await old.close(caller, context_id)
+            finally:
+                await old.ask("DeleteSnapshot", caller, name=name)  # or know that it was taken
+        return False
 
     async def _plans(self, caller: Caller, plan: pb.PlanRequest) -> dict[EngineNode, Any]:
         """What engines would do; first the one with most of it cached that has room, else the least loaded."""
@@ -203,6 +281,8 @@ class Router(Service):
         async with AsyncExitStack() as stack:
             working.add(stack)
             stack.callback(working.discard, stack)
+            about = caller.tenant, getattr(request, "context_id", "")
+            stack.enter_context(self._at_work.setdefault(about, nullcontext()))
             for find, chosen in choices(request):
                 making = self._making.setdefault((caller.tenant, find, chosen), asyncio.Lock())
                 await stack.enter_async_context(making)

@@ -12,7 +12,6 @@ from jaxctx.v1.services import SERVICES as CONTRACT
 from jaxctx_server.access import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
-from jaxctx_server.grpc.engine_service import EngineService
 from jaxctx_server.grpc.model_services import ContextService, ModelService, SnapshotService
 from jaxctx_server.grpc.pipeline import Pipeline
 from jaxctx_server.grpc.router import ROUTED, Router
@@ -57,11 +56,11 @@ def make_server(
     `clock` is the engine's clock of deadlines. `is_core`: engines elsewhere answer what needs a model.
     """
     server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls, cluster.life)], options=options(max_calls))
-    router = Router(serving, clock)
+    router = Router(serving, clock, cluster.key)
+    SERVE["EngineService"](router, server)
     for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):
         is_routed = is_core and kind.__name__ in ROUTED
         SERVE[kind.__name__](router if is_routed else kind(serving, clock), server)
-    SERVE["EngineService"](EngineService(serving, clock, cluster.key), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     return server

@@ -48,9 +48,7 @@ class SessionService(Service):
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> Any:
         served, caller = self.valid(context, request)
-        behind = [each for each in served.programs.sessions(caller.tenant) if each.id > request.page_token]
-        found = (each.info for each in behind[: request.limit])
-        return page_of("ListSessions", request, found)
+        return page_of("ListSessions", request, (each.info for each in served.programs.sessions(caller.tenant)))
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         served, caller = self.valid(context, request)
@@ -74,9 +72,8 @@ class SessionService(Service):
             yield pb.ReadVariableResponse(text=part)
 
     async def ListVariables(self, request: pb.ListVariablesRequest, context: Context) -> Any:
-        variables = sorted(self.session(context, request).variables.items())
-        found = (replace(each.info, text="") for _, each in variables)
-        return page_of("ListVariables", request, found)
+        variables = self.session(context, request).variables.values()
+        return page_of("ListVariables", request, (replace(each.info, text="") for each in variables))
 
     def session(self, context: Context, request: Any) -> Session:
         """The session that a request is about, which is used by that."""

@@ -12,8 +12,7 @@ import pytest
 
 from jaxctx.cache import control
 from jaxctx.cache.contexts import Identity
-from jaxctx.engine.assembly import REAL_WORLD
-from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
 from jaxctx.engine.local import LocalEngine
@@ -352,7 +351,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
         host_pages=2, moving_pages=1, draft_tokens=0,
     )  # fmt: skip
     identity = Identity(namespace="", model_revision="", kv_dtype="")
-    core = EngineCore(config, on_demand(echo_served, config), echo_served.text, identity, "echo", REAL_WORLD)
+    core = EngineCore(config, on_demand(echo_served, config), echo_served.text, identity, "echo", World())
     flights: list[Any] = []
 
     def turn() -> None:

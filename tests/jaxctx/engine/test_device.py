@@ -9,8 +9,8 @@ import pytest
 
 from jaxctx.cache.contexts import Identity
 from jaxctx.engine import step
-from jaxctx.engine.assembly import REAL_WORLD, stored_as
-from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.assembly import stored_as
+from jaxctx.engine.config import EngineConfig, World
 from jaxctx.engine.core import EngineCore
 from jaxctx.engine.device import ONE_ROW, Device, Program
 from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
@@ -81,7 +81,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY, *, whole: bool = Fals
     if whole:
         device.compile()
     identity = Identity(namespace="", model_revision="tiny", kv_dtype="float32")
-    return EngineCore(CONFIG, device, echo_served.text, identity, "tiny", REAL_WORLD)
+    return EngineCore(CONFIG, device, echo_served.text, identity, "tiny", World())
 
 
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:

@@ -1,11 +1,81 @@
 """What an opened context gets, and the thread that removes what is over."""
 
 import asyncio
+import threading
+from typing import Any
 
-from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, SaveRequest, Ttl
+import pytest
+
+from jaxctx.engine.interface import Caller, Changes, CreateRequest, OpenRequest, SaveRequest, Ttl
 from jaxctx.engine.local import LocalEngine
+from jaxctx.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from tests.engines import SMALL
 
 ME = Caller("me")
+
+
+async def filled(engine: LocalEngine, tokens: list[int]) -> str:
+    context_id = (await engine.create(ME, CreateRequest())).context_id
+    await engine.fill(ME, context_id, tokens)
+    return context_id
+
+
+@pytest.fixture
+def two(make_engine: Any, tmp_path: Any) -> list[LocalEngine]:
+    """Engines on one store."""
+    return [make_engine(SMALL, store=str(tmp_path), whole=False, device=name) for name in ("a", "b")]
+
+
+async def test_an_engine_knows_what_another_saved_when_it_is_asked(two: list[LocalEngine]) -> None:
+    one, other = two
+    saved = await filled(one, [1] * 40)
+    await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True))
+    opened = await other.open(ME, OpenRequest(name="a"))
+    assert opened.context.seq_len == 40
+    with pytest.raises(AlreadyExists):
+        await other.save(ME, SaveRequest(context_id=opened.context.context_id, name="a", durable=True))
+    await other.fill(ME, opened.context.context_id, [2] * 8)
+    request = SaveRequest(context_id=opened.context.context_id, name="a", durable=True, overwrite_version=1)
+    await other.save(ME, request)
+    with pytest.raises(Aborted):
+        await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True, overwrite_version=1))
+    assert [each.version for each in await one.history(ME, "a")] == [2, 1]
+    assert (await one.open(ME, OpenRequest(name="a"))).context.seq_len == 48
+    await one.update_snapshot(ME, "a", 1, Changes(labels={"k": "v"}))
+    assert (await other.snapshot(ME, "a", 1)).labels == {"k": "v"}
+    assert (await other.take(ME, OpenRequest(name="a"))).context.seq_len == 48
+    with pytest.raises(NotFound):
+        await one.snapshot(ME, "a")
+    assert await one.snapshots(ME, "", "", 10) == []
+    await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True))
+    assert await other.delete_snapshot(ME, "a") == 1
+    with pytest.raises(NotFound):
+        await one.open(ME, OpenRequest(name="a"))
+
+
+async def test_a_store_that_fails_hides_no_snapshot_in_memory(two: list[LocalEngine], monkeypatch: Any) -> None:
+    one, _ = two
+    context = await filled(one, [1] * 40)
+    await one.save(ME, SaveRequest(context_id=context, name="memory"))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise Unavailable("it fails", reason="STORE_FAILED")
+
+    monkeypatch.setattr(one.store._objects, "read", fails)
+    assert (await one.open(ME, OpenRequest(name="memory"))).context.seq_len == 40
+    await one.save(ME, SaveRequest(context_id=context, name="more"))
+    assert (await one.take(ME, OpenRequest(name="more"))).context.seq_len == 40
+
+
+async def test_looks_keep_off_the_event_loop(engine: LocalEngine, two: list[LocalEngine], monkeypatch: Any) -> None:
+    """And are none where no snapshot is durable."""
+    threads: list[str] = []
+    for each in (engine, two[0]):
+        monkeypatch.setattr(each.store, "look", lambda *_: threads.append(threading.current_thread().name))
+        with pytest.raises(NotFound):
+            await each.open(ME, OpenRequest(name="a"))
+    assert len(threads) == 1
+    assert threads[0] != threading.current_thread().name
 
 
 async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypatch, caplog) -> None:

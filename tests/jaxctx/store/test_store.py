@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxctx.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from jaxctx.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import SnapshotStore
 from jaxctx.store.objects import open_objects
@@ -180,6 +180,60 @@ def test_what_gives_way_to_another_process_is_told(objects):
     assert save(first, range(9), overwrite=1)[0].version == 2
     assert [one.held for one in gone] == ["mine"]
     check(first, range(8), version=1)
+
+
+def test_a_look_shows_what_others_made_of_a_name(objects):
+    first, second = open_store(objects, seed="a"), open_store(objects, seed="b")
+    first.look("t", "a")
+    assert first.list("t") == []
+    saved, _ = save(second, range(8))
+    with pytest.raises(NotFound):
+        first.get("t", "a")
+    first.look("t", "a")
+    assert first.get("t", "a") == saved
+    save(second, range(9), overwrite=1)
+    changed = second.update("t", "a", labels={"k": "v"})
+    first.look("t", "a")
+    assert [one.version for one in first.history("t", "a")] == [2, 1]
+    assert first.get("t", "a") == changed
+    check(first, range(9))
+    second.remove("t", "a")
+    first.look("t", "a")
+    with pytest.raises(NotFound):
+        first.get("t", "a")
+    assert first.usage("t") == (0, 0)
+    assert save(first, range(5))[0].version == 1
+
+
+def test_a_look_that_changes_nothing_keeps_what_is_known_of_a_save(objects):
+    store = open_store(objects)
+    writer = store.begin(held := lineage(range(8)))
+    for number in writer.missing:
+        writer.add(number, page(held.page_keys()[number]))
+    writer.finish(described(saving="mine"))
+    store.look("t", "a")
+    assert store.get("t", "a").saving == "mine"
+
+
+def test_no_look_at_what_is_in_memory(objects, monkeypatch):
+    """Nor does a store that fails hide what is known."""
+    store, other = open_store(objects), open_store(objects, seed="b")
+    store.put(described("held", held="mine"))
+    saved, _ = save(store, range(8))
+    other.look("t", "a")
+    other.remove("t", "a")
+
+    def fails(key, part=slice(None)):
+        raise Unavailable("gone", reason="STORE_FAILED")
+
+    monkeypatch.setattr(objects, "read", lambda key: pytest.fail(f"read {key}"))
+    store.look("t", "held")
+    monkeypatch.setattr(objects, "read", fails)
+    for name in ("held", "a", "unknown"):
+        store.look("t", name)
+    assert (store.get("t", "held").held, store.get("t", "a")) == ("mine", saved)
+    with pytest.raises(NotFound):
+        store.get("t", "unknown")
 
 
 def test_all_versions_are_kept_unless_told_otherwise(objects):

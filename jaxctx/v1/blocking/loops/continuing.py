@@ -1,8 +1,6 @@
 # Generated from jaxctx/client/loops/continuing.py by scripts/stubs. Not edited by hand.
 """How every loop begins and ends: the last token is taken out, for a pass to compute, and in the end is buffered."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxctx.errors import FailedPrecondition

@@ -1,8 +1,6 @@
 # Generated from jaxctx/client/loops/search.py by scripts/stubs. Not edited by hand.
 """Searching for likely continuations by fork: best of n, beam search. Those that lose are closed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Source: Leviathan et al., "Fast Inference from Transformers via Speculative Deco
 passes; wrong ones are rolled back before any page with them is committed, and cost only their computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from jaxctx.v1.blocking.contexts import Context

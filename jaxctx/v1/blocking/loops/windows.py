@@ -6,8 +6,6 @@ skipped, not given up, as KV belongs to its position; with `most` the context is
 then, and the window computed anew at the positions behind the sinks, so that output has no end and pages do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxctx.errors import InvalidArgument

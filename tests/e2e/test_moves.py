@@ -1,0 +1,306 @@
+"""Contexts of an engine that leaves its core go on at another engine on the same store, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.answers import Change, ContextState
+from jaxctx.apps.execution import LABELS
+from jaxctx.caller import Caller as Asker
+from jaxctx_server.cluster import ALONE, Cluster, join
+from jaxctx_server.grpc.router import CARRY_TIMEOUT_S
+from tests.e2e.conftest import CONFIG, served
+from tests.e2e.test_cluster import Company, core_of, until
+from tests.e2e.test_router import where
+from tests.engines import Clock
+
+LONG = "You are a careful assistant who answers in one short sentence, and never guesses. " * 2
+GREEDY: Any = {"max_tokens": 9, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Callable[[str], str | None]:
+    """Where an engine keeps snapshots: all in one place."""
+    return lambda name: str(tmp_path)
+
+
+@pytest.fixture
+async def company(make_engine: Any, clock: Clock, store: Callable[[str], str | None]) -> AsyncIterator[Company]:
+    """A core that two engines of one model have joined."""
+    found = Company(clock, None, ALONE)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(core_of(found))
+        for name in ("a", "b"):
+            engine, own = make_engine(CONFIG, store=store(name), whole=False, device=name), Cluster()
+            address = await stack.enter_async_context(served(engine, CONFIG, clock, None, own))
+            await engine.stats()  # of which the next ones need not wait for a step that is still to be compiled
+            found.engines[address] = engine
+            await found.joined(address, own)
+        yield found
+        for task in found.joining.values():
+            task.cancel()
+
+
+@pytest.fixture
+async def client(company: Company) -> AsyncIterator[jaxctx.aio.Client]:
+    async with jaxctx.aio.Client(company.core, timeout_s=30) as client:
+        yield client
+
+
+async def leave(company: Company, address: str, leaving_s: float = 30.0) -> None:
+    """As an engine does before it drains."""
+    await join(company.core, company.own[address], int(address.rpartition(":")[2]), leaving_s=leaving_s)
+
+
+def other_than(company: Company, address: str) -> str:
+    (other,) = company.engines.keys() - {address}
+    return other
+
+
+async def names(company: Company) -> list[str]:
+    """Of all snapshots that any engine knows of."""
+    return [each.name for engine in company.engines.values() for each in await engine.snapshots(Asker(), "", "", 100)]
+
+
+def failing(error: errors.JaxctxError) -> Callable[..., Any]:
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fails
+
+
+async def test_contexts_go_on_where_they_were(company: Company, client: jaxctx.aio.Client, clock: Clock) -> None:
+    async with await client.create(LONG) as alone:
+        told = str(await alone.complete(**GREEDY)) + str(await alone.complete(**GREEDY))
+    settings: Any = {"labels": {"a": "b"}, "priority": 7, "pinned": True, "pin_s": 500.0, "ttl_s": 900.0}
+    context = await client.create(LONG, context_id="mine", salt="s", manual_commit=True, **settings)
+    first = await where(company, "mine")
+    said = str(await context.complete(**GREEDY))
+    sliding = await client.create(ttl_s=50, sliding=True)
+    (fork,) = await context.fork()
+    empty = await client.create()
+    before, tokens = await context.refresh(), await context.tokens()
+    await leave(company, first)
+    second = other_than(company, first)
+    for each in (context, sliding, fork, empty):
+        assert await where(company, each.id) == second
+    assert await names(company) == []
+    assert said + str(await context.complete(**GREEDY)) == told
+    assert (await context.tokens())[: len(tokens)] == tokens
+    after = await context.refresh()
+    kept = ("labels", "priority", "pinned", "salt")
+    assert [getattr(after, each) for each in kept] == [getattr(before, each) for each in kept]
+    assert before.expiry is not None
+    assert before.pinned_until is not None
+    assert after.expiry is not None
+    assert after.pinned_until is not None
+    assert abs(after.expiry.at - before.expiry.at) < timedelta(seconds=1)
+    assert abs(after.pinned_until - before.pinned_until) < timedelta(seconds=1)
+    slides = (await sliding.refresh()).expiry
+    assert slides is not None
+    assert (slides.seconds, slides.sliding) == (50, True)
+    assert (await fork.refresh()).expiry is not None
+    assert (await empty.refresh()).expiry is None
+    clock.offset += CARRY_TIMEOUT_S + 1
+    assert await empty.fill("Something")
+    listed = [each.id async for each in client.contexts()]
+    assert sorted(listed) == sorted([context.id, fork.id, empty.id])
+    await company.engines[first].drain()
+
+
+async def test_a_context_that_is_at_work_moves_when_it_is_done(company: Company, client: jaxctx.aio.Client) -> None:
+    context = await client.create("Tell: ", context_id="mine")
+    first = await where(company, "mine")
+    telling = asyncio.create_task(context.complete(max_tokens=400, temperature=0, ignore_eos=True))
+    await until(lambda: company.nodes[first].forwarded > 0)
+    leaving = asyncio.create_task(leave(company, first))
+    await until(lambda: company.nodes[first].draining)
+    new = await client.create("Tell: ")  # what is new goes elsewhere
+    assert await where(company, new.id) == other_than(company, first)
+    assert not leaving.done()
+    assert len((await telling).token_ids) == 400
+    await leaving
+    assert await where(company, "mine") == other_than(company, first)
+    again = str(await context.complete(**GREEDY))
+    await new.complete(max_tokens=400, temperature=0, ignore_eos=True)
+    assert again == str(await new.complete(**GREEDY))
+
+
+@pytest.mark.parametrize("prompt", [LONG, None])
+async def test_calls_wait_for_a_context_that_moves(
+    company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch, prompt: str | None
+) -> None:
+    """The first fill of an empty one too, which else would have a place chosen for it."""
+    context = await client.create(prompt, context_id="mine")
+    first, gate = await where(company, "mine"), asyncio.Event()
+    save = company.engines[first].save
+
+    async def slowly(*arguments: Any) -> Any:
+        await gate.wait()
+        return await save(*arguments)
+
+    monkeypatch.setattr(company.engines[first], "save", slowly)
+    seen: list[tuple[Change, str]] = []
+
+    async def watch() -> None:
+        async for event in client.watch():
+            seen.append((event.change, event.context_id))
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: bool(seen))
+    leaving = asyncio.create_task(leave(company, first))
+    await until(lambda: company.nodes[first].draining)
+    await asyncio.sleep(0.1)
+    filling = asyncio.create_task(context.fill("more", timeout_s=20))
+    await asyncio.sleep(0.1)
+    assert not filling.done()
+    gate.set()
+    assert (await filling).context.seq_len == len(await context.tokens())
+    await leaving
+    assert await where(company, "mine") == other_than(company, first)
+    assert Change.CLOSED not in dict(seen)
+    watching.cancel()
+
+
+@pytest.mark.parametrize("what", ["save", "take", "update"])
+async def test_what_fails_leaves_one_context_where_it_was(
+    company: Company, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    context = await client.create(LONG, context_id="mine")
+    first = await where(company, "mine")
+    second = company.engines[other_than(company, first)]
+    broken = company.engines[first] if what == "save" else second
+    monkeypatch.setattr(broken, what, failing(errors.ResourceExhausted("it fails", reason="PIN_BUDGET")))
+    await leave(company, first)
+    assert await names(company) == []
+    assert (await context.fill("more")).context.context_id == "mine"
+    assert await company.engines[first].inspect(Asker(), "mine")
+    clock.offset += CARRY_TIMEOUT_S + 1
+    with pytest.raises(errors.NotFound):
+        await second.inspect(Asker(), "mine")
+    assert [each.id async for each in client.contexts()] == ["mine"]
+    await company.engines[first].drain()
+    with pytest.raises(errors.Unavailable) as error:
+        await context.fill("more", timeout_s=10)
+    assert error.value.reason == "DRAINING"
+
+
+async def test_an_old_context_that_could_not_be_closed_is_not_asked_again(
+    company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = await client.create(LONG, context_id="mine")
+    first = await where(company, "mine")
+    monkeypatch.setattr(company.engines[first], "close", failing(errors.Unavailable("it fails")))
+    await leave(company, first)
+    filled = await context.fill("more")
+    assert [each.id async for each in client.contexts()] == ["mine"]
+    held = await company.engines[other_than(company, first)].inspect(Asker(), "mine")
+    assert held.context.seq_len == filled.context.seq_len
+    monkeypatch.undo()
+
+
+async def test_a_core_that_ends_between_loses_nothing(
+    company: Company, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the context has been taken, and the old one is still there."""
+    await client.create(LONG, context_id="mine")
+    first = await where(company, "mine")
+    second, reached = company.engines[other_than(company, first)], asyncio.Event()
+
+    async def never(*_: Any) -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(second, "update", never)
+    leaving = asyncio.create_task(leave(company, first))
+    await asyncio.wait_for(reached.wait(), 20)
+    for task in company.joining.values():
+        task.cancel()
+    company.serving.stop()
+    await company.server.stop(None)
+    await leaving
+    again = Company(clock, None, ALONE, own=company.own)
+    async with core_of(again), jaxctx.aio.Client(again.core, timeout_s=10) as client:
+        for address in company.engines:
+            await again.joined(address)
+        assert [each.id async for each in client.contexts()] == ["mine"]
+        clock.offset += CARRY_TIMEOUT_S + 1
+        assert await (await client.context("mine")).fill("more")
+        assert await where(company, "mine") == first
+        assert await names(company) == []
+        for task in again.joining.values():
+            task.cancel()
+
+
+async def test_a_core_that_is_new_moves_what_it_has_not_heard_of(
+    company: Company, client: jaxctx.aio.Client, clock: Clock
+) -> None:
+    ids = [(await client.create(LONG)).id for _ in range(3)]
+    for task in company.joining.values():
+        task.cancel()
+    company.serving.stop()
+    await company.server.stop(None)
+    again, (first, second) = Company(clock, None, ALONE, own=company.own), company.engines
+    async with core_of(again):
+        for address in company.engines:
+            await again.joined(address)
+        await leave(again, first)
+        assert sorted([each.context_id for each in await company.engines[second].list(Asker(), "", 100)]) == sorted(ids)
+        for task in again.joining.values():
+            task.cancel()
+
+
+async def test_contexts_of_programs_stay(company: Company, client: jaxctx.aio.Client) -> None:
+    """Their programs know where they are, and make them anew elsewhere."""
+    context = await client.create(LONG, context_id="mine", labels=LABELS)
+    first = await where(company, "mine")
+    await leave(company, first)
+    assert await where(company, "mine") == first
+    await context.close()
+
+
+async def test_the_last_engine_has_nowhere_to_move_to(company: Company, client: jaxctx.aio.Client) -> None:
+    context = await client.create(LONG, context_id="mine")
+    first = await where(company, "mine")
+    second = other_than(company, first)
+    company.leave(second)
+    await until(lambda: second not in company.nodes)
+    await leave(company, first)
+    assert (await context.fill("more")).context.state is ContextState.IDLE
+    assert await client.create("More")
+    await leave(company, second)  # of which the core does not know
+
+
+async def test_a_leave_that_takes_too_long_ends(company: Company, client: jaxctx.aio.Client) -> None:
+    context = await client.create("Tell: ", context_id="mine")
+    pieces = context.generate(max_tokens=1400, ignore_eos=True)
+    await anext(pieces)
+    first = await where(company, "mine")
+    async with asyncio.timeout(10):
+        await leave(company, first, 0.3)
+    pieces.close()
+    with suppress(errors.Aborted):
+        await context.fill("more")
+    assert await where(company, "mine") == first
+
+
+class TestWithoutOneStore:
+    @pytest.fixture(params=["none", "each its own"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Any) -> Callable[[str], str | None]:
+        return lambda name: None if request.param == "none" else f"{tmp_path}/{name}"
+
+    async def test_contexts_stay(self, company: Company, client: jaxctx.aio.Client) -> None:
+        context = await client.create(LONG, context_id="mine")
+        first = await where(company, "mine")
+        await leave(company, first)
+        assert await where(company, "mine") == first
+        assert await names(company) == []
+        assert await context.fill("more")
