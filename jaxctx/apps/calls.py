@@ -76,7 +76,8 @@ class Task:
     deadline: float = float("inf")
     timer: asyncio.TimerHandle | None = None  # that fails it then
     began: int = 0  # tokens of the call before its output
-    attempts: int = 0  # on engines that were lost
+    suspect: bool = False  # an engine has it, and gave nothing of it yet
+    attempts: int = 0  # in turn, on engines that were lost while it was
     appended: bool = False  # the prompt is among the call's tokens
     finished: bool = False  # all of the output is there
     running: asyncio.Task[None] | None = None  # of a native step

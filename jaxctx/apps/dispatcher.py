@@ -17,7 +17,7 @@ from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
 
 log = logging.getLogger("jaxctx.apps")
 MOST_WAITING = 1000  # tasks of a tenant
-MAX_ATTEMPTS = 3  # of a task, on engines that were lost under it
+MAX_ATTEMPTS = 3  # of a task, on engines that were lost before they gave anything of it: it may be what they die of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +178,9 @@ class Dispatcher:
             del node.running[task]
             if running is not asyncio.current_task():
                 running.cancel()
-            task.attempts += 1
+            task.attempts, task.suspect = task.attempts + task.suspect, False
             if task.attempts < MAX_ATTEMPTS:
                 self.submit(task)
             else:
-                why = Unavailable(f"{MAX_ATTEMPTS} engines were lost under it", reason="ENGINE_FAILED")
+                why = Unavailable(f"{MAX_ATTEMPTS} engines in turn were lost when it began", reason="ENGINE_FAILED")
                 task.call.graph.fail(task, why)

@@ -223,7 +223,7 @@ async def test_long_texts_are_looked_at_only_where_they_begin() -> None:
 async def test_losing_every_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     company = Company(*[ScriptedEngine(f"e{i}") for i in range(3)])
     for engine in company.engines:
-        engine.failure = Unavailable("gone")
+        engine.failure, engine.failing = Unavailable("gone"), "generate"
     session = company.session()
     with pytest.raises(Unavailable):
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])

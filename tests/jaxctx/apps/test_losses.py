@@ -131,12 +131,38 @@ async def test_a_task_that_loses_every_engine_ends() -> None:
     engines = [ScriptedEngine(f"e{i}") for i in range(5)]
     company = Company(*engines)
     for engine in engines:
-        engine.failure = gone()
+        engine.failure, engine.failing = gone(), "generate"
     session = company.session()
     with pytest.raises(Unavailable) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
     assert error.value.reason == "ENGINE_FAILED"
     assert len(company.registry.nodes) == 2  # it did not take all of them with it
+
+
+@pytest.mark.parametrize("failing", ["create", "fill"])
+async def test_a_task_is_not_to_blame_for_engines_that_did_not_begin_it(failing: str) -> None:
+    engines = [ScriptedEngine(f"e{i}") for i in range(5)]
+    company = Company(*engines)
+    for engine in engines:
+        engine.failure, engine.failing = gone(), failing
+    session = company.session()
+    asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
+    await until(lambda: not company.registry.nodes)
+    company.registry.register("new", ScriptedEngine("new"), encode)
+    assert await asking == "<say >"
+
+
+async def test_a_task_of_which_something_came_goes_on_however_many_engines_are_lost() -> None:
+    """Each gives the next letter: five losses, and not one in turn of nothing."""
+    engines = [ScriptedEngine(f"e{i}", answer=story) for i in range(6)]
+    company = Company(*engines)
+    for engine in engines[:5]:
+        engine.parts_before_failure, engine.failure, engine.failing = 1, gone(), "nothing else"
+    session = company.session()
+    assert await ask(session, call(session, "Tell: {{o}}", o=output("o"))["o"]) == STORY
+    begun = [text for engine in engines for text in engine.did("generate")]
+    assert begun == [f"Tell: {STORY[:letters]}" for letters in range(6)]
+    assert list(company.registry.nodes) == ["e5"]
 
 
 async def test_an_answer_of_a_former_life_is_not_taken() -> None:
