@@ -155,7 +155,7 @@ class Unavailable(JaxctxError):
     DRAINING: the server finishes what it has and takes nothing new.
 
     ENGINE_FAILED: the engine met an internal error that it cannot recover from. The process ends and may be
-    restarted.
+    restarted. Of an output of a program: three engines in turn were lost when they had begun it.
 
     STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has.
 

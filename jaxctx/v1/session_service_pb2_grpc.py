@@ -35,6 +35,9 @@ class SessionServiceStub:
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def __init__(self, channel):
@@ -115,6 +118,9 @@ class SessionServiceServicer:
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def CreateSession(self, request, context):
@@ -282,6 +288,9 @@ class SessionService:
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     @staticmethod

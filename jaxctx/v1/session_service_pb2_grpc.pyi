@@ -27,6 +27,9 @@ class SessionServiceStub:
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -112,6 +115,9 @@ class SessionServiceAsyncStub:
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     CreateSession: grpc.aio.UnaryUnaryMultiCallable[
@@ -196,6 +202,9 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
     an unknown variable of it NOT_FOUND (VARIABLE_NOT_FOUND). A caller has up to 100 sessions, 64 MiB of given texts in
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
+
+    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
+    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     @abc.abstractmethod
