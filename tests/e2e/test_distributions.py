@@ -45,7 +45,7 @@ def engine_config() -> EngineConfig:
 
 @pytest.fixture
 def engine(make_engine, bundled, devices):
-    key = (bundled.revision, CONFIG.page_size)
+    key = (bundled.revision, CONFIG.page_size, "")
     if key not in devices:
         devices[key] = on_demand(bundled, CONFIG)
     return make_engine(CONFIG, bundled)

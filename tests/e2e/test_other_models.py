@@ -39,10 +39,10 @@ def serve(make_engine, tmp_path, clock, echo_served, devices, monkeypatch):
         config: EngineConfig = CONFIG, model: ServedModel = echo_served
     ) -> AsyncIterator[jaxctx.aio.Client]:
         if config.page_size != CONFIG.page_size:
-            monkeypatch.setitem(devices, (model.revision, config.page_size), on_demand(model, config))
+            monkeypatch.setitem(devices, (model.revision, config.page_size, ""), on_demand(model, config))
         elif model.revision != echo_served.revision:
-            ours = devices[echo_served.revision, config.page_size]
-            monkeypatch.setitem(devices, (model.revision, config.page_size), ours)
+            ours = devices[echo_served.revision, config.page_size, ""]
+            monkeypatch.setitem(devices, (model.revision, config.page_size, ""), ours)
         engine = make_engine(config, model, store=str(tmp_path))
         async with served(engine, config, clock) as address, jaxctx.aio.Client(address, timeout_s=60) as client:
             yield client

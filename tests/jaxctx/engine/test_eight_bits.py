@@ -54,7 +54,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
 ) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32", scale=0.3, kv_dtype=dtype)
     served = replace(echo_served, model=model, params=params, revision=f"KV of {dtype}")
-    device = devices[served.revision, CONFIG.page_size] = on_demand(served, CONFIG)
+    device = devices[served.revision, CONFIG.page_size, ""] = on_demand(served, CONFIG)
     assert device.page_bytes == page_bytes(model.kv, CONFIG.page_size) == 2 * 2 * 2 * 16 * (16 + 4)
     assert stored_as(model.kv, device) == dtype
     engine: LocalEngine = make_engine(CONFIG, served, store=tmp_path.as_uri())
