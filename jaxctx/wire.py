@@ -61,8 +61,7 @@ def to_status(error: JaxctxError) -> grpc.Status:
         ]
         status.details.add().Pack(BadRequest(field_violations=told))
     if error.retry_after_s is not None:
-        delay = timedelta(seconds=error.retry_after_s)
-        status.details.add().Pack(RetryInfo(retry_delay=delay))
+        status.details.add().Pack(RetryInfo(retry_delay=timedelta(seconds=error.retry_after_s)))
     return cast(grpc.Status, rpc_status.to_status(status))
 
 

@@ -80,8 +80,7 @@ def split(packed: Any, shape: StepShape) -> StepInputs:
     """Views into `packed`, in the order that the module docstring shows."""
     words = (shape.samples * ROW_WORDS, shape.rows * shape.mask_words, shape.plan.size())
     sizes = (shape.rows,) * 3 + (shape.samples,) * 2 + words
-    ends = np.cumsum(sizes)
-    parts = [packed[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    parts = [packed[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
     parts[5] = parts[5].reshape(shape.samples, ROW_WORDS)
     parts[6] = parts[6].reshape(shape.rows, shape.mask_words)
     return StepInputs(*parts)
