@@ -16,7 +16,7 @@ from jaxctx.answers import Change, ContextState
 from jaxctx.apps.execution import LABELS
 from jaxctx.caller import Caller as Asker
 from jaxctx_server.cluster import ALONE, Cluster, join
-from jaxctx_server.grpc.router import CARRY_TIMEOUT_S
+from jaxctx_server.grpc.router import CARRY_TIMEOUT_S, Router
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.test_cluster import Company, core_of, until
 from tests.e2e.test_router import where
@@ -70,7 +70,7 @@ async def names(company: Company) -> list[str]:
     return [each.name for engine in company.engines.values() for each in await engine.snapshots(Asker(), "", "", 100)]
 
 
-def failing(error: errors.JaxctxError) -> Callable[..., Any]:
+def failing(error: Exception) -> Callable[..., Any]:
     async def fails(*_: Any, **__: Any) -> Any:
         raise error
 
@@ -168,6 +168,15 @@ async def test_calls_wait_for_a_context_that_moves(
     assert await where(company, "mine") == other_than(company, first)
     assert Change.CLOSED not in dict(seen)
     watching.cancel()
+
+
+async def test_a_move_that_meets_a_defect_is_not_the_end_of_its_context(
+    company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = await client.create(LONG, context_id="mine")
+    monkeypatch.setattr(Router, "_carry", failing(ZeroDivisionError("a defect")))
+    await leave(company, await where(company, "mine"))
+    assert (await context.fill("more")).context.context_id == "mine"
 
 
 @pytest.mark.parametrize("what", ["save", "take", "update"])

@@ -188,7 +188,7 @@ class Router(Service):
             if created and rpc == "Fill" and home.moving is None and len(self._places(rpc, created)) > 1:
                 home.moving = asyncio.create_task(self._move(home, created, request, caller))
             if home.moving is not None:
-                await asyncio.shield(home.moving)
+                await asyncio.wait([home.moving])  # whatever becomes of that: the context is at one place then
         return home
 
     async def _move(self, home: Home, created: pb.CreateContextRequest, fill: pb.FillRequest, caller: Caller) -> None:
