@@ -170,6 +170,38 @@ async def test_calls_wait_for_a_context_that_moves(
     watching.cancel()
 
 
+async def test_an_id_that_is_asked_for_again_meanwhile_is_not_free(
+    company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is filled then is in the context afterwards."""
+    context = await client.create(LONG, context_id="mine")
+    first, gate, reached = await where(company, "mine"), asyncio.Event(), asyncio.Event()
+    second = company.engines[other_than(company, first)]
+    take = second.take
+
+    async def slowly(*arguments: Any) -> Any:
+        reached.set()
+        await gate.wait()
+        return await take(*arguments)
+
+    monkeypatch.setattr(second, "take", slowly)
+    leaving = asyncio.create_task(leave(company, first))
+    await asyncio.wait_for(reached.wait(), 20)
+
+    async def get_or_create() -> None:
+        with pytest.raises(errors.AlreadyExists):
+            await client.create(context_id="mine")
+        await context.fill("more")
+
+    filling = asyncio.create_task(get_or_create())
+    await asyncio.sleep(0.5)
+    gate.set()
+    await filling
+    await leaving
+    assert await where(company, "mine") == other_than(company, first)
+    assert "more" in await client.detokenize(await context.tokens())
+
+
 async def test_a_move_that_meets_a_defect_is_not_the_end_of_its_context(
     company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,6 +287,7 @@ class Router(Service):
                 making = self._making.setdefault((caller.tenant, find, chosen), asyncio.Lock())
                 await stack.enter_async_context(making)
                 if find == "GetContext":
+                    await self._home(find, caller, pb.GetContextRequest(context_id=chosen))  # if that moves: until then
                     self._homes.pop((caller.tenant, chosen), None)  # what was on a lost engine can be made again
                 kind = GetMessageClass(METHODS[find].input_type)
                 with suppress(NotFound):
