@@ -236,11 +236,13 @@ class Router(Service):
                 pin_for = told.pinned_until - now if told.HasField("pinned_until") else None
                 settings = {"priority": told.priority, "pinned": told.pinned, "pin_for": pin_for}
                 await new.ask("Take", caller, context_id=context_id, **settings, **kept)
-                ttl = {"duration": end.duration if end.sliding else end.at - now, "sliding": end.sliding}
-                settings = {"labels": {"labels": told.labels}, "ttl": ttl if told.HasField("expiry") else {}}
-                await new.ask("UpdateContext", caller, context_id=context_id, **settings)
-                home.node = node
-                await old.close(caller, context_id)
+                try:
+                    ttl = {"duration": end.duration if end.sliding else end.at - now, "sliding": end.sliding}
+                    settings = {"labels": {"labels": told.labels}, "ttl": ttl if told.HasField("expiry") else {}}
+                    await new.ask("UpdateContext", caller, context_id=context_id, **settings)
+                    home.node = node
+                finally:  # nobody is to find the other one, which goes no further
+                    await (old if home.node is node else new).close(Caller(tenant), context_id)
             finally:
                 await old.ask("DeleteSnapshot", caller, name=name)  # or know that it was taken
         return False
