@@ -137,8 +137,7 @@ def make_step(
         logits = model.logits(params, hidden[inputs.sample_rows])
         drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
         as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in drawn]
-        told = logits if shape.mask_words else None
-        return kv.pools, state, jnp.concatenate(as_bits, axis=1), told
+        return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
 
     return step
 

@@ -60,8 +60,7 @@ def draw(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[
         score = lax.optimization_barrier(jnp.where(kept, _gumbel(keys, ids) - distance, -jnp.inf))
         return jnp.argmax(score, -1).astype(jnp.int32)
 
-    whole = lax.cond((sampled & ~exact).any(), draw_from_all, lambda: short)
-    return jnp.where(exact, short, whole)
+    return jnp.where(exact, short, lax.cond((sampled & ~exact).any(), draw_from_all, lambda: short))
 
 
 def _draw_from_candidates(distance: jax.Array, batch: SamplingBatch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:

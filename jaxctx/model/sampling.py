@@ -124,8 +124,7 @@ def sample(
     tokens = lax.cond(
         plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _next(logits, batch, slots, state)
     )
-    shapes = jax.eval_shape(_logprobs, logits, tokens)
-    nothing = partial(jax.tree.map, jnp.zeros_like, shapes)
+    nothing = partial(jax.tree.map, jnp.zeros_like, jax.eval_shape(_logprobs, logits, tokens))
     told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)

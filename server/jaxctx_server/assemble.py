@@ -38,8 +38,7 @@ def load(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelTex
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
         sizes = _engine_config(config, served.model, _fitting(config, served, mesh, progress))
-        engine = open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled)
-        return engine, served.text
+        return open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled), served.text
 
 
 def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
