@@ -16,6 +16,7 @@ from jaxctx.answers import Change, ContextState
 from jaxctx.apps.execution import LABELS
 from jaxctx.caller import Caller as Asker
 from jaxctx_server.cluster import ALONE, Cluster, join
+from jaxctx_server.grpc import router
 from jaxctx_server.grpc.router import CARRY_TIMEOUT_S, Router
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.test_cluster import Company, core_of, until
@@ -281,8 +282,10 @@ async def test_a_core_that_ends_between_loses_nothing(
 
 
 async def test_a_core_that_is_new_moves_what_it_has_not_heard_of(
-    company: Company, client: jaxctx.aio.Client, clock: Clock
+    company: Company, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However long the list is."""
+    monkeypatch.setattr(router, "MOST_LISTED", 2)
     ids = [(await client.create(LONG)).id for _ in range(3)]
     for task in company.joining.values():
         task.cancel()
@@ -296,6 +299,28 @@ async def test_a_core_that_is_new_moves_what_it_has_not_heard_of(
         assert sorted([each.context_id for each in await company.engines[second].list(Asker(), "", 100)]) == sorted(ids)
         for task in again.joining.values():
             task.cancel()
+
+
+async def test_contexts_that_ended_by_themselves_take_no_time(
+    company: Company, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core remembers many more of these than there are others, where contexts have a time to live."""
+    carry, carried = Router._carry, list[str]()
+
+    async def spied(self: Router, home: Any, tenant: str, context_id: str) -> bool:
+        carried.append(context_id)
+        return await carry(self, home, tenant, context_id)
+
+    monkeypatch.setattr(Router, "_carry", spied)
+    context = await client.create(LONG, context_id="mine")
+    first = await where(company, "mine")
+    for fork in await context.fork(3):
+        await fork.update(ttl_s=5)
+    clock.offset += 6
+    assert [each.id async for each in client.contexts()] == ["mine"]
+    await leave(company, first)
+    assert carried == ["mine"]
+    assert await where(company, "mine") == other_than(company, first)
 
 
 async def test_contexts_of_programs_stay(company: Company, client: jaxctx.aio.Client) -> None:

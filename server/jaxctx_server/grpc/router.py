@@ -206,10 +206,14 @@ class Router(Service):
 
     async def _vacate(self, node: EngineNode) -> None:
         """Begin nothing more on an engine; its contexts go on elsewhere, each once no call is at work on it."""
-        node.draining, tried = True, set[tuple[str, str]]()
+        node.draining, tried = True, {key for key, home in self._homes.items() if home.node is node}  # if still there
         for tenant in {"", *(tenant for tenant, _ in self._homes)}:  # this core may not have heard of all of them
-            for each in (await remote(node).ask("ListContexts", Caller(tenant), limit=MOST_LISTED)).contexts:
-                self._homes.setdefault((tenant, each.context_id), Home(node))
+            page = pb.ListContextsRequest(limit=MOST_LISTED)
+            while listed := (await remote(node).ask("ListContexts", Caller(tenant), page)).contexts:
+                for each in listed:
+                    self._homes.setdefault((tenant, each.context_id), Home(node))
+                    tried.discard((tenant, each.context_id))
+                page.page_token = listed[-1].context_id
         while (here := {key for key, home in self._homes.items() if home.node is node} - tried) or node.forwarded:
             idle = [key for key in here if key not in self._at_work][:CARRIED_AT_ONCE]
             moves = [asyncio.create_task(self._carry(self._homes[key], *key)) for key in idle]
