@@ -171,6 +171,32 @@ async def test_calls_wait_for_a_context_that_moves(
     watching.cancel()
 
 
+async def test_an_engine_that_leaves_waits_for_what_is_on_its_way_to_it(
+    company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that this goes on from there. Here both leave, so that it stays where it came last."""
+    await client.create(LONG, context_id="mine")
+    first, gate, reached = await where(company, "mine"), asyncio.Event(), asyncio.Event()
+    second = other_than(company, first)
+    take = company.engines[second].take
+
+    async def slowly(*arguments: Any) -> Any:
+        reached.set()
+        await gate.wait()
+        return await take(*arguments)
+
+    monkeypatch.setattr(company.engines[second], "take", slowly)
+    leaving = asyncio.create_task(leave(company, first))
+    await asyncio.wait_for(reached.wait(), 20)
+    leaving_too = asyncio.create_task(leave(company, second))
+    await until(lambda: company.nodes[second].draining)
+    await asyncio.sleep(0.5)
+    assert not leaving_too.done()
+    gate.set()
+    await asyncio.gather(leaving, leaving_too)
+    assert await where(company, "mine") == second
+
+
 async def test_an_id_that_is_asked_for_again_meanwhile_is_not_free(
     company: Company, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,9 +234,9 @@ class Router(Service):
             is_programs = dict(told.labels) == LABELS  # and made anew when that goes on elsewhere
             if node.draining or is_programs or told.state == BUSY:
                 return told.state == BUSY and not is_programs
+            new, end, node.forwarded = remote(node), told.expiry, node.forwarded + 1  # if that leaves, too, it waits
             try:
-                saved = await old.ask("Save", caller, context_id=context_id, durable=True, **kept)
-                now, end, new = saved.snapshot.created_at, told.expiry, remote(node)
+                now = (await old.ask("Save", caller, context_id=context_id, durable=True, **kept)).snapshot.created_at
                 pin_for = told.pinned_until - now if told.HasField("pinned_until") else None
                 settings = {"priority": told.priority, "pinned": told.pinned, "pin_for": pin_for}
                 await new.ask("Take", caller, context_id=context_id, **settings, **kept)
@@ -248,6 +248,7 @@ class Router(Service):
                 finally:  # nobody is to find the other one, which goes no further
                     await (old if home.node is node else new).close(Caller(tenant), context_id)
             finally:
+                node.forwarded -= 1
                 await old.ask("DeleteSnapshot", caller, name=name)  # or know that it was taken
         return False
 

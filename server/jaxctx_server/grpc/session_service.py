@@ -43,8 +43,7 @@ class SessionService(Service):
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> Any:
         served, caller = self.valid(context, request)
         ttl_s = request.ttl.ToNanoseconds() / 1e9 if request.HasField("ttl") else SESSION_TTL_S
-        session = served.programs.create(caller.tenant, ttl_s, made(request, "session_id"))
-        return told("CreateSession", session.info)
+        return told("CreateSession", served.programs.create(caller.tenant, ttl_s, made(request, "session_id")).info)
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> Any:
         served, caller = self.valid(context, request)
