@@ -76,8 +76,8 @@ class Task:
     deadline: float = float("inf")
     timer: asyncio.TimerHandle | None = None  # that fails it then
     began: int = 0  # tokens of the call before its output
-    suspect: bool = False  # an engine has it, and gave nothing of it yet
-    attempts: int = 0  # in turn, on engines that were lost while it was
+    begun: bool = False  # the engine generates for it, and gave nothing yet
+    blame: int = 0  # for engines that were lost with it, in turn, before they gave anything of it
     appended: bool = False  # the prompt is among the call's tokens
     finished: bool = False  # all of the output is there
     running: asyncio.Task[None] | None = None  # of a native step

@@ -17,7 +17,7 @@ from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
 
 log = logging.getLogger("jaxctx.apps")
 MOST_WAITING = 1000  # tasks of a tenant
-MAX_ATTEMPTS = 3  # of a task, on engines that were lost before they gave anything of it: it may be what they die of
+BEGUN, MAX_BLAME = 4, 12  # of a task for an engine that was lost with it, which else is 1, until something comes of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Dispatcher:
             task.group.engine = node
         if not task.call.tokens:
             node.remember(task)
-        task.engine_id, task.why = node.id, why
+        task.engine_id, task.why, task.begun = node.id, why, False
         running = node.running[task] = asyncio.create_task(self._attend(task, node))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -178,9 +178,9 @@ class Dispatcher:
             del node.running[task]
             if running is not asyncio.current_task():
                 running.cancel()
-            task.attempts, task.suspect = task.attempts + task.suspect, False
-            if task.attempts < MAX_ATTEMPTS:
+            task.blame += BEGUN if task.begun else 1  # it may be what they die of
+            if task.blame < MAX_BLAME:
                 self.submit(task)
             else:
-                why = Unavailable(f"{MAX_ATTEMPTS} engines in turn were lost when it began", reason="ENGINE_FAILED")
+                why = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED")
                 task.call.graph.fail(task, why)

@@ -62,11 +62,11 @@ class Execution:
             rest = {"max_tokens": wanted, "min_tokens": max(0, settings.min_tokens - made)}
             others = named(GenerateRequest, settings) | rest
             request = GenerateRequest(context_id=await self._context(task, node, caller), **others)
-            task.suspect = True
+            task.begun = True
             pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, request))
             async with aclosing(pieces):
                 async for piece in pieces:
-                    task.suspect, task.attempts = False, 0
+                    task.begun, task.blame = False, 0
                     call.tokens += piece.token_ids
                     output.variable.grow(piece.text)
                     task.finished = piece.finish is not None

@@ -137,9 +137,9 @@ class ContextInfo:
     A context lives until it is closed, expires or the server ends, whatever happens to the connection that made it.
     Readers always succeed; writers are serialised, and a second concurrent writer gets ABORTED.
 
-    A core moves contexts of an engine that leaves to another one, with all that was chosen for them. There they have
-    been opened from a snapshot, which is gone: so say `snapshot`, `created_at` and `parent_id`, and `version` begins
-    anew.
+    A core moves contexts of an engine that leaves to another one, with its labels, time to live, priority and pin.
+    There they have been opened from a snapshot, which is gone: so say `snapshot`, `created_at` and `parent_id`,
+    `version` begins anew, and pages that were reserved are not.
     """
 
     context_id: str  # unique within the tenant

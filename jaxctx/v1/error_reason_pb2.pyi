@@ -90,7 +90,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the server finishes what it has and takes nothing new."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 72
     """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-    output of a program: three engines in turn were lost when they had begun it.
+    output of a program: so many engines in turn were lost with it.
     """
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 73
     """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
@@ -198,7 +198,7 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
 """UNAVAILABLE: the server finishes what it has and takes nothing new."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
 """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-output of a program: three engines in turn were lost when they had begun it.
+output of a program: so many engines in turn were lost with it.
 """
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
 """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""

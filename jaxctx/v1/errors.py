@@ -155,7 +155,7 @@ class Unavailable(JaxctxError):
     DRAINING: the server finishes what it has and takes nothing new.
 
     ENGINE_FAILED: the engine met an internal error that it cannot recover from. The process ends and may be
-    restarted. Of an output of a program: three engines in turn were lost when they had begun it.
+    restarted. Of an output of a program: so many engines in turn were lost with it.
 
     STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has.
 

@@ -37,7 +37,7 @@ class SessionServiceStub:
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def __init__(self, channel):
@@ -120,7 +120,7 @@ class SessionServiceServicer:
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def CreateSession(self, request, context):
@@ -290,7 +290,7 @@ class SessionService:
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ class SessionServiceStub:
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -117,7 +117,7 @@ class SessionServiceAsyncStub:
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     CreateSession: grpc.aio.UnaryUnaryMultiCallable[
@@ -204,7 +204,7 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
     Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     @abc.abstractmethod

@@ -152,6 +152,19 @@ async def test_a_task_is_not_to_blame_for_engines_that_did_not_begin_it(failing:
     assert await asking == "<say >"
 
 
+async def test_a_task_that_is_at_all_losses_ends() -> None:
+    """Be it beside them: an engine may die of a prompt's tokens too."""
+    engines = [ScriptedEngine(f"e{i}") for i in range(14)]
+    company = Company(*engines)
+    for engine in engines:
+        engine.failure, engine.failing = gone(), "create"
+    session = company.session()
+    with pytest.raises(Unavailable) as error:
+        await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
+    assert error.value.reason == "ENGINE_FAILED"
+    assert len(company.registry.nodes) == 2
+
+
 async def test_a_task_of_which_something_came_goes_on_however_many_engines_are_lost() -> None:
     """Each gives the next letter: five losses, and not one in turn of nothing."""
     engines = [ScriptedEngine(f"e{i}", answer=story) for i in range(6)]
