@@ -127,11 +127,13 @@ async def test_work_without_an_engine_waits_until_its_deadline() -> None:
     assert await asking == "<say >"
 
 
-async def test_a_task_that_loses_every_engine_ends() -> None:
-    engines = [ScriptedEngine(f"e{i}") for i in range(5)]
+@pytest.mark.parametrize(("losses", "failing"), [(3, "generate"), (12, "create")])
+async def test_a_task_that_loses_every_engine_ends(losses: int, failing: str) -> None:
+    """Later if it was not begun: yet an engine may die of a prompt's tokens too."""
+    engines = [ScriptedEngine(f"e{i}") for i in range(losses + 2)]
     company = Company(*engines)
     for engine in engines:
-        engine.failure, engine.failing = gone(), "generate"
+        engine.failure, engine.failing = gone(), failing
     session = company.session()
     with pytest.raises(Unavailable) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
@@ -150,19 +152,6 @@ async def test_a_task_is_not_to_blame_for_engines_that_did_not_begin_it(failing:
     await until(lambda: not company.registry.nodes)
     company.registry.register("new", ScriptedEngine("new"), encode)
     assert await asking == "<say >"
-
-
-async def test_a_task_that_is_at_all_losses_ends() -> None:
-    """Be it beside them: an engine may die of a prompt's tokens too."""
-    engines = [ScriptedEngine(f"e{i}") for i in range(14)]
-    company = Company(*engines)
-    for engine in engines:
-        engine.failure, engine.failing = gone(), "create"
-    session = company.session()
-    with pytest.raises(Unavailable) as error:
-        await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
-    assert error.value.reason == "ENGINE_FAILED"
-    assert len(company.registry.nodes) == 2
 
 
 async def test_a_task_of_which_something_came_goes_on_however_many_engines_are_lost() -> None:
