@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Programs against the same calls driven by a client: a chain, a map-reduce, two roles that talk in turn.
 
-    scripts/bench_programs.py [HOST:PORT] [--peer-url URL] [--rounds N] [--delays S [S ...]]
+    scripts/bench_programs.py [HOST:PORT] [--own-url URL] [--peer-url URL] [--rounds N] [--delays S [S ...]]
 
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
-and reads the last variable. With `--peer-url` a client also drives the same calls against another server, of the same
-model, by the OpenAI API (`/v1/completions`; needs the extra [bench]). `--delays` are seconds that every exchange with
-the server takes besides: once a call for the client; for a program once for all submissions, which go together, and
-once for the reading. Both are greedy, and of equal lengths and texts: in every round first the client, then the
-program, then the peer, our server's cache emptied before each, with texts that no round before had. Prints medians in
-seconds, and how many times longer the program's rivals take: the median of the rounds, the smallest and the largest.
+and reads the last variable. With `--own-url` a client also drives the same calls by the OpenAI API (`/v1/completions`;
+needs the extra [bench]) through a `scripts/openai_gateway.py` to our server, and with `--peer-url` against another
+server, of the same model. `--delays` are seconds that every exchange with the server takes besides: once a call for
+the client; for a program once for all submissions, which go together, and once for the reading. All are greedy, and of
+equal lengths and texts: in every round first the client, then the program, then those by the OpenAI API, our server's
+cache emptied before each, with texts that no round before had. Prints medians in seconds, and how many times longer the
+program's rivals take: the median of the rounds, the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ WORKLOADS: dict[str, Callable[[Calls, str], Awaitable[None]]] = {
 
 
 @asynccontextmanager
-async def peer(url: str) -> AsyncIterator[Callable[[float], Asked]]:
-    """What makes calls of the first model that it serves."""
+async def asking(url: str) -> AsyncIterator[Callable[[float], Asked]]:
+    """What makes calls of the first model that is served there."""
     import aiohttp
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
@@ -148,23 +149,24 @@ async def peer(url: str) -> AsyncIterator[Callable[[float], Asked]]:
         yield lambda delay_s: Asked(http, url, model, delay_s)
 
 
-async def measure(target: str, rounds: int, delays: list[float], peer_url: str = "") -> None:
+async def measure(target: str, rounds: int, delays: list[float], **urls: str) -> None:
     print(f"{'':24}{'delay':>8}{'program':>9}{'rival':>9}{'':>8}{'ratio':>8}{'smallest':>10}{'largest':>9}")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(jaxctx.aio.Client(target))
         stub = SessionServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(target)))
-        asked = await stack.enter_async_context(peer(peer_url)) if peer_url else None
+        asked = {kind: await stack.enter_async_context(asking(url)) for kind, url in urls.items() if url}
         for name, workload in WORKLOADS.items():
             for delay_s in delays:
-                times: dict[str, list[float]] = {"client": [], "program": [], **({"peer": []} if asked else {})}
+                times: dict[str, list[float]] = {kind: [] for kind in ("client", "program", *asked)}
                 for round_ in range(rounds):
                     salt = f"{name} {delay_s} {round_} {time.time_ns()}"
                     for kind in times:
                         await client.clear_cache()
                         session_id = (await stub.CreateSession(pb.CreateSessionRequest())).session.session_id
-                        ways: dict[str, Any] = {"client": Driven(client, delay_s), "peer": asked and asked(delay_s)}
+                        ways: dict[str, Any] = {kind: make(delay_s) for kind, make in asked.items()}
+                        ways |= {"client": Driven(client, delay_s), "program": Program(stub, session_id, delay_s)}
                         started = time.perf_counter()
-                        await workload(ways.get(kind) or Program(stub, session_id, delay_s), salt)
+                        await workload(ways[kind], salt)
                         times[kind].append(time.perf_counter() - started)
                         await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
                 program = times.pop("program")
@@ -180,8 +182,9 @@ async def measure(target: str, rounds: int, delays: list[float], peer_url: str =
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", default="127.0.0.1:50051")
+    parser.add_argument("--own-url", default="", help="a gateway to our server, as http://127.0.0.1:8000")
     parser.add_argument("--peer-url", default="", help="another server, as http://127.0.0.1:8000")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.25])
     chosen = parser.parse_args()
-    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays, chosen.peer_url))
+    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays, own=chosen.own_url, peer=chosen.peer_url))

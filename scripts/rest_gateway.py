@@ -75,6 +75,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def application(server: str) -> Starlette:
     """The gateway to a server, "host:port" or "unix:/path"."""
+    return gateway(server, [*routes(), Route("/v1/session/{session_id}/graph.svg", typed(picture)), Route("/", page)])
+
+
+def gateway(server: str, routes: list[Route]) -> Starlette:
+    """One that answers on these routes."""
 
     @asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
@@ -82,7 +87,7 @@ def application(server: str) -> Starlette:
             yield
 
     return Starlette(
-        routes=[*routes(), Route("/v1/session/{session_id}/graph.svg", typed(picture)), Route("/", page)],
+        routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES)],
         exception_handlers={HTTPException: unserved},
         lifespan=connected,
@@ -178,15 +183,23 @@ async def page(request: Request) -> Response:
 
 
 async def begun(rpc: str, request: Request, **known: object) -> Any:
-    """The call of the server that a request asks for. It is cancelled if whoever asks goes away."""
-    message = await asked(rpc, request, known)
-    given = [(name, request.headers.get(name, "")) for name in PASSED_ON]
-    headers = [(name, value) for name, value in given if value.isascii() and value.isprintable() and value]
-    call = method_of(request.app.state.channel, rpc)(message, metadata=headers)
+    """The call of the server that a request asks for."""
+    return calling(rpc, request, await asked(rpc, request, known))
+
+
+def calling(rpc: str, request: Request, message: Message) -> Any:
+    """A call of the server for a request. It is cancelled if whoever asks goes away."""
+    call = method_of(request.app.state.channel, rpc)(message, metadata=headers(request))
     leaving = asyncio.create_task(left(request))
     leaving.add_done_callback(lambda _: call.cancel())
     call.add_done_callback(lambda _: leaving.cancel())
     return call
+
+
+def headers(request: Request) -> list[tuple[str, str]]:
+    """Those of a request that the server is told."""
+    given = [(name, request.headers.get(name, "")) for name in PASSED_ON]
+    return [(name, value) for name, value in given if value.isascii() and value.isprintable() and value]
 
 
 async def left(request: Request) -> None:
@@ -253,9 +266,9 @@ async def unserved(request: Request, error: Exception) -> Response:
     return Response(json.dumps({"error": told}), error.status_code, error.headers, "application/json")
 
 
-def main() -> None:
-    """Serve until a signal."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def serve(application: Callable[[str], Starlette], doc: str) -> None:
+    """The command of a gateway: serve until a signal."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("server", nargs="?", default=SERVER, help=f"HOST:PORT or unix:PATH (default: {SERVER})")
     parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1 to listen on (default: {PORT})")
     chosen = parser.parse_args()
@@ -269,4 +282,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(application, __doc__)

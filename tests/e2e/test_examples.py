@@ -4,12 +4,13 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from aiohttp import web
 
 import jaxctx
 from jaxctx.programs import Output, Template
@@ -48,9 +49,9 @@ async def test_a_program_is_drawn(address: str) -> None:
     assert any("first line" in box and "split, done" in box for box in words)
 
 
-@pytest.mark.parametrize("with_peer", [False, True])
+@pytest.mark.parametrize("others", [(), ("own", "peer")])
 async def test_the_benchmark_of_programs(
-    address: str, with_peer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    address: str, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = importlib.util.spec_from_file_location("bench_programs", SCRIPTS / "bench_programs.py")
     assert spec is not None
@@ -59,20 +60,19 @@ async def test_the_benchmark_of_programs(
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "SYSTEM", "Rules.")
     asked: list[dict[str, Any]] = []
-    async with openai(asked) if with_peer else nullcontext("") as url:
-        await bench.measure(address, 1, [0.0], url)
+    async with openai(asked) as url:
+        await bench.measure(address, 1, [0.0], **dict.fromkeys(others, url))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(bench.WORKLOADS) * (1 + with_peer)
+    assert len(lines) == 1 + len(bench.WORKLOADS) * (1 + len(others))
     assert all(float(line.split()[-3]) > 0 for line in lines[1:])
-    assert len(asked) == with_peer * (bench.CHAIN + bench.MAPS + 1 + 2 * bench.TURNS)
+    assert len(asked) == len(others) * (bench.CHAIN + bench.MAPS + 1 + 2 * bench.TURNS)
     assert all(each["model"] == "m" and each["max_tokens"] == bench.TOKENS for each in asked)
-    assert not with_peer or asked[1]["prompt"].endswith("after text: ")
+    assert not others or asked[1]["prompt"].endswith("after text: ")
 
 
 @asynccontextmanager
 async def openai(asked: list[dict[str, Any]]) -> AsyncIterator[str]:
     """A server that answers completions, and notes what it was asked."""
-    web = pytest.importorskip("aiohttp.web")
 
     async def models(request: Any) -> Any:
         return web.json_response({"data": [{"id": "m"}]})

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+import uvicorn
 
 import jaxctx
 from jaxctx.v1.services import METHODS
@@ -95,7 +96,6 @@ def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def served(gateway: Any, server: str) -> AsyncIterator[Web]:
     """A gateway to a server, in the test's event loop."""
-    uvicorn = gateway.uvicorn
     web = uvicorn.Server(uvicorn.Config(gateway.application(server), port=0, log_config=None))
     serving = asyncio.create_task(web.serve())
     while not web.started:

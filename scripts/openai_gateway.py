@@ -1,0 +1,362 @@
+#!/usr/bin/env python3
+"""The OpenAI API for a server: completions and chat, whole or as they come, for programs that speak nothing else.
+
+    scripts/openai_gateway.py [SERVER] [--port PORT]
+
+    POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/ID
+
+A request becomes a context that is filled, continued and closed; what prompts have in common is computed once all the
+same, as pages are shared by the server. Contexts by themselves (kept, forked, saved) are not in this API: they are
+reached by gRPC. As with the gateway of programs, `rest_gateway.py`, the server decides who may do what and what is
+valid, by the key of the request; it listens on loopback only, and a request ends with who made it.
+
+Fields: `model`, `prompt` (text or token ids) or `messages` (their text), `max_tokens` or `max_completion_tokens`, `n`,
+`stop`, `seed`, `stream`, `stream_options`, `temperature`, `top_p`, `presence_penalty`, `frequency_penalty` and
+`logit_bias`; and as other servers have them `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
+`stop_token_ids`, `include_stop_str_in_output` and `cache_salt`. A field of `REFUSED` that asks for something gives 400
+with its name; what nobody knows is left unread, as clients of this API expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rest_gateway import REFUSALS, as_error, body, calling, gateway, headers, own_end, serve, typed
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxctx.errors import FieldViolation, InvalidArgument, JaxctxError
+from jaxctx.v1.context_service_pb2 import (
+    CloseContextRequest,
+    CreateContextRequest,
+    FillRequest,
+    GenerateRequest,
+    GenerateResponse,
+)
+from jaxctx.v1.generation_pb2 import FinishReason
+from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
+from jaxctx.wire import from_rpc_error, method_of
+
+ABANDONED = {"duration": "60s", "sliding": True}  # a context whose gateway has died
+CREATE = {"model": "model_id", "cache_salt": "salt"}
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", *PENALTIES)
+GENERATE = {name: name for name in ("max_tokens", "min_tokens", "n", "stop_token_ids", "ignore_eos")} | {
+    "max_completion_tokens": "max_tokens",
+    "include_stop_str_in_output": "include_stop",
+}
+NOTHING = (False, "", [], {})
+REFUSED: dict[str, Collection[Any]] = {  # what the API has and this has not, and which values ask for nothing
+    **dict.fromkeys(("echo", "suffix", "logprobs", "prompt_logprobs", "functions", "tools"), NOTHING),
+    **dict.fromkeys(("function_call", "tool_choice"), (*NOTHING, "none", "auto")),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "structured_outputs"), NOTHING),
+    "top_logprobs": (*NOTHING, 0),
+    "priority": (*NOTHING, 0),  # other servers have the first ones lowest, this one highest
+    "response_format": (*NOTHING, {"type": "text"}),
+    "modalities": (*NOTHING, ["text"]),
+}
+REASONS = {FinishReason.FINISH_REASON_STOP: "stop", FinishReason.FINISH_REASON_LENGTH: "length"}
+CLOSING: set[asyncio.Task[None]] = set()  # contexts that nobody waits for any more
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One of the two forms that answers have."""
+
+    kind: str  # of an answer
+    part: str  # of a part of one
+    prefix: str  # of ids
+    is_chat: bool
+
+    def choice(self, index: int, text: str, finish: str | None, *, role: str | None = None) -> dict[str, Any]:
+        """An output, or with `role` ("" in all but its first one) a part of it."""
+        told: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
+        if not self.is_chat:
+            return told | {"text": text}
+        speaker = {"role": "assistant"} if role is None else {"role": role} if role else {}
+        return told | {"message" if role is None else "delta": speaker | {"content": text}}
+
+
+COMPLETIONS = Api("text_completion", "text_completion", "cmpl-", is_chat=False)
+CHAT = Api("chat.completion", "chat.completion.chunk", "chatcmpl-", is_chat=True)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, as calls of the contract."""
+
+    create: CreateContextRequest
+    fill: FillRequest
+    generate: GenerateRequest
+    streams: bool
+    tells_usage: bool  # at the end of a stream
+
+
+@dataclass(slots=True)
+class Usage:
+    """What all outputs of a request cost together. Their prompt is one."""
+
+    prompt: int = 0
+    computed: int = 0
+    completion: int = 0
+
+    def add(self, part: GenerateResponse) -> None:
+        self.prompt = max(self.prompt, part.usage.prompt_tokens)
+        self.computed += part.usage.computed_tokens
+        self.completion += part.usage.completion_tokens
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": max(self.prompt - self.computed, 0)},
+        }
+
+
+@dataclass(slots=True)
+class Output:
+    """One of the outputs of a request, as far as it has come."""
+
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+
+def application(server: str) -> Starlette:
+    """The gateway to a server, "host:port" or "unix:/path"."""
+    return gateway(
+        server,
+        [
+            Route("/v1/completions", typed(partial(answered, COMPLETIONS)), methods=["POST"]),
+            Route("/v1/chat/completions", typed(partial(answered, CHAT)), methods=["POST"]),
+            Route("/v1/models", typed(models)),
+            Route("/v1/models/{model_id:path}", typed(model)),
+        ],
+    )
+
+
+async def answered(api: Api, request: Request) -> Response:
+    """With all outputs, or with a stream of their parts from when the first is there."""
+    asked = read(api, await body(request))
+    told = {"id": api.prefix + secrets.token_hex(12), "created": int(time.time())}
+    parts = outputs(request, asked)
+    try:
+        first = await anext(parts)
+        told["model"] = asked.create.model_id
+        if asked.streams:
+            told["object"] = api.part
+            parts_told = events(api, told, asked, first, parts)
+            return StreamingResponse(parts_told, 200, {"cache-control": "no-store"}, "text/event-stream")
+        found, usage = [Output() for _ in range(max(asked.generate.n, 1))], Usage()
+        async with aclosing(parts):
+            part: GenerateResponse | None = first
+            while part is not None:
+                found[part.index].text.append(part.text)
+                if part.finish:
+                    found[part.index].finish = REASONS[part.finish]
+                    usage.add(part)
+                part = await anext(parts, None)
+    except grpc.RpcError as error:
+        raise in_its_words(from_rpc_error(error)) from error
+    choices = [api.choice(index, "".join(each.text), each.finish) for index, each in enumerate(found)]
+    return JSONResponse({**told, "object": api.kind, "choices": choices, "usage": usage.told})
+
+
+async def events(
+    api: Api,
+    told: Mapping[str, Any],
+    asked: Asked,
+    first: GenerateResponse,
+    parts: AsyncGenerator[GenerateResponse, None],
+) -> AsyncIterator[str]:
+    """The parts of all outputs, as server-sent events."""
+    usage, begun, part = Usage(), set[int](), first
+    nothing_yet = {"usage": None} if asked.tells_usage else {}
+    async with aclosing(parts):
+        try:
+            while part is not None:
+                role, finish = "" if part.index in begun else "assistant", REASONS.get(part.finish)
+                if finish:
+                    usage.add(part)
+                if part.text or finish or role:
+                    choice = api.choice(part.index, part.text, finish, role=role)
+                    yield event({**told, "choices": [choice], **nothing_yet})
+                begun.add(part.index)
+                part = await anext(parts, None)
+            if asked.tells_usage:
+                yield event({**told, "choices": [], "usage": usage.told})
+            yield "data: [DONE]\n\n"
+        except grpc.RpcError as error:
+            yield f"data: {as_error(from_rpc_error(error))}\n\n"
+        except asyncio.CancelledError:
+            if own_end():
+                raise
+
+
+def event(told: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
+
+
+async def outputs(request: Request, asked: Asked) -> AsyncGenerator[GenerateResponse, None]:
+    """What comes of a request, in a context that is closed when this ends, however it does, and so are its forks. From
+    the first on `asked` says which model it is.
+    """
+    made = asked.create.context_id = asked.fill.context_id = asked.generate.context_id = secrets.token_hex(16)
+    contexts, call = {made}, None
+    try:
+        asked.create.model_id = (await calling("CreateContext", request, asked.create)).context.model_id
+        await calling("Fill", request, asked.fill)
+        call = calling("Generate", request, asked.generate)
+        while (part := await call.read()) is not grpc.aio.EOF:
+            contexts.add(part.context_id)
+            yield part
+    finally:
+        if call is not None:
+            call.cancel()
+        close = method_of(request.app.state.channel, "CloseContext")
+        closing = asyncio.create_task(closed(close, headers(request), contexts))
+        CLOSING.add(closing)
+        closing.add_done_callback(CLOSING.discard)
+
+
+async def closed(close: Any, headers: list[tuple[str, str]], contexts: Collection[str]) -> None:
+    for context_id in contexts:
+        # It may never have been made. If the server is gone, so is the context, and if this one ends, it will be soon.
+        with suppress(grpc.RpcError, grpc.aio.UsageError):
+            await close(CloseContextRequest(context_id=context_id), metadata=headers)
+
+
+def read(api: Api, data: bytes) -> Asked:
+    """What a body asks for. Raises InvalidArgument for what the contract cannot say, by the names of the API."""
+    try:
+        told = json.loads(data)
+    except REFUSALS as error:
+        raise InvalidArgument("the body is no JSON") from error
+    if not isinstance(told, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    told = {name: value for name, value in told.items() if value is not None}
+    for name, asks_nothing in REFUSED.items():
+        if name in told and not any(type(each) is type(told[name]) and each == told[name] for each in asks_nothing):
+            raise InvalidArgument.field(name, "is not supported here")
+    if "best_of" in told and told["best_of"] != told.get("n", 1):
+        raise InvalidArgument.field("best_of", "must be n: all outputs are told")
+    asked = Asked(
+        json_format.ParseDict({"ttl": ABANDONED}, CreateContextRequest()),
+        FillRequest(defer=True),  # computed with the first step of the output
+        GenerateRequest(),
+        truth("stream", told.get("stream", False)),
+        truth("stream_options.include_usage", options(told).get("include_usage", False)),
+    )
+    for names, message in ((CREATE, asked.create), (GENERATE, asked.generate)):
+        for name in told.keys() & names.keys():
+            put(message, names[name], told[name], name)
+    if told.get("top_k") == -1:  # off, to other servers
+        told["top_k"] = 0
+    for name in told.keys() & set(SAMPLING):
+        put(asked.generate.sampling, name, told[name], name)
+    if (stop := told.get("stop")) is not None:
+        put(asked.generate, "stop", [stop] if isinstance(stop, str) else stop, "stop")
+    if api.is_chat:
+        messages = told.get("messages")
+        if not isinstance(messages, list):
+            raise InvalidArgument.field("messages", "must be a list of messages")
+        put(asked.fill, "messages", {"messages": [said(*each) for each in enumerate(messages)]}, "messages")
+    else:
+        prompt = told.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            (prompt,) = prompt
+        if isinstance(prompt, str):
+            put(asked.fill, "text", prompt, "prompt")
+        elif isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            put(asked.fill, "tokens", {"ids": prompt}, "prompt")
+        else:
+            raise InvalidArgument.field("prompt", "must be one text, or one list of token ids")
+    return asked
+
+
+def options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """How a stream is to be."""
+    found = told.get("stream_options", {})
+    if not isinstance(found, dict):
+        raise InvalidArgument.field("stream_options", "must be an object")
+    return found
+
+
+def truth(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument.field(name, "must be true or false")
+    return value
+
+
+def said(place: int, message: object) -> dict[str, str]:
+    """One message, of which the text is read: as it stands, or in parts."""
+    role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else (None, None)
+    if isinstance(content, list):
+        texts = [
+            each.get("text") if isinstance(each, dict) and each.get("type") == "text" else None for each in content
+        ]
+        content = "".join(texts) if all(isinstance(each, str) for each in texts) else None
+    for name, value in (("role", role), ("content", content)):
+        if not isinstance(value, str):
+            raise InvalidArgument.field(f"messages[{place}].{name}", "must be text")
+    return {"role": role, "content": content}
+
+
+def put(message: Message, name: str, value: object, known_as: str) -> None:
+    """Set a field. Whether its value is within bounds is for the server to say."""
+    try:
+        json_format.ParseDict({name: value}, message)
+    except REFUSALS as error:
+        raise InvalidArgument.field(known_as, "has a value of another type") from error
+
+
+def in_its_words(error: JaxctxError) -> JaxctxError:
+    """An error whose fields are named as the API does."""
+    if error.violations:
+        error.violations = [FieldViolation(known_as(each.field), each.description) for each in error.violations]
+        error.message = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
+    return error
+
+
+def known_as(path: str) -> str:
+    """What the API calls a field of the contract."""
+    if re.match(r"(text|tokens)\b", path):
+        return "prompt"
+    path = path.removeprefix("sampling.").removeprefix("messages.")
+    return {"model_id": "model", "salt": "cache_salt", "include_stop": "include_stop_str_in_output"}.get(path, path)
+
+
+async def models(request: Request) -> Response:
+    """All that the server has."""
+    found = (await calling("ListModels", request, ListModelsRequest(limit=1000))).models
+    return JSONResponse({"object": "list", "data": [described(each) for each in found]})
+
+
+async def model(request: Request) -> Response:
+    """One of them."""
+    asked = GetModelRequest(model_id=request.path_params["model_id"])
+    return JSONResponse(described((await calling("GetModel", request, asked)).model))
+
+
+def described(model: Model) -> dict[str, Any]:
+    owner = {"created": 0, "owned_by": "jaxctx"}
+    return {"id": model.model_id, "object": "model", **owner, "max_model_len": model.max_context_tokens}
+
+
+if __name__ == "__main__":
+    serve(application, __doc__)

@@ -1,0 +1,332 @@
+"""scripts/openai_gateway.py, judged by the official client: what it answers is what contexts give, and none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import jaxctx
+from jaxctx_server.access import Key
+from tests.e2e.conftest import TENANTS
+from tests.e2e.test_rest_gateway import Web, served
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "openai_gateway.py"
+PROMPT = "Tell a story of a page that is shared by many, and of one that is not. " * 2
+EXACT = {"temperature": 0, "ignore_eos": True}
+GREEDY: Any = {"model": "echo", "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module("openai_gateway")
+
+
+@pytest.fixture
+async def web(gateway: Any, address: str) -> AsyncIterator[Web]:
+    async with served(gateway, address) as web:
+        yield web
+
+
+def asking(web: Web, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{web.port}/v1", api_key=key, max_retries=0, timeout=30)
+
+
+@pytest.fixture
+async def api(web: Web, client: jaxctx.aio.Client) -> AsyncIterator[openai.AsyncOpenAI]:
+    """And whatever was asked, no context is left."""
+    async with asking(web) as api:
+        yield api
+    await nothing_left(client)
+
+
+async def nothing_left(client: jaxctx.aio.Client) -> None:
+    async with asyncio.timeout(20):
+        while [each.id async for each in client.contexts()]:
+            await asyncio.sleep(0.01)
+
+
+async def alone(client: jaxctx.aio.Client, tokens: int, text: str | None = None, **content: Any) -> str:
+    """What a context gives."""
+    async with await client.create(text, salt="alone", **content) as context:
+        return str(await context.complete(max_tokens=tokens, **EXACT))
+
+
+async def test_a_completion(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
+    answer = await api.completions.create(prompt=PROMPT, max_tokens=20, **GREEDY)
+    (choice,) = answer.choices
+    ids = await client.tokenize(PROMPT)
+    assert (choice.text, choice.finish_reason) == (await alone(client, 20, PROMPT), "length")
+    assert (answer.object, answer.model) == ("text_completion", "echo")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 20)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    again = await api.completions.create(prompt=ids, max_tokens=20, **GREEDY)
+    assert again.choices[0].text == choice.text
+    assert again.id != answer.id
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == (len(ids) - 1) // 16 * 16
+    apart = await api.completions.create(
+        prompt=[PROMPT], max_tokens=20, **GREEDY | {"extra_body": {"cache_salt": "mine", "ignore_eos": True}}
+    )
+    assert apart.choices[0].text == choice.text
+    assert apart.usage is not None
+    assert apart.usage.prompt_tokens_details is not None
+    assert apart.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("tells_usage", [False, True])
+async def test_a_completion_in_parts(api: openai.AsyncOpenAI, client: jaxctx.aio.Client, tells_usage: bool) -> None:
+    options: Any = {"stream_options": {"include_usage": True}} if tells_usage else {}
+    parts = [
+        each
+        async for each in await api.completions.create(prompt="Tell: ", max_tokens=50, stream=True, **GREEDY, **options)
+    ]
+    if tells_usage:
+        last = parts.pop()
+        assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 50)
+    assert len(parts) > 1
+    assert len({each.id for each in parts}) == 1
+    assert "".join(each.choices[0].text for each in parts) == await alone(client, 50, "Tell: ")
+    assert [each.choices[0].finish_reason for each in parts] == [None] * (len(parts) - 1) + ["length"]
+    assert all(each.usage is None for each in parts)
+
+
+async def test_a_chat(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who shares pages?"}]
+    expected = await alone(client, 20, messages=messages)
+    answer = await api.chat.completions.create(messages=messages, max_tokens=20, **GREEDY)
+    assert answer.object == "chat.completion"
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", expected)
+    messages[1]["content"] = [{"type": "text", "text": "Who shares "}, {"type": "text", "text": "pages?"}]
+    stream = await api.chat.completions.create(messages=messages, max_completion_tokens=20, stream=True, **GREEDY)
+    parts = [each.choices[0] async for each in stream]
+    assert [each.delta.role for each in parts] == ["assistant"] + [None] * (len(parts) - 1)
+    assert "".join(each.delta.content or "" for each in parts) == expected
+    assert [each.finish_reason for each in parts if each.finish_reason] == ["length"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_several_outputs(api: openai.AsyncOpenAI, client: jaxctx.aio.Client, streams: bool) -> None:
+    """Each is what contexts give for the same seed; their prompt is counted once."""
+    prompt = await client.tokenize(PROMPT)
+    async with await client.create(PROMPT, salt="alone") as context:
+        outputs = await context.completions(3, max_tokens=20, seed=7)
+        expected = [each.text for each in outputs]
+        for each in outputs:
+            await each.context.close()
+    asked: Any = {"model": "echo", "prompt": prompt, "n": 3, "seed": 7, "max_tokens": 20}
+    if streams:
+        texts, usage = [""] * 3, None
+        async for part in await api.completions.create(stream=True, stream_options={"include_usage": True}, **asked):
+            usage = part.usage
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+    else:
+        answer = await api.completions.create(**asked)
+        texts, usage = [each.text for each in answer.choices], answer.usage
+    assert texts == expected
+    assert len(set(texts)) == 3
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), 60)
+
+
+async def test_where_it_stops(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
+    text = await alone(client, 40, "Tell: ")
+    stop = text[20:23]
+    (choice,) = (await api.completions.create(prompt="Tell: ", max_tokens=40, stop=stop, **GREEDY)).choices
+    assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
+    kept = {**GREEDY, "extra_body": {"ignore_eos": True, "include_stop_str_in_output": True}}
+    (choice,) = (await api.completions.create(prompt="Tell: ", max_tokens=40, stop=["\0", stop], **kept)).choices
+    assert choice.text == text[: text.index(stop)] + stop
+
+
+async def test_how_it_is_drawn(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
+    """Every setting arrives."""
+    asked = {"temperature": 1.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
+    beyond = {"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.2, "min_tokens": 20}
+    beyond["stop_token_ids"] = [300]
+    async with await client.create("Tell: ", salt="alone") as context:
+        settings: Any = {**asked, **beyond, "logit_bias": {65: 5.0}, "max_tokens": 30}
+        expected = await context.complete(**settings)
+    fields: Any = {**asked, "logit_bias": {"65": 5}, "max_tokens": 30}
+    answer = await api.completions.create(model="echo", prompt="Tell: ", extra_body=beyond, **fields)
+    assert answer.choices[0].text == expected.text
+    greedy = await api.completions.create(prompt="Tell: ", max_tokens=30, **GREEDY)
+    assert greedy.choices[0].text != expected.text
+
+
+class TestRefused:
+    """With the name of the field in this API; and nothing is made."""
+
+    @pytest.mark.parametrize(
+        ("asked", "field"),
+        [
+            ({"temperature": 300}, "temperature"),
+            ({"temperature": "warm"}, "temperature"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": 2.5}, "max_tokens"),
+            ({"n": 129}, "n"),
+            ({"logit_bias": {"512": 1}}, "logit_bias[512]"),
+            ({"logit_bias": {"word": 1}}, "logit_bias"),
+            ({"stop": [""]}, "stop[0]"),
+            ({"stop": 5}, "stop"),
+            ({"cache_salt": "x" * 257}, "cache_salt"),
+            ({"prompt": ""}, "prompt"),
+            ({"prompt": None}, "prompt"),
+            ({"prompt": []}, "prompt"),
+            ({"prompt": ["two", "texts"]}, "prompt"),
+            ({"prompt": [1, 512]}, "prompt"),
+            ({"prompt": [1, "x"]}, "prompt"),
+            ({"prompt": "\ud800"}, "prompt"),
+            ({"stream": "yes"}, "stream"),
+            ({"stream_options": True}, "stream_options"),
+            ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+            ({"echo": True}, "echo"),
+            ({"logprobs": 0}, "logprobs"),
+            ({"best_of": 2}, "best_of"),
+            ({"suffix": "end"}, "suffix"),
+            ({"priority": 1}, "priority"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+        ],
+    )
+    @pytest.mark.parametrize("streams", [False, True])
+    async def test_a_completion(
+        self, web: Web, client: jaxctx.aio.Client, asked: dict[str, Any], field: str, streams: bool
+    ) -> None:
+        body = {"model": "echo", "prompt": "Tell: ", "max_tokens": 2, "stream": streams, **asked}
+        assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", field)
+        await nothing_left(client)
+
+    @pytest.mark.parametrize(
+        ("messages", "field"),
+        [
+            (None, "messages"),
+            ([], "messages"),
+            ({}, "messages"),
+            (["hello"], "messages[0].role"),
+            ([{"role": "user"}], "messages[0].content"),
+            ([{"role": "", "content": "x"}], "messages[0].role"),
+            ([{"role": "user", "content": "x"}, {"role": 1, "content": "x"}], "messages[1].role"),
+            ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+        ],
+    )
+    async def test_a_chat(self, web: Web, messages: Any, field: str) -> None:
+        asked = await web("POST", "/v1/chat/completions", {"messages": messages})
+        assert asked.error == (400, "INVALID_FIELD", field)
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+    async def test_what_is_no_object(self, web: Web, body: bytes) -> None:
+        asked = await web("POST", "/v1/completions", body, headers={"content-type": "application/json"})
+        assert asked.error == (400, "INVALID_FIELD", None)
+
+    async def test_a_message_says_it_in_the_same_words(self, api: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.completions.create(model="echo", prompt="x", top_p=7, temperature=300)
+        assert refused.value.param == "temperature"
+        assert "sampling" not in refused.value.message
+        assert "top_p: must be" in refused.value.message
+
+    async def test_another_model(self, api: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.NotFoundError) as refused:
+            await api.completions.create(model="none", prompt="x")
+        assert refused.value.code == "MODEL_NOT_FOUND"
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("none")
+
+    async def test_a_prompt_that_is_too_long(self, api: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.completions.create(model="echo", prompt="~" * 2000)
+        assert (refused.value.param, "1 to 1536 tokens" in refused.value.message) == ("prompt", True)
+
+    async def test_fields_that_ask_for_nothing_or_that_nobody_knows(
+        self, api: openai.AsyncOpenAI, client: jaxctx.aio.Client
+    ) -> None:
+        nothing = {"echo": False, "logprobs": None, "tools": [], "best_of": 1, "suffix": "", "tool_choice": "auto"}
+        nothing |= {
+            "response_format": {"type": "text"},
+            "user": "me",
+            "store": False,
+            "top_k": -1,
+            "of_tomorrow": {"a": 1},
+        }
+        asked = {**GREEDY, "extra_body": {"ignore_eos": True, **nothing}}
+        answer = await api.completions.create(prompt="Tell: ", max_tokens=5, **asked)
+        assert answer.choices[0].text == await alone(client, 5, "Tell: ")
+
+
+async def test_models(api: openai.AsyncOpenAI) -> None:
+    (found,) = (await api.models.list()).data
+    assert (found.id, found.object) == ("echo", "model")
+    assert await api.models.retrieve("echo") == found
+
+
+class TestTenants:
+    @pytest.fixture
+    def keys(self, two_tenants: list[Key]) -> list[Key]:
+        return two_tenants
+
+    async def test_each_needs_its_key(self, web: Web, address: str) -> None:
+        async with asking(web, "carol") as nobody, asking(web, TENANTS[0]) as alice:
+            for asked in (nobody.completions.create(prompt="x", **GREEDY), nobody.models.list()):
+                with pytest.raises(openai.AuthenticationError):
+                    await asked
+            assert (await alice.completions.create(prompt="x", max_tokens=3, **GREEDY)).choices[0].text
+        async with jaxctx.aio.Client(address, api_key=TENANTS[0]) as client:
+            await nothing_left(client)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"stream": True, "n": 4}])
+async def test_a_request_ends_with_who_made_it(web: Web, client: jaxctx.aio.Client, asked: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "Tell: ", "max_tokens": 1400, **asked, "ignore_eos": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    if asked:
+        await reader.readuntil(b"data: ")
+    async with asyncio.timeout(20):
+        while not (found := [each async for each in client.contexts()]):
+            await asyncio.sleep(0.005)
+    expiry = (await found[0].refresh()).expiry
+    assert expiry is not None  # if the gateway dies, nobody closes it
+    assert (expiry.seconds, expiry.sliding) == (60.0, True)
+    writer.close()
+    await nothing_left(client)
+    assert (await client.stats()).running == 0
+
+
+async def test_an_error_on_the_way(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
+    """A stream that has begun ends with it, and not as if it were whole."""
+    texts = []
+    with pytest.raises(openai.APIError, match=r"cancelled|closed"):
+        async for part in await api.completions.create(prompt="Tell: ", max_tokens=1400, stream=True, **GREEDY):
+            if not texts:
+                (context,) = [each async for each in client.contexts()]
+                await context.close()
+            texts.append(part.choices[0].text)
+    assert texts
+
+
+async def test_the_command(address: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(SCRIPT), address, "--port", "0", stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", await process.stderr.readline())):
+            assert process.returncode is None
+        assert (await Web(int(found[1]))("GET", "/v1/models")).json["data"][0]["id"] == "echo"
+        process.terminate()
+        await process.communicate()
