@@ -9,9 +9,10 @@ and reads the last variable. With `--own-url` a client also drives the same call
 needs the extra [bench]) through a `scripts/openai_gateway.py` to our server, and with `--peer-url` against another
 server, of the same model. `--delays` are seconds that every exchange with the server takes besides: once a call for
 the client; for a program once for all submissions, which go together, and once for the reading. All are greedy, and of
-equal lengths and texts: in every round first the client, then the program, then those by the OpenAI API, our server's
-cache emptied before each, with texts that no round before had. Prints medians in seconds, and how many times longer the
-program's rivals take: the median of the rounds, the smallest and the largest.
+equal lengths and texts: in every round first the client, then those by the OpenAI API, then the program, as the server
+keeps what programs begin with; its cache is emptied before each, and texts are such as no round before had. Prints
+medians in seconds, and how many times longer the program's rivals take: the median of the rounds, the smallest and the
+largest.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ async def measure(target: str, rounds: int, delays: list[float], **urls: str) ->
         asked = {kind: await stack.enter_async_context(asking(url)) for kind, url in urls.items() if url}
         for name, workload in WORKLOADS.items():
             for delay_s in delays:
-                times: dict[str, list[float]] = {kind: [] for kind in ("client", "program", *asked)}
+                times: dict[str, list[float]] = {kind: [] for kind in ("client", *asked, "program")}
                 for round_ in range(rounds):
                     salt = f"{name} {delay_s} {round_} {time.time_ns()}"
                     for kind in times:
