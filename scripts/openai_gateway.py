@@ -14,7 +14,8 @@ Fields: `model`, `prompt` (text or token ids) or `messages` (their text), `max_t
 `stop`, `seed`, `stream`, `stream_options`, `temperature`, `top_p`, `presence_penalty`, `frequency_penalty` and
 `logit_bias`; and as other servers have them `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
 `stop_token_ids`, `include_stop_str_in_output` and `cache_salt`. A field of `REFUSED` that asks for something gives 400
-with its name; what nobody knows is left unread, as clients of this API expect.
+with its name; what nobody knows is left unread, as clients of this API expect. Without `max_tokens` an output has up to
+the model's own default of tokens, not 16.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ CREATE = {"model": "model_id", "cache_salt": "salt"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", *PENALTIES)
 GENERATE = {name: name for name in ("max_tokens", "min_tokens", "n", "stop_token_ids", "ignore_eos")} | {
-    "max_completion_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",  # counts if both are there
     "include_stop_str_in_output": "include_stop",
 }
 NOTHING = (False, "", [], {})
@@ -64,6 +65,9 @@ REFUSED: dict[str, Collection[Any]] = {  # what the API has and this has not, an
     **dict.fromkeys(("echo", "suffix", "logprobs", "prompt_logprobs", "functions", "tools"), NOTHING),
     **dict.fromkeys(("function_call", "tool_choice"), (*NOTHING, "none", "auto")),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "structured_outputs"), NOTHING),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), NOTHING),
+    **dict.fromkeys(("allowed_token_ids", "bad_words", "use_beam_search", "truncate_prompt_tokens"), NOTHING),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs", "continue_final_message"), NOTHING),
     "top_logprobs": (*NOTHING, 0),
     "priority": (*NOTHING, 0),  # other servers have the first ones lowest, this one highest
     "response_format": (*NOTHING, {"type": "text"}),
@@ -96,28 +100,12 @@ CHAT = Api("chat.completion", "chat.completion.chunk", "chatcmpl-", is_chat=True
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request, as calls of the contract."""
-
-    create: CreateContextRequest
-    fill: FillRequest
-    generate: GenerateRequest
-    streams: bool
-    tells_usage: bool  # at the end of a stream
-
-
-@dataclass(slots=True)
 class Usage:
     """What all outputs of a request cost together. Their prompt is one."""
 
     prompt: int = 0
     computed: int = 0
     completion: int = 0
-
-    def add(self, part: GenerateResponse) -> None:
-        self.prompt = max(self.prompt, part.usage.prompt_tokens)
-        self.computed += part.usage.computed_tokens
-        self.completion += part.usage.completion_tokens
 
     @property
     def told(self) -> dict[str, Any]:
@@ -127,6 +115,19 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": max(self.prompt - self.computed, 0)},
         }
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, as calls of the contract."""
+
+    create: CreateContextRequest
+    fill: FillRequest
+    generate: GenerateRequest
+    streams: bool
+    tells_usage: bool  # at the end of a stream
+    names: Mapping[str, str]  # of its fields, where the contract has others
+    usage: Usage = field(default_factory=Usage)  # of what has come
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ def application(server: str) -> Starlette:
         [
             Route("/v1/completions", typed(partial(answered, COMPLETIONS)), methods=["POST"]),
             Route("/v1/chat/completions", typed(partial(answered, CHAT)), methods=["POST"]),
-            Route("/v1/models", typed(models)),
+            *(Route(path, typed(models)) for path in ("/v1/models", "/v1/models/")),
             Route("/v1/models/{model_id:path}", typed(model)),
         ],
     )
@@ -162,19 +163,18 @@ async def answered(api: Api, request: Request) -> Response:
             told["object"] = api.part
             parts_told = events(api, told, asked, first, parts)
             return StreamingResponse(parts_told, 200, {"cache-control": "no-store"}, "text/event-stream")
-        found, usage = [Output() for _ in range(max(asked.generate.n, 1))], Usage()
+        found = [Output() for _ in range(max(asked.generate.n, 1))]
         async with aclosing(parts):
             part: GenerateResponse | None = first
             while part is not None:
                 found[part.index].text.append(part.text)
                 if part.finish:
                     found[part.index].finish = REASONS[part.finish]
-                    usage.add(part)
                 part = await anext(parts, None)
     except grpc.RpcError as error:
-        raise in_its_words(from_rpc_error(error)) from error
+        raise in_its_words(from_rpc_error(error), asked.names) from error
     choices = [api.choice(index, "".join(each.text), each.finish) for index, each in enumerate(found)]
-    return JSONResponse({**told, "object": api.kind, "choices": choices, "usage": usage.told})
+    return JSONResponse({**told, "object": api.kind, "choices": choices, "usage": asked.usage.told})
 
 
 async def events(
@@ -185,21 +185,19 @@ async def events(
     parts: AsyncGenerator[GenerateResponse, None],
 ) -> AsyncIterator[str]:
     """The parts of all outputs, as server-sent events."""
-    usage, begun, part = Usage(), set[int](), first
+    begun, part = set[int](), first
     nothing_yet = {"usage": None} if asked.tells_usage else {}
     async with aclosing(parts):
         try:
             while part is not None:
                 role, finish = "" if part.index in begun else "assistant", REASONS.get(part.finish)
-                if finish:
-                    usage.add(part)
                 if part.text or finish or role:
                     choice = api.choice(part.index, part.text, finish, role=role)
                     yield event({**told, "choices": [choice], **nothing_yet})
                 begun.add(part.index)
                 part = await anext(parts, None)
             if asked.tells_usage:
-                yield event({**told, "choices": [], "usage": usage.told})
+                yield event({**told, "choices": [], "usage": asked.usage.told})
             yield "data: [DONE]\n\n"
         except grpc.RpcError as error:
             yield f"data: {as_error(from_rpc_error(error))}\n\n"
@@ -213,17 +211,24 @@ def event(told: Mapping[str, Any]) -> str:
 
 
 async def outputs(request: Request, asked: Asked) -> AsyncGenerator[GenerateResponse, None]:
-    """What comes of a request, in a context that is closed when this ends, however it does, and so are its forks. From
-    the first on `asked` says which model it is.
+    """What comes of a request, in a context that is closed when this ends, however it does. From the first on `asked`
+    says which model it is, and behind the last what it cost.
+
+    Of several outputs the forks are closed too, as far as they are known from what has been read; those of an answer
+    that was left unread are abandoned. Their prompt is computed before, else nobody would say what it cost.
     """
     made = asked.create.context_id = asked.fill.context_id = asked.generate.context_id = secrets.token_hex(16)
     contexts, call = {made}, None
     try:
         asked.create.model_id = (await calling("CreateContext", request, asked.create)).context.model_id
-        await calling("Fill", request, asked.fill)
+        asked.usage.computed = (await calling("Fill", request, asked.fill)).computed
         call = calling("Generate", request, asked.generate)
         while (part := await call.read()) is not grpc.aio.EOF:
             contexts.add(part.context_id)
+            if part.finish:
+                asked.usage.prompt = part.usage.prompt_tokens
+                asked.usage.computed += part.usage.computed_tokens if asked.fill.defer else 0
+                asked.usage.completion += part.usage.completion_tokens
             yield part
     finally:
         if call is not None:
@@ -257,18 +262,22 @@ def read(api: Api, data: bytes) -> Asked:
         raise InvalidArgument.field("best_of", "must be n: all outputs are told")
     asked = Asked(
         json_format.ParseDict({"ttl": ABANDONED}, CreateContextRequest()),
-        FillRequest(defer=True),  # computed with the first step of the output
+        FillRequest(),
         GenerateRequest(),
         truth("stream", told.get("stream", False)),
         truth("stream_options.include_usage", options(told).get("include_usage", False)),
+        {theirs: name for name, theirs in (CREATE | GENERATE).items() if name in told},
     )
     for names, message in ((CREATE, asked.create), (GENERATE, asked.generate)):
-        for name in told.keys() & names.keys():
-            put(message, names[name], told[name], name)
+        for name in names:
+            if name in told:
+                put(message, names[name], told[name], name)
+    asked.fill.defer = asked.generate.n <= 1  # computed with the first step of the output
     if told.get("top_k") == -1:  # off, to other servers
         told["top_k"] = 0
-    for name in told.keys() & set(SAMPLING):
-        put(asked.generate.sampling, name, told[name], name)
+    for name in SAMPLING:
+        if name in told:
+            put(asked.generate.sampling, name, told[name], name)
     if (stop := told.get("stop")) is not None:
         put(asked.generate, "stop", [stop] if isinstance(stop, str) else stop, "stop")
     if api.is_chat:
@@ -283,7 +292,11 @@ def read(api: Api, data: bytes) -> Asked:
         if isinstance(prompt, str):
             put(asked.fill, "text", prompt, "prompt")
         elif isinstance(prompt, list) and all(type(each) is int for each in prompt):
-            put(asked.fill, "tokens", {"ids": prompt}, "prompt")
+            asked.fill.tokens.SetInParent()  # there may be none, or very many, which `put` takes seconds for
+            try:
+                asked.fill.tokens.ids.extend(prompt)
+            except REFUSALS as error:
+                raise InvalidArgument.field("prompt", "must be token ids") from error
         else:
             raise InvalidArgument.field("prompt", "must be one text, or one list of token ids")
     return asked
@@ -325,20 +338,20 @@ def put(message: Message, name: str, value: object, known_as: str) -> None:
         raise InvalidArgument.field(known_as, "has a value of another type") from error
 
 
-def in_its_words(error: JaxctxError) -> JaxctxError:
-    """An error whose fields are named as the API does."""
+def in_its_words(error: JaxctxError, names: Mapping[str, str]) -> JaxctxError:
+    """An error whose fields are named as the API does, or as the request did."""
     if error.violations:
-        error.violations = [FieldViolation(known_as(each.field), each.description) for each in error.violations]
+        error.violations = [FieldViolation(known_as(each.field, names), each.description) for each in error.violations]
         error.message = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
     return error
 
 
-def known_as(path: str) -> str:
+def known_as(path: str, names: Mapping[str, str]) -> str:
     """What the API calls a field of the contract."""
     if re.match(r"(text|tokens)\b", path):
         return "prompt"
     path = path.removeprefix("sampling.").removeprefix("messages.")
-    return {"model_id": "model", "salt": "cache_salt", "include_stop": "include_stop_str_in_output"}.get(path, path)
+    return names.get(path, path)
 
 
 async def models(request: Request) -> Response:
@@ -350,7 +363,10 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """One of them."""
     asked = GetModelRequest(model_id=request.path_params["model_id"])
-    return JSONResponse(described((await calling("GetModel", request, asked)).model))
+    try:
+        return JSONResponse(described((await calling("GetModel", request, asked)).model))
+    except grpc.RpcError as error:
+        raise in_its_words(from_rpc_error(error), {"model_id": "model"}) from error
 
 
 def described(model: Model) -> dict[str, Any]:

@@ -69,7 +69,7 @@ STATUS = {  # as gateways have it; all else is 500
 GONE = Response(status_code=499)  # for nobody
 LAST_WORDS_S = 5  # for texts that are being read when it is to end
 # Of what parses bodies; json_format has none of its own for what is no object or has a name with half a character.
-REFUSALS = (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, SystemError)
+REFUSALS = (json_format.ParseError, ValueError, OverflowError, TypeError, AttributeError, RecursionError, SystemError)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

@@ -276,8 +276,9 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
         killed = time.time()
         victim.process.kill()
         exited = asyncio.create_task(asyncio.to_thread(exit_of, victim))
-        while (noticed := await cluster.gone(victim.address)) < killed:
-            pass  # it had been taken for lost before, and came back
+        async with asyncio.timeout(60):
+            while (noticed := await cluster.gone(victim.address)) < killed:
+                pass  # it had been taken for lost before, and came back
         slowest = max(slowest, noticed - await exited)
         slowest_since_kill = max(slowest_since_kill, noticed - killed)
         victim.process.communicate()
@@ -296,6 +297,7 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
         await asyncio.sleep(0.02)
     assert done > KILLS
     assert slowest < 1.0
+    assert slowest_since_kill < 5.0  # a process takes its time to end where others want its processors
 
 
 def exit_of(server: Server) -> float:

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.access import Key
 from tests.e2e.conftest import TENANTS
 from tests.e2e.test_rest_gateway import Web, served
@@ -140,7 +141,13 @@ async def test_several_outputs(api: openai.AsyncOpenAI, client: jaxctx.aio.Clien
     assert texts == expected
     assert len(set(texts)) == 3
     assert usage is not None
+    assert usage.prompt_tokens_details is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), 60)
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    again = (await api.completions.create(**asked)).usage
+    assert again is not None
+    assert again.prompt_tokens_details is not None
+    assert again.prompt_tokens_details.cached_tokens == len(prompt) // 16 * 16
 
 
 async def test_where_it_stops(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
@@ -153,8 +160,23 @@ async def test_where_it_stops(api: openai.AsyncOpenAI, client: jaxctx.aio.Client
     assert choice.text == text[: text.index(stop)] + stop
 
 
+def test_every_field_arrives(gateway: Any) -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
+    sampling |= {"top_k": 40, "min_p": 0.25, "repetition_penalty": 1.5}
+    generation = {"n": 2, "max_tokens": 30, "min_tokens": 20, "stop_token_ids": [300, 301], "ignore_eos": True}
+    told = {**sampling, **generation, "logit_bias": {"65": 5}, "stop": ["a", "b"], "include_stop_str_in_output": True}
+    told |= {"model": "m", "cache_salt": "s", "stream": True, "stream_options": {"include_usage": True}, "prompt": "x"}
+    for first in (told, {**told, "max_tokens": 7, "max_completion_tokens": 30}):
+        asked = gateway.read(gateway.COMPLETIONS, json.dumps(first).encode())
+        assert asked.generate == GenerateRequest(
+            sampling={**sampling, "logit_bias": {65: 5.0}}, **generation, stop=["a", "b"], include_stop=True
+        )
+        assert (asked.create.model_id, asked.create.salt, asked.fill.text) == ("m", "s", "x")
+        assert (asked.streams, asked.tells_usage) == (True, True)
+
+
 async def test_how_it_is_drawn(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
-    """Every setting arrives."""
+    """As contexts do with the same settings."""
     asked = {"temperature": 1.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
     beyond = {"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.2, "min_tokens": 20}
     beyond["stop_token_ids"] = [300]
@@ -176,7 +198,11 @@ class TestRefused:
         [
             ({"temperature": 300}, "temperature"),
             ({"temperature": "warm"}, "temperature"),
+            ({"temperature": 10**400}, "temperature"),
+            ({"logit_bias": {"5": 10**400}}, "logit_bias"),
             ({"max_tokens": 0}, "max_tokens"),
+            ({"max_completion_tokens": 0}, "max_completion_tokens"),
+            ({"max_tokens": 2, "max_completion_tokens": -1}, "max_completion_tokens"),
             ({"max_tokens": 2.5}, "max_tokens"),
             ({"n": 129}, "n"),
             ({"logit_bias": {"512": 1}}, "logit_bias[512]"),
@@ -190,6 +216,8 @@ class TestRefused:
             ({"prompt": ["two", "texts"]}, "prompt"),
             ({"prompt": [1, 512]}, "prompt"),
             ({"prompt": [1, "x"]}, "prompt"),
+            ({"prompt": [1, 2**31]}, "prompt"),
+            ({"guided_json": {"type": "object"}}, "guided_json"),
             ({"prompt": "\ud800"}, "prompt"),
             ({"stream": "yes"}, "stream"),
             ({"stream_options": True}, "stream_options"),
@@ -245,6 +273,9 @@ class TestRefused:
         assert refused.value.code == "MODEL_NOT_FOUND"
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("none")
+        with pytest.raises(openai.BadRequestError) as refused_too:
+            await api.models.retrieve("x" * 300)
+        assert refused_too.value.param == "model"
 
     async def test_a_prompt_that_is_too_long(self, api: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -267,10 +298,12 @@ class TestRefused:
         assert answer.choices[0].text == await alone(client, 5, "Tell: ")
 
 
-async def test_models(api: openai.AsyncOpenAI) -> None:
+async def test_models(api: openai.AsyncOpenAI, web: Web) -> None:
     (found,) = (await api.models.list()).data
     assert (found.id, found.object) == ("echo", "model")
     assert await api.models.retrieve("echo") == found
+    for path in ("/v1/models", "/v1/models/"):
+        assert [each["id"] for each in (await web("GET", path)).json["data"]] == ["echo"]
 
 
 class TestTenants:

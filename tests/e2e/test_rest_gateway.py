@@ -191,6 +191,12 @@ class TestRefused:
             ("POST", "/v1/session", {"session_id": "", "ttl": "-1s"}, (400, "INVALID_FIELD", "session_id")),
             ("POST", "/v1/session", {"name": "x"}, (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", {"ttl": "soon"}, (400, "INVALID_FIELD", "request")),
+            (
+                "POST",
+                "/v1/semantic_call",
+                {"parameters": [{"output": {"sampling": {"temperature": 10**400}}}]},
+                (400, "INVALID_FIELD", "request"),
+            ),
             ("POST", "/v1/session", [], (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"", (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"{", (400, "INVALID_FIELD", "request")),
