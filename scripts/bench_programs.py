@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs against the same calls driven by a client: a chain, a map-reduce, two roles that talk in turn.
 
-    scripts/bench_programs.py [HOST:PORT] [--own-url URL] [--peer-url URL] [--rounds N] [--delays S [S ...]]
+    scripts/bench_programs.py [HOST:PORT] [--own-url URL] [--peer-url URL] [--only NAME] [--rounds N] [--delays S ...]
 
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
@@ -150,13 +150,13 @@ async def asking(url: str) -> AsyncIterator[Callable[[float], Asked]]:
         yield lambda delay_s: Asked(http, url, model, delay_s)
 
 
-async def measure(target: str, rounds: int, delays: list[float], **urls: str) -> None:
+async def measure(target: str, rounds: int, delays: list[float], *, only: str = "", **urls: str) -> None:
     print(f"{'':24}{'delay':>8}{'program':>9}{'rival':>9}{'':>8}{'ratio':>8}{'smallest':>10}{'largest':>9}")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(jaxctx.aio.Client(target))
         stub = SessionServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(target)))
         asked = {kind: await stack.enter_async_context(asking(url)) for kind, url in urls.items() if url}
-        for name, workload in WORKLOADS.items():
+        for name, workload in ((name, work) for name, work in WORKLOADS.items() if name.startswith(only)):
             for delay_s in delays:
                 times: dict[str, list[float]] = {kind: [] for kind in ("client", *asked, "program")}
                 for round_ in range(rounds):
@@ -185,7 +185,10 @@ if __name__ == "__main__":
     parser.add_argument("target", nargs="?", default="127.0.0.1:50051")
     parser.add_argument("--own-url", default="", help="a gateway to our server, as http://127.0.0.1:8000")
     parser.add_argument("--peer-url", default="", help="another server, as http://127.0.0.1:8000")
+    parser.add_argument("--only", default="", help="the workload whose name begins so")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.25])
     chosen = parser.parse_args()
-    asyncio.run(measure(chosen.target, chosen.rounds, chosen.delays, own=chosen.own_url, peer=chosen.peer_url))
+    asyncio.run(
+        measure(chosen.target, chosen.rounds, chosen.delays, only=chosen.only, own=chosen.own_url, peer=chosen.peer_url)
+    )

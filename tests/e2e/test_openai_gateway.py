@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import jaxctx
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.access import Key
 from tests.e2e.conftest import TENANTS
-from tests.e2e.test_rest_gateway import Web, served
+from tests.e2e.test_rest_gateway import Web, commanded, served
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "openai_gateway.py"
 PROMPT = "Tell a story of a page that is shared by many, and of one that is not. " * 2
@@ -353,13 +351,5 @@ async def test_an_error_on_the_way(api: openai.AsyncOpenAI, client: jaxctx.aio.C
 
 
 async def test_the_command(address: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), address, "--port", "0", stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", await process.stderr.readline())):
-            assert process.returncode is None
-        assert (await Web(int(found[1]))("GET", "/v1/models")).json["data"][0]["id"] == "echo"
-        process.terminate()
-        await process.communicate()
+    async with commanded(SCRIPT, address) as web:
+        assert (await web("GET", "/v1/models")).json["data"][0]["id"] == "echo"

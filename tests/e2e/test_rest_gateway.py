@@ -105,6 +105,21 @@ async def served(gateway: Any, server: str) -> AsyncIterator[Web]:
     await serving
 
 
+@asynccontextmanager
+async def commanded(script: Path, server: str) -> AsyncIterator[Web]:
+    """A gateway to a server, as a process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), server, "--port", "0", stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", await process.stderr.readline())):
+            assert process.returncode is None
+        yield Web(int(found[1]))
+        process.terminate()
+        await process.communicate()
+
+
 @pytest.fixture
 async def web(gateway: Any, address: str) -> AsyncIterator[Web]:
     async with served(gateway, address) as web:
@@ -367,13 +382,5 @@ def test_routes_are_those_of_the_contract(gateway: Any) -> None:
 
 
 async def test_the_command(address: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), address, "--port", "0", stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", await process.stderr.readline())):
-            assert process.returncode is None
-        assert (await Web(int(found[1]))("GET", "/v1/session")).json == {"sessions": [], "next_page_token": ""}
-        process.terminate()
-        await process.communicate()
+    async with commanded(SCRIPT, address) as web:
+        assert (await web("GET", "/v1/session")).json == {"sessions": [], "next_page_token": ""}
