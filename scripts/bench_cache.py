@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Measures the cache's bookkeeping on this machine: forks, lookups, page operations and tiers. Needs no device.
 
     python scripts/bench_cache.py

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Host time per step: what the step thread computes itself, everything but the device, in milliseconds of its CPU time.
 
     scripts/bench_host.py [STREAMS …]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Time of one call of `sample` for the batch sizes and options that stand in `jaxctx/model/sampling.py`."""
 
 from __future__ import annotations

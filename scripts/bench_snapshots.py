@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Measures snapshots and tiers through a running server: open against compute, and what others notice meanwhile.
 
     python scripts/bench_snapshots.py --address HOST:PORT [--tokens 8192] [--rounds 3] [--json FILE]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""House rules that no linter knows: no code from data, small files, names that tell something.
+"""House rules that no linter knows: no code from data, names that tell something.
 
     scripts/check_rules.py [ROOT]
 
@@ -18,8 +18,6 @@ from pathlib import Path
 
 PRODUCT = ("jaxctx", "kernels", "server")
 GENERATED = "jaxctx/v1/"  # stubs of the protocol
-LONG, TOO_LONG = 300, 400  # lines a file; kernels may be longer
-TOTAL = 15_000  # lines of the whole product
 VAGUE = {"util", "utils", "helper", "helpers", "common", "misc"}
 CODE_FROM_DATA = {"pickle", "cPickle", "_pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
 RUNS_CODE = {"eval", "exec", "compile", "__import__"}
@@ -116,11 +114,6 @@ def check_source(path: str, source: str) -> list[Finding]:
     findings = visitor.findings
     if any(part.removesuffix(".py").strip("_") in VAGUE for part in path.split("/")):
         findings.append(Finding(path, 0, "a name that tells nothing"))
-    lines = len(source.splitlines())
-    if lines > LONG and not path.startswith("kernels/"):
-        findings.append(
-            Finding(path, 0, f"{lines} lines; aim for {LONG}, stay under {TOO_LONG}", error=lines > TOO_LONG)
-        )
     return findings
 
 
@@ -137,11 +130,8 @@ def check(root: Path) -> list[Finding]:
     """All findings under `root`, errors first."""
     files = list(product_files(root))
     findings = [finding for path, source in files for finding in check_source(path, source)]
-    total = sum(len(source.splitlines()) for _, source in files)
     if not files:
         findings.append(Finding(".", 0, "no product files found"))
-    if total >= TOTAL:
-        findings.append(Finding(".", 0, f"{total} lines of product code; the promise is under {TOTAL}"))
     return sorted(findings, key=lambda finding: not finding.error)
 
 
@@ -152,8 +142,7 @@ def main() -> int:
     for finding in findings:
         print(finding)
     files = list(product_files(root))
-    lines = sum(len(source.splitlines()) for _, source in files)
-    print(f"house rules: {len(files)} files, {lines} lines, {sum(f.error for f in findings)} errors")
+    print(f"house rules: {len(files)} files, {sum(f.error for f in findings)} errors")
     return int(any(finding.error for finding in findings))
 
 

@@ -194,7 +194,7 @@ OPERATIONS = {  # by class: what it says of itself, what its methods need, how t
         "self._link.ask",
         {
             "GetSession": Operation("info"),
-            "CreateVariable": Operation("create_variable", "text"),
+            "CreateVariable": Operation("create_variable", "name"),
             "ListVariables": Operation("variables", is_listing=True),
             "CancelCall": Operation("cancel", "call_id"),
             "GetGraph": Operation("graph"),
@@ -219,7 +219,7 @@ MADE = {  # by class of operations and class of answers: what the client makes o
     "SessionCalls": {"VariableInfo": ("VariableT", "_variable")},
 }
 READ = {  # by class of operations: the message whose fields can be read there, and which of them
-    "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size")),
+    "ContextCalls": ("Context", ("seq_len", "buffered_tokens", "page_size", "engine_id")),
 }
 ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its methods and what they take of requests
     "ProgramCalls": (
@@ -243,8 +243,8 @@ ENGINE_CALLS = {  # by protocol: what it says, and by calls of the contract its 
             "CommitPages": ("commit_pages", ("context_id", "pages")),
             "ReleasePages": ("release_pages", ("context_id", "pages")),
             "GetContext": ("inspect", ("context_id", "include_pages", "include_tokens", "include_ancestors")),
-            "ListContexts": ("list", ("page_token", "limit")),
-            "WatchContexts": ("watch", ()),
+            "ListContexts": ("list", ("page_token", "limit", "include_program_contexts")),
+            "WatchContexts": ("watch", ("include_program_contexts",)),
             "Compare": ("compare", ("a", "b")),
             "Save": ("save", ("SaveRequest",)),
             "Open": ("open", ("OpenRequest",)),

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Write tests/goldens/*.npz: what transformers computes for tiny random models, so that the suite need not have torch.
 
 usage: make_goldens.py            (needs torch and transformers beside jaxctx; takes a minute)

@@ -13,15 +13,18 @@ valid, by the key of the request; it listens on loopback only, and a request end
 Fields: `model`, `prompt` (text or token ids) or `messages` (their text), `max_tokens` or `max_completion_tokens`, `n`,
 `stop`, `seed`, `stream`, `stream_options`, `temperature`, `top_p`, `presence_penalty`, `frequency_penalty` and
 `logit_bias`; and as other servers have them `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
-`stop_token_ids`, `include_stop_str_in_output` and `cache_salt`. A field of `REFUSED` that asks for something gives 400
-with its name; what nobody knows is left unread, as clients of this API expect. Without `max_tokens` an output has up to
-the model's own default of tokens, not 16.
+`stop_token_ids`, `include_stop_str_in_output` and `cache_salt`. What would change an answer, or what becomes of it,
+and is not here (`REFUSED`, of messages `REFUSED_OF_MESSAGES`, headers as with the other gateway) gives 400 with its
+name if it asks for something. What only tells who asks or helps a cache (`HARMLESS`) is left unread, and so is what
+nobody knows, as clients of this API expect; that is logged once. Without `max_tokens` an output has up to the model's
+own default of tokens, not 16.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 import time
@@ -32,15 +35,18 @@ from functools import partial
 from typing import Any
 
 import grpc
+from gateway_limits import loaded
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from rest_gateway import REFUSALS, as_error, body, calling, gateway, headers, own_end, serve, typed
+from rest_gateway import REFUSALS, as_error, beside, body, calling, gateway, headers, own_end, serve, typed
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jaxctx.errors import FieldViolation, InvalidArgument, JaxctxError
+from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import (
     CloseContextRequest,
     CreateContextRequest,
@@ -50,6 +56,7 @@ from jaxctx.v1.context_service_pb2 import (
 )
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
+from jaxctx.v1.rules_pb2 import rule as rule_of
 from jaxctx.wire import from_rpc_error, method_of
 
 ABANDONED = {"duration": "60s", "sliding": True}  # a context whose gateway has died
@@ -65,14 +72,37 @@ REFUSED: dict[str, Collection[Any]] = {  # what the API has and this has not, an
     **dict.fromkeys(("echo", "suffix", "logprobs", "prompt_logprobs", "functions", "tools"), NOTHING),
     **dict.fromkeys(("function_call", "tool_choice"), (*NOTHING, "none", "auto")),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "structured_outputs"), NOTHING),
+    **dict.fromkeys(("store", "background", "include", "input", "instructions", "conversation"), NOTHING),
+    **dict.fromkeys(("previous_response_id", "reasoning", "text", "max_output_tokens", "max_tool_calls"), NOTHING),
+    **dict.fromkeys(("prompt_template", "context_management", "moderation", "session_id", "context_id"), NOTHING),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), NOTHING),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "use_beam_search", "truncate_prompt_tokens"), NOTHING),
-    **dict.fromkeys(("chat_template", "chat_template_kwargs", "continue_final_message"), NOTHING),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs", "continue_final_message", "documents"), NOTHING),
+    **dict.fromkeys(("prompt_embeds", "logits_processors", "return_token_ids", "return_tokens_as_token_ids"), NOTHING),
+    **dict.fromkeys(("kv_transfer_params", "lora_path", "session_params", "return_hidden_states"), NOTHING),
+    **dict.fromkeys(("stop_regex", "json_schema", "no_stop_trim", "min_new_tokens", "max_new_tokens"), NOTHING),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+    **dict.fromkeys(("length_penalty", "typical_p"), (1, 1.0)),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "top_logprobs": (*NOTHING, 0),
     "priority": (*NOTHING, 0),  # other servers have the first ones lowest, this one highest
     "response_format": (*NOTHING, {"type": "text"}),
     "modalities": (*NOTHING, ["text"]),
 }
+REFUSED_OF_MESSAGES = ("name", "tool_calls", "tool_call_id", "function_call", "audio", "reasoning_content", "prefix")
+REFUSED_OF_STREAMS = ("include_obfuscation", "continuous_usage_stats")
+HARMLESS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "request_id")
+READ = ("prompt", "messages", "stop", "stream", "stream_options", "best_of", "add_special_tokens")
+KNOWN = {*CREATE, *GENERATE, *SAMPLING, *REFUSED, *HARMLESS, *READ}
+MAX_VALUES = 1 << 20  # of a body: the ids of a prompt
+MAX_PARTS = 1 << 16  # texts, names, lists and objects among them
+MAX_TOLD = 1000  # names of fields that were logged
+TOLD: set[str] = set()
+log = logging.getLogger("jaxctx.gateway")
 REASONS = {FinishReason.FINISH_REASON_STOP: "stop", FinishReason.FINISH_REASON_LENGTH: "length"}
 CLOSING: set[asyncio.Task[None]] = set()  # contexts that nobody waits for any more
 
@@ -153,7 +183,8 @@ def application(server: str) -> Starlette:
 
 async def answered(api: Api, request: Request) -> Response:
     """With all outputs, or with a stream of their parts from when the first is there."""
-    asked = read(api, await body(request))
+    data = await body(request)
+    asked = await beside(request, len(data), partial(read, api, data))
     told = {"id": api.prefix + secrets.token_hex(12), "created": int(time.time())}
     parts = outputs(request, asked)
     try:
@@ -249,15 +280,18 @@ async def closed(close: Any, headers: list[tuple[str, str]], contexts: Collectio
 def read(api: Api, data: bytes) -> Asked:
     """What a body asks for. Raises InvalidArgument for what the contract cannot say, by the names of the API."""
     try:
-        told = json.loads(data)
+        told = loaded(data, most_values=MAX_VALUES, most_parts=MAX_PARTS)
     except REFUSALS as error:
         raise InvalidArgument("the body is no JSON") from error
     if not isinstance(told, dict):
         raise InvalidArgument("the body must be a JSON object")
     told = {name: value for name, value in told.items() if value is not None}
     for name, asks_nothing in REFUSED.items():
-        if name in told and not any(type(each) is type(told[name]) and each == told[name] for each in asks_nothing):
-            raise InvalidArgument.field(name, "is not supported here")
+        if name in told:
+            check_asks_nothing(name, told[name], asks_nothing)
+    if "add_special_tokens" in told:  # a text gets them, a chat has what its template writes
+        check_asks_nothing("add_special_tokens", told["add_special_tokens"], (not api.is_chat,))
+    tell_unknown(told)
     if "best_of" in told and told["best_of"] != told.get("n", 1):
         raise InvalidArgument.field("best_of", "must be n: all outputs are told")
     asked = Asked(
@@ -284,6 +318,7 @@ def read(api: Api, data: bytes) -> Asked:
         messages = told.get("messages")
         if not isinstance(messages, list):
             raise InvalidArgument.field("messages", "must be a list of messages")
+        check_entries(ChatMessages.DESCRIPTOR.fields_by_name["messages"], messages, "messages")
         put(asked.fill, "messages", {"messages": [said(*each) for each in enumerate(messages)]}, "messages")
     else:
         prompt = told.get("prompt")
@@ -302,11 +337,28 @@ def read(api: Api, data: bytes) -> Asked:
     return asked
 
 
+def check_asks_nothing(name: str, value: object, asks_nothing: Collection[Any]) -> None:
+    """Raise InvalidArgument for a field that asks for something."""
+    if not any(type(each) is type(value) and each == value for each in asks_nothing):
+        raise InvalidArgument.field(name, "is not supported here")
+
+
+def tell_unknown(told: Mapping[str, Any]) -> None:
+    """Log each name that nobody knows, once."""
+    for name in told:
+        if name not in KNOWN and name not in TOLD and len(TOLD) < MAX_TOLD:
+            TOLD.add(name)
+            log.warning("a field that is not known is left unread: %.64r", name)
+
+
 def options(told: Mapping[str, Any]) -> dict[str, Any]:
     """How a stream is to be."""
     found = told.get("stream_options", {})
     if not isinstance(found, dict):
         raise InvalidArgument.field("stream_options", "must be an object")
+    for name in REFUSED_OF_STREAMS:
+        if found.get(name) is not None:
+            check_asks_nothing(f"stream_options.{name}", found[name], NOTHING)
     return found
 
 
@@ -318,7 +370,11 @@ def truth(name: str, value: object) -> bool:
 
 def said(place: int, message: object) -> dict[str, str]:
     """One message, of which the text is read: as it stands, or in parts."""
-    role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else (None, None)
+    fields: Mapping[str, Any] = message if isinstance(message, dict) else {}
+    for name in REFUSED_OF_MESSAGES:
+        if fields.get(name) is not None:
+            check_asks_nothing(f"messages[{place}].{name}", fields[name], NOTHING)
+    role, content = fields.get("role"), fields.get("content")
     if isinstance(content, list):
         texts = [
             each.get("text") if isinstance(each, dict) and each.get("type") == "text" else None for each in content
@@ -332,10 +388,19 @@ def said(place: int, message: object) -> dict[str, str]:
 
 def put(message: Message, name: str, value: object, known_as: str) -> None:
     """Set a field. Whether its value is within bounds is for the server to say."""
+    if isinstance(value, list | dict):
+        check_entries(message.DESCRIPTOR.fields_by_name[name], value, known_as)
     try:
         json_format.ParseDict({name: value}, message)
     except REFUSALS as error:
         raise InvalidArgument.field(known_as, "has a value of another type") from error
+
+
+def check_entries(field: FieldDescriptor, entries: Collection[Any], known_as: str) -> None:
+    """Raise InvalidArgument for more entries of a list or map than the contract has, before time is spent on them."""
+    most = field.GetOptions().Extensions[rule_of].max_items
+    if field.is_repeated and len(entries) > most > 0:
+        raise InvalidArgument.field(known_as, f"must have up to {most} entries, not {len(entries)}")
 
 
 def in_its_words(error: JaxctxError, names: Mapping[str, str]) -> JaxctxError:

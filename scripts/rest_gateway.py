@@ -10,46 +10,64 @@ needs a proxy in front of it that has TLS.
 
 A body is the request as JSON, by the names of its fields; without a body they are in the query. Answers are JSON too,
 an error is {"error": {"message", "type", "code", "param"}}. A text that is read as it comes is server-sent events, with
-`[DONE]` at the end, or an event `error` instead. A call ends when whoever made it is gone.
+`[DONE]` at the end, or an event `error` instead. A call ends when whoever made it is gone. Headers that would change
+what a request means elsewhere (`x-session-id`, `x-session-ttl`, `x-session-mode` and others) are refused with 400 and
+their name. Up to 512 connections are served; headers have up to 16 KiB and 10 seconds, a body 8 MiB and 30 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import math
 import secrets
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import uvicorn
 from draw_program import svg
+from gateway_limits import IDLE_S, MAX_HEADER_BYTES, Protocol, error_of, loaded
 from google.api import annotations_pb2
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxctx.answers import GraphTask, VariableInfo
 from jaxctx.codec import decode
-from jaxctx.errors import InvalidArgument, JaxctxError
+from jaxctx.errors import Internal, InvalidArgument, JaxctxError
+from jaxctx.v1.rules_pb2 import rule as rule_of
 from jaxctx.v1.services import METHODS
 from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 SERVER, PORT = "127.0.0.1:50051", 8000
 PAGE = Path(__file__).with_name("rest_gateway.html")
 MAX_BODY_BYTES = 8 << 20  # as of a message
+SMALL_BODY_BYTES = 64 << 10  # larger ones are read beside the event loop, one at a time
+SPARE_PARTS = 1000  # of a body, beside those that its fields may have
+NOT_HERE = (  # headers that change what a request means, to servers that have them
+    "x-session-id",
+    "x-session-ttl",
+    "x-session-mode",
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+    "grpc-timeout",
+)
 PASSED_ON = ("authorization", "x-request-id")  # headers
 OWN_NAMES = ("localhost", "127.0.0.1")  # other ones are how a page from elsewhere would get around its browser
 STATUS = {  # as gateways have it; all else is 500
@@ -71,6 +89,22 @@ LAST_WORDS_S = 5  # for texts that are being read when it is to end
 # Of what parses bodies; json_format has none of its own for what is no object or has a name with half a character.
 REFUSALS = (json_format.ParseError, ValueError, OverflowError, TypeError, AttributeError, RecursionError, SystemError)
 Endpoint = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+
+
+class OwnNames:
+    """Refuses requests for another host's name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            name = Request(scope).headers.get("host", "").partition(":")[0]
+            if name.lower() not in OWN_NAMES:
+                app = Response(error_of(400, "the host must be localhost"), 400, media_type="application/json")
+        await app(scope, receive, send)
 
 
 def application(server: str) -> Starlette:
@@ -83,13 +117,14 @@ def gateway(server: str, routes: list[Route]) -> Starlette:
 
     @asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
+        app.state.reading = asyncio.Lock()
         async with grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS) as app.state.channel:
             yield
 
     return Starlette(
         routes=routes,
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES)],
-        exception_handlers={HTTPException: unserved},
+        middleware=[Middleware(OwnNames)],
+        exception_handlers={HTTPException: unserved, Exception: broken},
         lifespan=connected,
     )
 
@@ -111,6 +146,7 @@ def typed(work: Endpoint) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         try:
+            check_headers(request)
             return await work(request)
         except grpc.RpcError as error:
             return refused(from_rpc_error(error))
@@ -124,6 +160,13 @@ def typed(work: Endpoint) -> Endpoint:
             return GONE
 
     return endpoint
+
+
+def check_headers(request: Request) -> None:
+    """Raise InvalidArgument for a header that must not be left unread."""
+    for name in NOT_HERE:
+        if name in request.headers:
+            raise InvalidArgument.field(name, "is a header that is not supported here")
 
 
 def own_end() -> bool:
@@ -217,19 +260,50 @@ async def asked(rpc: str, request: Request, known: dict[str, object]) -> Message
         field = kind.DESCRIPTOR.fields_by_name.get(name)
         if field is not None and field.type == field.TYPE_BOOL:
             fields[name] = {"true": True, "false": False}.get(value, value)
-    try:
-        if with_body:
-            fields = json.loads(await body(request)) | fields
-        return json_format.ParseDict(fields, kind())
-    except REFUSALS as error:
-        told = str(error).partition("\n")[0] if isinstance(error, json_format.ParseError) else "is no JSON object"
-        raise InvalidArgument.field("request", told) from error
+    data = await body(request) if with_body else b"{}"
+
+    def read() -> Message:
+        most = most_parts(kind.DESCRIPTOR) + SPARE_PARTS
+        try:
+            return json_format.ParseDict(loaded(data, most_values=most, most_parts=most) | fields, kind())
+        except REFUSALS as error:
+            told = str(error).partition("\n")[0] if isinstance(error, json_format.ParseError) else "is no JSON object"
+            raise InvalidArgument.field("request", told) from error
+
+    return await beside(request, len(data), read)
+
+
+@functools.cache
+def most_parts(kind: Descriptor) -> int:
+    """How many texts, names, lists and objects the JSON of a message has at most, by the rules of its fields.
+
+    Raises ValueError for a list whose limit only the server knows: no method of these routes has one.
+    """
+    parts = 1
+    for field in kind.fields:
+        rule = field.GetOptions().Extensions[rule_of]
+        if rule.max_items_of:
+            raise ValueError(f"{field.full_name} has no limit of its own")
+        entries = rule.max_items if field.is_repeated else 1
+        inside = 1 if field.message_type is None else most_parts(field.message_type)
+        parts += 2 + entries * inside  # its name, and what is around its entries
+    return parts
+
+
+async def beside(request: Request, size: int, work: Callable[[], T]) -> T:
+    """What reading a body of this size gives, without holding up others for long."""
+    if size <= SMALL_BODY_BYTES:
+        return work()
+    async with request.app.state.reading:
+        return await asyncio.to_thread(work)
 
 
 async def body(request: Request) -> bytes:
     """All of it. HTTPException for one that is too large, or that a form of any page could send."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the body must be application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "the body must not be compressed: content-encoding is not supported here")
     read = bytearray()
     async for part in request.stream():
         read += part
@@ -262,8 +336,28 @@ def refused(error: JaxctxError) -> Response:
 async def unserved(request: Request, error: Exception) -> Response:
     """An error of HTTP's own."""
     assert isinstance(error, HTTPException)
-    told = {"message": error.detail, "type": "invalid_argument", "code": "HTTP", "param": None}
-    return Response(json.dumps({"error": told}), error.status_code, error.headers, "application/json")
+    return Response(error_of(error.status_code, error.detail), error.status_code, error.headers, "application/json")
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    """A defect, which is logged."""
+    return refused(Internal("internal error of the gateway"))
+
+
+def configuration(application: ASGIApp, port: int, **settings: Any) -> uvicorn.Config:
+    """How a gateway is served."""
+    return uvicorn.Config(
+        application,
+        host="127.0.0.1",
+        port=port,
+        http=Protocol,
+        ws="none",
+        access_log=False,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        **settings,
+    )
 
 
 def serve(application: Callable[[str], Starlette], doc: str) -> None:
@@ -272,13 +366,11 @@ def serve(application: Callable[[str], Starlette], doc: str) -> None:
     parser.add_argument("server", nargs="?", default=SERVER, help=f"HOST:PORT or unix:PATH (default: {SERVER})")
     parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1 to listen on (default: {PORT})")
     chosen = parser.parse_args()
-    uvicorn.run(
-        application(chosen.server),
-        host="127.0.0.1",
-        port=chosen.port,
-        access_log=False,
-        timeout_graceful_shutdown=LAST_WORDS_S,
-    )
+    server = uvicorn.Server(configuration(application(chosen.server), chosen.port))
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit("the gateway could not be started")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Train the bundled model from scratch on the sources of this Python's standard library.
 
 usage: python scripts/train_bundled.py WORK_DIR [--export OUT_DIR]

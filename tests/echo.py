@@ -57,6 +57,7 @@ class EchoModel:
 
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
+    attention_window: int | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -127,20 +128,19 @@ def echo_text() -> ModelText:
     )
 
 
-def character_text() -> ModelText:
-    """Text for the echo model in which every id is one character, ASCII its own: however a text is cut, its tokens are
-    the same, so that what goes on behind a text goes on behind the tokens that wrote it.
+def pairs_text() -> ModelText:
+    """Text for the echo model in which every id is printable ASCII, a character or a pair of them: outputs are whole
+    characters, and mostly no tokens that their text would give.
     """
-    entries = {character_of(token): token for token in range(VOCAB_SIZE)}
-    backend = tokenizers.Tokenizer(models.WordLevel(entries, unk_token=character_of(0)))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    singles = [chr(code) for code in range(0x20, 0x7F)]
+    merges = [(first, second) for first in singles[33:58] for second in singles[33:58]]  # of capital letters
+    merges = merges[: VOCAB_SIZE - len(singles) - 1]
+    entries = [*singles, *(first + second for first, second in merges)]
+    entries.insert(EOS_ID, "<|endoftext|>")
+    backend = tokenizers.Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(entries)}, merges=merges))
     backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([tokenizers.AddedToken("<|endoftext|>", special=True, normalized=False)])
     return ModelText(tokenizer=Tokenizer(backend), chat_template=None, bos_id=None, eos_ids=(EOS_ID,))
-
-
-def character_of(token: int) -> str:
-    """What `character_text` writes for it."""
-    return chr(token) if 0x20 <= token < 0x7F else chr(0x4E00 + token)
 
 
 def _byte_alphabet() -> list[str]:

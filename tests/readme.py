@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -18,7 +22,37 @@ def first_example() -> str:
 
 def example(name: str) -> str:
     """The fenced block of README that follows the marker of this name."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(rf"<!-- {name} example -->\s*```python\n(.*?)```", readme, re.DOTALL)
+    found = re.search(rf"<!-- {name} example -->\s*```python\n(.*?)```", README, re.DOTALL)
     assert found is not None, f"README.md has no block after <!-- {name} example -->"
     return found[1]
+
+
+def commands(page: str = README) -> list[str]:
+    """Each command of README: lines of its shell blocks, those that belong together as one, and what stands in the text
+    between backticks and begins as a command does.
+    """
+    found: list[str] = []
+    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+        pending = ""
+        for line in block.splitlines():
+            pending = f"{pending}\n{line}" if pending else line
+            with suppress(ValueError):  # a quote is open: the next line belongs to it
+                shlex.split(pending, comments=True)
+                found.append(pending)
+                pending = ""
+        assert not pending, f"README: a quote without an end: {pending}"
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    inline = [" ".join(each.split()) for each in re.findall(r"`([^`]+)`", prose)]
+    return found + [
+        each
+        for each in inline
+        if re.match(r"(\S+=\S+ )?[.\w/]*(scripts|bin)/[\w.]+( |$)|(jaxctx-serve|pip|python) ", each)
+    ]
+
+
+def words(command: str) -> list[str]:
+    """Of a command, without variables that are set before it, and what follows a pipe or goes into a file."""
+    split = shlex.split(re.sub(r"^\w+=\$\((.*)\)", r"\1", command, flags=re.DOTALL), comments=True)
+    while split and re.fullmatch(r"\w+=.*", split[0]):
+        split = split[1:]
+    return list(itertools.takewhile(lambda word: word not in ("|", ">", "<<<"), split))

@@ -76,8 +76,10 @@ class Task:
     deadline: float = float("inf")
     timer: asyncio.TimerHandle | None = None  # that fails it then
     began: int = 0  # tokens of the call before its output
+    seed: int | None = None  # of its output, from its first engine on: whichever goes on with it draws the same way
     begun: bool = False  # the engine generates for it, and gave nothing yet
     blame: int = 0  # for engines that were lost with it, in turn, before they gave anything of it
+    refusals: int = 0  # in turn, by engines that had no room or time for it, before they gave anything of it
     appended: bool = False  # the prompt is among the call's tokens
     finished: bool = False  # all of the output is there
     running: asyncio.Task[None] | None = None  # of a native step
@@ -102,8 +104,19 @@ class Task:
             "criterion": None if self.phase is Phase.IDLE else self.criterion,
             "inputs": [variable.id for variable in self.inputs],
             "output": self.output.id,
+            "context_id": self.context_id,
         }
         return GraphTask(**named(GraphTask, self, self.chain) | others)
+
+    @property
+    def context_id(self) -> str:
+        """The context that holds its prompt and what has come of its output, if that is still on the engine that it
+        went to; else empty.
+        """
+        if self.call.home is None or not self.appended:
+            return ""
+        node, context_id = self.call.home
+        return context_id if node.id == self.engine_id else ""
 
     @property
     def ended(self) -> bool:

@@ -2,7 +2,8 @@
 
 In this order: a task group goes together; tasks with the same constant prefix go together; an engine that holds the
 longest part of the prompt is preferred; else the one on whose users it has the least impact. Tenants take turns; within
-one, what an older request needs goes first. All but the turns are switches; every decision says what it rests on.
+one, what an older request needs goes first. All but the turns are switches (`Policy`); every decision says what
+it rests on.
 """
 
 import asyncio
@@ -12,17 +13,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from jaxctx.apps.calls import Task
-from jaxctx.apps.engines import EngineNode, Engines
+from jaxctx.apps.engines import BEAT_S, EngineNode, Engines
 from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
 
 log = logging.getLogger("jaxctx.apps")
 MOST_WAITING = 1000  # tasks of a tenant
+RETRY_S = 0.05, 30.0  # after which a task that an engine refused is tried again, at least and at most
 BEGUN, MAX_BLAME = 4, 12  # of a task for an engine that was lost with it, which else is 1, until something comes of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the dispatcher looks at."""
+    """What the dispatcher looks at. Each is a setting of the server, `--dispatch-…`."""
 
     task_groups: bool = True
     same_prefix: bool = True
@@ -35,10 +37,14 @@ class Dispatcher:
     """The queue, and what runs. Lives on the event loop."""
 
     def __init__(
-        self, run: Callable[[Task, EngineNode], Awaitable[None]], *, policy: Policy | None = None, **registry: float
+        self,
+        run: Callable[[Task, EngineNode], Awaitable[None]],
+        *,
+        policy: Policy | None = None,
+        beat_s: float = BEAT_S,
     ) -> None:
-        """`run` does a task on an engine; the task's graph is told how it went."""
-        self.engines = Engines(self.look, self._lost, **registry)
+        """`run` does a task on an engine; the task's graph is told how it went. `beat_s`: see `Engines`."""
+        self.engines = Engines(self.look, self._lost, beat_s)
         self.policy = policy or Policy()
         self._run = run
         self._lanes: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
@@ -53,7 +59,8 @@ class Dispatcher:
         if task.ended:
             return
         if len(lane) >= MOST_WAITING:
-            task.call.graph.fail(task, ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL"))
+            full = ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
+            task.call.graph.fail(task, full)
             return
         lane[task] = None
         self._spent[tenant] = max(self._spent[tenant], self._turn)  # who was away has saved up none
@@ -166,11 +173,25 @@ class Dispatcher:
             node.draining = True
             self.submit(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
-            asyncio.get_running_loop().call_later(error.retry_after_s, self.submit, task)
+            self._try_later(task, error, error.retry_after_s)
         elif error is not None:
             task.call.graph.fail(task, error)
         else:
             task.call.graph.finish(task)
+
+    def _try_later(self, task: Task, error: ResourceExhausted, retry_after_s: float) -> None:
+        """An engine refused a task for now. Each time in turn it waits twice as long. One that would be too late, and
+        whose time is over before it would be tried again, fails with that at once.
+        """
+        loop = asyncio.get_running_loop()
+        task.refusals += 1
+        least, most = RETRY_S
+        later_s = max(retry_after_s, min(least * 2 ** min(task.refusals - 1, 20), most))
+        over = task.timer is not None and loop.time() + later_s >= task.timer.when()
+        if over and error.reason == "DEADLINE_UNREACHABLE":
+            task.call.graph.fail(task, error)
+        else:
+            loop.call_later(later_s, self.submit, task)
 
     def _lost(self, node: EngineNode) -> None:
         log.info("engine %s is gone, epoch %d, with %d tasks", node.id, node.epoch, len(node.running))
@@ -182,5 +203,5 @@ class Dispatcher:
             if task.blame < MAX_BLAME:
                 self.submit(task)
             else:
-                why = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED")
+                why = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED", retry_after_s=10.0)
                 task.call.graph.fail(task, why)

@@ -108,12 +108,16 @@ class EngineNode:
 
 
 class Engines:
-    """The registry. `changed` is called when an engine came, `lost` with one that is gone, before it is forgotten."""
+    """The registry. `changed` is called when an engine came, `lost` with one that is gone, before it is forgotten.
+
+    Engines are asked for their load every `beat_s` seconds, and lost after `silence_s` without an answer.
+    """
 
     def __init__(self, changed: Callable[[], None], lost: Callable[[EngineNode], None], beat_s: float = BEAT_S) -> None:
         self.nodes: dict[str, EngineNode] = {}
         self.models: dict[str, int] = {}  # longest sequence, of every model that an engine ever served
         self._changed, self._lost, self._beat_s = changed, lost, beat_s
+        self.silence_s = MISSED * beat_s
         self._epochs = itertools.count(1)
 
     def register(
@@ -145,8 +149,13 @@ class Engines:
             if model_id in ("", name):
                 return name, longest
         if not self.models:
-            raise Unavailable("no engine has come yet", reason="ENGINE_LOST", retry_after_s=1.0)
+            raise self.none()
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
+
+    def none(self) -> Unavailable:
+        """What there is to say while there are no engines."""
+        message = "no engine is there now" if self.models else "no engine has come yet"
+        return Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
 
     async def attend(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:
         """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns.
@@ -157,7 +166,7 @@ class Engines:
         try:
             while True:
                 try:
-                    stats = await asyncio.wait_for(engine.stats(), None if patient else MISSED * self._beat_s)
+                    stats = await asyncio.wait_for(engine.stats(), None if patient else self.silence_s)
                 except Exception:  # whatever it is, it does not answer
                     self.lose(node)
                 else:

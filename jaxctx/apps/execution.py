@@ -9,19 +9,21 @@ was tried: calls whose template is theirs alone waited for a step more, 5% of a 
 tried: a fork goes on from a partial page, behind which nothing is found that calls have in common beyond the prefix.)
 
 The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
-anew from them elsewhere. An output that was being made goes on behind the text that had come of it, tokenised again
-(behind its tokens, where that text has broken characters), so that no text is lost or comes twice.
+anew from them elsewhere. An output that was being made is resumed there behind the tokens that had come of it, with the
+seed that it began with, so that it becomes what it would have become; its text is never tokenised again.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import cast
 
-from jaxctx.answers import Criterion, GeneratePiece, Phase, named
+from jaxctx.answers import Criterion, GeneratePiece, Phase
 from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.engines import EngineNode
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
+from jaxctx.engine.interface import PROGRAM_LABELS, Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
 from jaxctx.errors import JaxctxError, NotFound
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
@@ -30,15 +32,13 @@ LONGEST_S = 315576000.0  # that an engine lets a context live, or a caller a tas
 MOST_PREFIXES = 256  # of an engine
 FIRST = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 SOON = 10  # the priority of their contexts
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # in a text: it does not say which bytes its tokens are
-LABELS = {"jaxctx": "program"}  # of all contexts made here, for whoever lists them
 
 
 class Execution:
     """Runs tasks, and keeps their contexts."""
 
     def __init__(self, clock: Callable[[], float], prefix_timeout_s: float = PREFIX_TIMEOUT_S) -> None:
-        """`clock` is that of deadlines."""
+        """`clock` is that of deadlines. Contexts of constant prefixes end so long after their last use; 0: at once."""
         self._clock = clock
         self._ttl = Ttl(prefix_timeout_s, sliding=True)
         self._closing: set[asyncio.Task[None]] = set()
@@ -51,22 +51,30 @@ class Execution:
             prompt = "".join(task.prompt)
             call.tokens += await node.encode(prompt, not call.tokens) if prompt else ()
             task.appended, task.began = True, len(call.tokens)
-        elif BROKEN not in output.variable.text:  # tokens may have come ahead of their text
-            call.tokens[task.began :] = await node.encode(output.variable.text, False) if output.variable.text else ()
-        made = len(call.tokens) - task.began
         settings = output.settings
-        wanted = (settings.max_tokens or node.engine.info.default_max_tokens) - made
-        if task.finished or wanted <= 0:
+        made = len(call.tokens) - task.began  # tokens of the output that came from engines that were lost since
+        if task.finished or made >= (settings.max_tokens or node.engine.info.default_max_tokens):
             return
         try:
-            rest = {"max_tokens": wanted, "min_tokens": max(0, settings.min_tokens - made)}
-            others = named(GenerateRequest, settings) | rest
-            request = GenerateRequest(context_id=await self._context(task, node, caller), **others)
+            if task.seed is None:
+                seed = settings.sampling.seed
+                task.seed = secrets.randbits(63) if seed is None else seed
+            request = GenerateRequest(
+                context_id=await self._context(task, node, caller),
+                max_tokens=settings.max_tokens,
+                min_tokens=settings.min_tokens,
+                sampling=replace(settings.sampling, seed=task.seed),
+                stop=settings.stop,
+                stop_token_ids=settings.stop_token_ids,
+                ignore_eos=settings.ignore_eos,
+                include_stop=settings.include_stop,
+                resume_tokens=made,
+            )
             task.begun = True
             pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, request))
             async with aclosing(pieces):
                 async for piece in pieces:
-                    task.begun, task.blame = False, 0
+                    task.begun, task.blame, task.refusals = False, 0, 0
                     call.tokens += piece.token_ids
                     output.variable.grow(piece.text)
                     task.finished = piece.finish is not None
@@ -85,8 +93,14 @@ class Execution:
         if call.home is None:
             priority = SOON if task.criterion in FIRST else 0
             ttl = Ttl(min(call.timeout_s + PREFIX_TIMEOUT_S, LONGEST_S), sliding=True)  # longer than a task may take
-            new = CreateRequest(priority=priority, ttl=ttl, labels=LABELS)
-            call.home, call.held = (node, (await engine.create(caller, new)).context_id), 0
+            chosen = secrets.token_hex(16)
+            new = CreateRequest(context_id=chosen, priority=priority, ttl=ttl, labels=PROGRAM_LABELS)
+            try:
+                made = await engine.create(caller, new)
+            except BaseException:  # it may be there all the same
+                self._give_up(node, Caller(call.tenant), chosen)
+                raise
+            call.home, call.held = (node, made.context_id), 0
         context_id = call.home[1]
         if call.held < len(call.tokens):
             await engine.fill(caller, context_id, call.tokens[call.held :], defer=True)
@@ -105,10 +119,12 @@ class Execution:
         """Give up the call's context; it can be made again."""
         if call.home is not None:
             (node, context_id), call.home = call.home, None
-            prefix = call.prefix if call.held else ""
-            closing = asyncio.create_task(self._close(node, Caller(call.tenant), context_id, prefix))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._give_up(node, Caller(call.tenant), context_id, call.prefix if call.held else "")
+
+    def _give_up(self, node: EngineNode, caller: Caller, context_id: str, prefix: str = "") -> None:
+        closing = asyncio.create_task(self._close(node, caller, context_id, prefix))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def released(self) -> None:
         """Return when all contexts that were given up are closed."""
@@ -116,9 +132,17 @@ class Execution:
             await asyncio.wait(self._closing)
 
     async def _close(self, node: EngineNode, caller: Caller, context_id: str, prefix: str) -> None:
-        with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if not prefix or not await self._keeps(node, caller, context_id, prefix):
+        """Close a context, unless it becomes the one of this constant prefix, and nothing of that fails."""
+        is_kept, key = False, (caller.tenant, prefix)
+        if prefix and self._ttl.seconds:
+            with suppress(JaxctxError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    is_kept = await self._keeps(node, caller, context_id, prefix)
+        if not is_kept:
+            if node.prefixes.get(key) == context_id:
+                del node.prefixes[key]
+            with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await node.engine.close(caller, context_id)
 
     async def _keeps(self, node: EngineNode, caller: Caller, context_id: str, prefix: str) -> bool:

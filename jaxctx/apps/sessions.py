@@ -15,6 +15,7 @@ from jaxctx.answers import Criterion, Phase, SessionInfo
 from jaxctx.apps import native
 from jaxctx.apps.calls import Call, Task
 from jaxctx.apps.dispatcher import Dispatcher, Policy
+from jaxctx.apps.engines import BEAT_S
 from jaxctx.apps.execution import PREFIX_TIMEOUT_S, Execution
 from jaxctx.apps.graph import Graph
 from jaxctx.apps.template import Output, Segment, chains, constant_prefix
@@ -34,6 +35,7 @@ MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
 MAX_TEXT_BYTES = 64 << 20  # of what a tenant's sessions were given
 SWEEP_S = 1.0
+RETRY_S = 5.0  # after which another session may have ended
 
 
 class Session:
@@ -171,12 +173,11 @@ class Session:
     def _room(self, variables: int, *texts: str) -> int:
         """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""
         size, given = sum(len(text.encode()) for text in texts), self._programs.sessions(self.tenant)
-        if (
-            len(self.variables) + variables > MAX_VARIABLES
-            or sum(each._bytes for each in given) + size > MAX_TEXT_BYTES
-        ):
+        too_many = len(self.variables) + variables > MAX_VARIABLES  # which no time changes
+        if too_many or sum(each._bytes for each in given) + size > MAX_TEXT_BYTES:
             message = f"a session has up to {MAX_VARIABLES} variables, a tenant {MAX_TEXT_BYTES} bytes of text"
-            raise ResourceExhausted(message, reason="QUOTA")
+            later_s = None if too_many or size > MAX_TEXT_BYTES else RETRY_S
+            raise ResourceExhausted(message, reason="QUOTA", retry_after_s=later_s)
         return size
 
     def _keep(self, text: str) -> None:
@@ -209,13 +210,16 @@ class Programs:
         *,
         policy: Policy | None = None,
         prefix_timeout_s: float = PREFIX_TIMEOUT_S,
-        **registry: float,
+        beat_s: float = BEAT_S,
     ) -> None:
-        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are steps."""
+        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are steps.
+
+        Contexts of constant prefixes end `prefix_timeout_s` after their last use. For `beat_s` see `Engines`.
+        """
         self.clock = clock
         self.steps = native.Steps(functions)
         self.execution = Execution(clock, prefix_timeout_s)
-        self.dispatcher = Dispatcher(self.execution.run, policy=policy, **registry)
+        self.dispatcher = Dispatcher(self.execution.run, policy=policy, beat_s=beat_s)
         self.draining = False
         self.working: set[object] = set()  # calls of clients that are no program's, and for which a drain waits
         self.attending: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # to engines elsewhere
@@ -227,7 +231,9 @@ class Programs:
         if key in self._sessions:
             raise AlreadyExists("there is a session of this id")
         if sum(owner == tenant for owner, _ in self._sessions) >= MAX_SESSIONS:
-            raise ResourceExhausted(f"a tenant has up to {MAX_SESSIONS} sessions", reason="QUOTA")
+            raise ResourceExhausted(
+                f"a tenant has up to {MAX_SESSIONS} sessions", reason="QUOTA", retry_after_s=RETRY_S
+            )
         session = self._sessions[key] = Session(self, key[1], tenant, ttl_s)
         return session
 
@@ -260,7 +266,7 @@ class Programs:
             for each in (*watching, *self.attending.values()):
                 each.cancel()
             for session in list(self._sessions.values()):
-                self._end(session, Unavailable("the server stops"))
+                self._end(session, Unavailable("the server stops", reason="NOT_SERVING", retry_after_s=5.0))
 
     async def drain(self) -> None:
         """Take no more calls, and return when nothing is left of those that have all that they need."""

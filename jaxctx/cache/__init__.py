@@ -4,6 +4,7 @@ Never imports JAX, never touches a device array, never waits, owned by one threa
 page to copy) is returned as data; the engine carries it out before the next step. Called by `engine` only.
 
     pages.py     PagePool: which slots of the page array are free
+    numbers.py   PageNumbers: what tenants call their pages
     prefix.py    PrefixIndex: committed pages as a tree, and the lineage nodes that contexts share
     context.py   Context: the state of one sequence, its tokens and its page table
     memory.py    Memory: pool and index as one; the moves of pages between them and contexts

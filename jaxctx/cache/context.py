@@ -45,6 +45,7 @@ class Context:
     manual_commit: bool = False
     snapshot: str = ""  # that it was opened from
     labels: Mapping[str, str] = field(default_factory=dict)
+    of_program: bool = False  # made by the server for a program of the tenant's; lists may leave it out
     created_at: float
     used_at: float = 0.0
     busy: bool = False  # a writer holds it; set by the engine

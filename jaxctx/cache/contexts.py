@@ -16,6 +16,7 @@ from dataclasses import replace
 from jaxctx.cache import audit
 from jaxctx.cache.context import Context, Parked
 from jaxctx.cache.memory import Memory
+from jaxctx.cache.numbers import PageNumbers
 from jaxctx.cache.pages import OutOfPages
 from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.registry import Registry
@@ -39,6 +40,7 @@ class ContextCache:
 
     def __init__(self, memory: Memory, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         self.memory = memory
+        self.page_numbers = PageNumbers(memory.pool)
         self.page_size = memory.page_size
         self.restore = memory.restore
         self.registry = Registry(clock, new_id)
@@ -77,10 +79,10 @@ class ContextCache:
         """A child that begins as `context` stands now, at a cost that does not depend on its length.
 
         Committed pages are shared; working pages with tokens are copied, reserved empty ones are not inherited;
-        buffered tokens are the same. The child is not pinned, and lives as long as its parent was to live, from now on.
-        The child of a suspended context is suspended, and what is parked stays the parent's. With `tenant` it is filed
-        under that one, for ever, but shares pages as its parent does. Works while a writer holds the context: what is
-        not settled yet is buffered, or unknown, in the child.
+        buffered tokens are the same. The child is not pinned and no program's, and lives as long as its parent was to
+        live, from now on. The child of a suspended context is suspended, and what is parked stays the parent's. With
+        `tenant` it is filed under that one, for ever, but shares pages as its parent does. Works while a writer holds
+        the context: what is not settled yet is buffered, or unknown, in the child.
 
         Raises AlreadyExists, OutOfPages.
         """
@@ -97,6 +99,7 @@ class ContextCache:
             pinned=False,
             pinned_until=None,
             busy=False,
+            of_program=False,
             lifetime=lifetime,
             version=0,
             created_at=now,

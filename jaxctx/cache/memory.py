@@ -38,7 +38,7 @@ class Memory:
     def must_have(self, count: int) -> None:
         """Raises OutOfPages unless `count` pages can be taken."""
         if count > self.available:
-            raise OutOfPages(f"{count} pages needed, {self.available} of {self.pool.total} free or evictable")
+            raise OutOfPages(f"{count} pages are not to be had")  # how many are is what others leave
 
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Free pages, if possible next to page `after`; cached ones are evicted as needed, least recently used first.

@@ -18,6 +18,9 @@ from jaxctx.errors import Internal, ResourceExhausted
 class OutOfPages(ResourceExhausted):
     """Fewer pages are free or evictable than were asked for. None was taken."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
+
 
 class PagePool:
     """The free pages among `first_page .. first_page + pages - 1`."""
@@ -26,6 +29,8 @@ class PagePool:
         self.total = pages
         self.first_page = first_page
         self.free = 0
+        self._takings = 0
+        self._taken_at = [0] * pages  # by slot: which of all takings took it last
         self._is_free = bytearray(pages + 1)  # by slot, the page's distance to the first; the one behind all never is
         self._runs: list[tuple[int, int]] = []  # maximal ones of free pages: (length, first slot), sorted
         self.release(range(first_page, first_page + pages))
@@ -36,7 +41,8 @@ class PagePool:
         `after` is not free. Deterministic. Raises OutOfPages, and takes none, if fewer are free.
         """
         if count > self.free:
-            raise OutOfPages(f"{count} pages asked for, {self.free} of {self.total} free")
+            raise OutOfPages(f"{count} pages are not to be had")
+        self._takings += 1
         taken: list[int] = []
         if count and after is not None and self._is_free[after + 1 - self.first_page]:
             taken += self._cut(after + 1 - self.first_page, count)
@@ -60,6 +66,10 @@ class PagePool:
             self._is_free[start:end] = b"\1" * (end - start)
             insort(self._runs, (beyond - before, before))
 
+    def taking(self, page: int) -> int:
+        """Which taking took this page: another one each time that it is taken."""
+        return self._taken_at[page - self.first_page]
+
     def _cut(self, start: int, count: int) -> range:
         """Take up to `count` pages from the front of the free run that begins with slot `start`."""
         end = self._is_free.find(0, start)
@@ -68,6 +78,7 @@ class PagePool:
         if cut < end:
             insort(self._runs, (end - cut, cut))
         self._is_free[start:cut] = bytes(cut - start)
+        self._taken_at[start:cut] = [self._takings] * (cut - start)
         self.free -= cut - start
         return range(self.first_page + start, self.first_page + cut)
 

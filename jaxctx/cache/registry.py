@@ -82,11 +82,18 @@ class Registry:
             raise NotFound(f"no context {context_id!r}")
         return context
 
-    def list(self, tenant: str, after: str, limit: int) -> builtins.list[Context]:
-        """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`."""
+    def list(self, tenant: str, after: str, limit: int, *, with_programs: bool = True) -> builtins.list[Context]:
+        """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`; those that were made for
+        programs only `with_programs`.
+        """
         now, ids = self._clock(), self._ids.get(tenant, [])
         following = (self._contexts[tenant, ids[place]] for place in range(bisect_right(ids, after), len(ids)))
-        return [*islice((context for context in following if not context.lifetime.over(now)), limit)]
+        shown = (
+            context
+            for context in following
+            if not context.lifetime.over(now) and (with_programs or not context.of_program)
+        )
+        return [*islice(shown, limit)]
 
     def use(self, context: Context) -> None:
         """It is used now: to the end of the order of use, if it is not suspended; a sliding lifetime begins again."""

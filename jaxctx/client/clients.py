@@ -76,9 +76,17 @@ class Client(ServerCalls[Context, Session], Closing):
         await found.refresh(timeout_s=timeout_s)
         return found
 
-    async def watch(self, *, timeout_s: float | None = None) -> AsyncIterator[ContextEvent]:
-        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        async with contextlib.aclosing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
+    async def watch(
+        self, *, include_program_contexts: bool = False, timeout_s: float | None = None
+    ) -> AsyncIterator[ContextEvent]:
+        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline.
+
+        `include_program_contexts`: as in `contexts`.
+        """
+        wanted = {"include_program_contexts": include_program_contexts}
+        async with contextlib.aclosing(
+            self._link.stream("WatchContexts", timeout_s, endless=True, **wanted)
+        ) as changes:
             async for change in changes:
                 yield decode(change, ContextEvent)
 

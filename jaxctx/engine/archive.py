@@ -95,7 +95,9 @@ class Archive:
             raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
         most = self.contexts.config.max_context_tokens
         if len(lineage.tokens) > most:
-            raise FailedPrecondition(f"of {len(lineage.tokens)} tokens; here a context holds at most {most}")
+            raise FailedPrecondition(
+                f"of {len(lineage.tokens)} tokens; here a context holds at most {self.contexts.config.longest}"
+            )
         create = CreateRequest(context_id=request.context_id, salt=lineage.salt, manual_commit=lineage.manual_commit)
         context = self.contexts.opened(self.contexts.make(caller, create), request, version)
         marks = [lineage.marks.get(index, b"") for index in range(len(lineage.tokens))] if lineage.marks else ()

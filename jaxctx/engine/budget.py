@@ -16,6 +16,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.sequence import Sequence
 from jaxctx.errors import ResourceExhausted
 
+RETRY_S = 5.0  # after which contexts, snapshots or pins of the tenant may have ended
 HIDDEN = "\0"  # begins the tenant of what the engine holds for a tenant and does not show: snapshots, publications
 
 
@@ -64,7 +65,9 @@ class Quotas:
         for quota, count in counts.items():
             limit = getattr(self._config, quota)
             if limit is not None and count > limit:
-                raise ResourceExhausted(f"{quota} is {limit}, and this would make {count}", reason="QUOTA")
+                raise ResourceExhausted(
+                    f"{quota} is {limit}, and this would make {count}", reason="QUOTA", retry_after_s=RETRY_S
+                )
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
@@ -77,7 +80,8 @@ class Quotas:
         remaining = max(budget - self.pinned(tenant), 0)
         if more > remaining:
             message = f"{more} more pages would be pinned; of {budget} that a tenant may pin, {remaining} remain"
-            raise ResourceExhausted(message, reason="PIN_BUDGET")
+            later_s = RETRY_S if pages <= budget else None
+            raise ResourceExhausted(message, reason="PIN_BUDGET", retry_after_s=later_s)
 
     def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
         """The holder has so many pinned pages from now on."""

@@ -35,6 +35,7 @@ class EngineConfig:
     max_batch: int = 32  # sequences that run at once
     max_batch_tokens: int = 512  # rows of one step
     max_context_tokens: int = 4096
+    attention_window: int | None = None  # of the model, in tokens, where it limits the positions; for messages
     queue_limit: int = 1024  # requests that wait; one more is refused with QUEUE_FULL
     max_contexts: int = 100_000
     max_contexts_per_tenant: int | None = None  # None: no limit of its own
@@ -50,6 +51,12 @@ class EngineConfig:
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
     moving_pages: int = 2  # that a save, open or restore moves beside a step of others, and (up to 16) at once
+
+    @property
+    def longest(self) -> str:
+        """Of a context, in words: what holds it if that is not a setting or the model's own positions."""
+        words = f"{self.max_context_tokens} tokens"
+        return f"{words}, the model's attention window" if self.max_context_tokens == self.attention_window else words
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument naming the first size that cannot work."""

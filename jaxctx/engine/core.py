@@ -26,7 +26,7 @@ from jaxctx.engine.interface import Caller, ForwardRequest, GenerateRequest
 from jaxctx.engine.lives import Lives
 from jaxctx.engine.mail import Promise
 from jaxctx.engine.operations import ContextOperations
-from jaxctx.engine.output import Output
+from jaxctx.engine.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.passes import make_pass, marks
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.engine.sequence import Sequence as Work
@@ -35,6 +35,7 @@ from jaxctx.engine.transfers import Transfers
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
+from jaxctx.seeds import derive_seed
 from jaxctx_kernels import plan_attention
 
 log = logging.getLogger("jaxctx.engine")
@@ -50,13 +51,20 @@ class EngineCore:
         self.config = config
         self.device = device
         self.world = world
-        self._text = text
+        self.text = text
         memory = Memory(config.pages, config.page_size, config.host_pages, config.disk_pages)
         self.cache = ContextCache(memory, world.wall_clock, world.new_id)
         self.transfers = Transfers(device, config.disk_pages, config.disk_file)
         self.scheduler = Scheduler(
-            *(self.cache, config, device.shapes[0], device.pass_shapes[-1]),
-            *(self._load_slot, self.fail, self._finish, self._arrived),
+            cache=self.cache,
+            config=config,
+            smallest_step=device.shapes[0],
+            largest_pass=device.pass_shapes[-1],
+            load_slot=self._load_slot,
+            fail=self.fail,
+            finish=self._finish,
+            ready=self._arrived,
+            clock=world.clock,
         )
         self.lives = Lives(self.cache, self.scheduler, world.wall_clock)
         self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lives, model, model_id)
@@ -76,21 +84,54 @@ class EngineCore:
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Work(context, caller, reply), appended=len(tokens))
 
-    def generate(self, caller: Caller, request: GenerateRequest, context_id: str, index: int, reply: Promise) -> Work:
-        """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id."""
-        context = self.contexts.writable(caller, context_id)
+    def output_so_far(self, caller: Caller, request: GenerateRequest) -> tuple[list[int], list[int]]:
+        """Of an output to resume: the last tokens before it, and the tokens that it has."""
+        context = self._resumable(caller, request, request.context_id)
+        begin = context.length - request.resume_tokens
+        return context.tokens(max(begin - PRIMING_TOKENS, 0), begin).tolist(), context.tokens(begin).tolist()
+
+    def generate(
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        context_id: str,
+        index: int,
+        reply: Promise,
+        resumed: OutputText | None = None,
+    ) -> Work:
+        """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id.
+
+        `resumed` is the text of an output that is resumed. Its tokens, those that `output_so_far` told, must still be
+        the context's last ones.
+        """
+        context = self._resumable(caller, request, context_id)
         if context.length == 0:
             message = "an empty context cannot be continued: fill it first"
             raise errors.FailedPrecondition(message, reason="CONTEXT_EMPTY")
+        text = resumed or OutputText(
+            request, self.text, context.tokens(max(context.length - PRIMING_TOKENS, 0)).tolist()
+        )
+        if not np.array_equal(context.tokens(context.length - text.tokens), text.resumed):
+            message = "the context changed while its output was to be resumed"
+            raise errors.Aborted(message, reason="CONTEXT_BUSY", retry_after_s=0.1)
         room = self.config.max_context_tokens - context.length
         if room < 1:
-            raise errors.OutOfRange("the context has reached the model's limit", reason="CONTEXT_TOO_LONG")
+            message = f"the context is full: it holds at most {self.config.longest}"
+            raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
-        seed = self.world.new_seed() if seed is None else (seed + index) % 2**63
-        max_tokens = min(request.max_tokens or self.config.default_max_tokens, room)
-        output = Output(request, index, context, self._text, seed, max_tokens)
+        seed = self.world.new_seed() if seed is None else derive_seed(seed, index)
+        max_tokens = min(request.max_tokens or self.config.default_max_tokens, text.tokens + room)
+        output = Output(request, index, context, text, seed, max_tokens)
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
         return self._submit(Work(context, caller, reply, output, PromptLookup() if drafts else None))
+
+    def _resumable(self, caller: Caller, request: GenerateRequest, context_id: str) -> Context:
+        """The context, if it may be generated into and is longer than the output that it is to have already."""
+        context = self.contexts.writable(caller, context_id)
+        if 0 < request.resume_tokens >= context.length:
+            message = f"must be below the context's length, {context.length}"
+            raise errors.InvalidArgument.field("resume_tokens", message)
+        return context
 
     def resume(self, caller: Caller, context: Context, reply: Promise) -> Work | FillResult:
         """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
@@ -113,13 +154,13 @@ class EngineCore:
         self.raise_if_draining()
         context, most = self.contexts.writable(caller, context_id), self.config.max_context_tokens
         if context.length + len(tokens) > most:
-            message = f"{context.length} + {len(tokens)} tokens; a context holds at most {most}"
+            message = f"{context.length} + {len(tokens)} tokens; a context holds at most {self.config.longest}"
             raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         return context
 
     def _submit(self, sequence: Work, appended: int = 0) -> Work:
         """To the scheduler; if it is refused, its context loses the tokens that were appended for it."""
-        context = sequence.context
+        context, sequence.appended = sequence.context, appended
         try:
             self.lives.check_growth(context, -(-sequence.worst_case_tokens // context.page_size))
             self.scheduler.submit(sequence)
@@ -142,8 +183,12 @@ class EngineCore:
             self.lives.changed(sequence.context)
 
     def fail(self, sequence: Work, error: JaxctxError) -> None:
-        """End a sequence and tell its caller why."""
+        """End a sequence and tell its caller why. Refused before it ran, it leaves its context as it was before."""
+        untouched = sequence.computed is None and not sequence.ended
         self.end(sequence)
+        if untouched and sequence.appended and isinstance(error, errors.ResourceExhausted):
+            truncate(self.cache, sequence.context, sequence.appended)
+            self.lives.changed(sequence.context)
         sequence.reply.failed(error)
 
     def expire(self) -> float:
@@ -154,7 +199,8 @@ class EngineCore:
             if deadline is not None and deadline <= now:
                 self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
             elif deadline is not None:
-                soon = min(soon, deadline - now)
+                soon = min(soon, deadline - now, max(sequence.start_by - now, 0.05) if sequence.slot < 0 else soon)
+        self.scheduler.review(now)
         return soon
 
     def fail_all(self, error: JaxctxError) -> None:
@@ -241,6 +287,7 @@ class EngineCore:
             sequence.reply.piece(piece)
             return
         self.end(sequence)
+        self.scheduler.finished(sequence)
         info = self.contexts.describe(sequence.context)
         sequence.reply.piece(replace(piece, seed=output.sampler.seed, usage=sequence.usage(), context=info))
         sequence.reply.done(None)

@@ -10,13 +10,21 @@ Answers are those of `jaxctx.answers`; requests are generated from the contract,
 methods that are one call of it each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from jaxctx import answers
 from jaxctx.caller import Caller as Caller
 from jaxctx.v1.engine_calls import EngineCalls, ProgramCalls
 from jaxctx.v1.requests import *  # noqa: F403
+
+LOCAL_ENGINE = "local"  # the id of the engine of this process
+PROGRAM_LABELS: Mapping[str, str] = {"jaxctx": "program"}  # of contexts that are made for programs
+
+
+def is_of_program(labels: Mapping[str, str]) -> bool:
+    """Whether a context that is made with these labels is a program's, which lists show only if asked to."""
+    return PROGRAM_LABELS.items() <= labels.items()
 
 
 class ProgramEngine(ProgramCalls, Protocol):

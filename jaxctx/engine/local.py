@@ -16,6 +16,7 @@ from jaxctx.engine.core import EngineCore
 from jaxctx.engine.interface import Caller, CreateRequest, Engine, ForwardRequest, GenerateRequest
 from jaxctx.engine.loop import StepLoop
 from jaxctx.engine.mail import Stream
+from jaxctx.engine.output import OutputText
 from jaxctx.engine.passes import Answer
 from jaxctx.engine.sequence import Sequence as Running
 from jaxctx.engine.snapshots import Snapshots, delivered
@@ -49,6 +50,12 @@ class LocalEngine(Snapshots, Engine):
         self.core = core
         self.info = info
         self._stats: answers.EngineStats | None = None  # the last that were told
+
+    @property
+    def attention_window(self) -> int | None:
+        """What limits the length of a context, in tokens, if neither a setting nor the model's positions do."""
+        config = self.core.config
+        return config.attention_window if config.attention_window == config.max_context_tokens else None
 
     def start(self) -> None:
         self.loop.start()
@@ -102,7 +109,9 @@ class LocalEngine(Snapshots, Engine):
             if info is not None:
                 return info
             if caller.deadline is None or self.core.world.clock() > caller.deadline - 0.05:  # s, for the answer
-                raise ResourceExhausted(f"{pages} pages are not to be had now; none was taken", retry_after_s=1.0)
+                raise ResourceExhausted(
+                    f"{pages} pages are not to be had now; none was taken", reason="OUT_OF_PAGES", retry_after_s=1.0
+                )
             await asyncio.sleep(RETRY_S)
 
     async def plan(
@@ -110,10 +119,13 @@ class LocalEngine(Snapshots, Engine):
     ) -> answers.PlanResult:
         return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
-    async def watch(self, caller: Caller) -> AsyncIterator[answers.ContextEvent]:
+    async def watch(
+        self, caller: Caller, include_program_contexts: bool = False
+    ) -> AsyncIterator[answers.ContextEvent]:
         arrived, watches = asyncio.Event(), self.core.lives.watches
         wake = partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set)
-        watch = Watch(caller.tenant, self.core.cache, self.core.world.wall_clock, wake)
+        clock = self.core.world.wall_clock
+        watch = Watch(caller.tenant, self.core.cache, clock, wake, with_programs=include_program_contexts)
 
         def read() -> Sequence[answers.ContextEvent]:
             self.core.raise_if_draining()  # or a reader would hold up the end for as long as it likes
@@ -169,16 +181,20 @@ class LocalEngine(Snapshots, Engine):
             else:  # accepted when it was flushed
                 forks = self.core.contexts.fork(caller, request.context_id, n=request.n)
             for index, context_id in enumerate([fork.id for fork in forks] or [request.context_id]):
-                running.append(self.core.generate(caller, request, context_id, index, stream))
+                running.append(self.core.generate(caller, request, context_id, index, stream, resumed))
 
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
             for sequence in running:
                 self.core.end(sequence)
             self.core.archive.drop(forks)
 
+        resumed: OutputText | None = None
         try:
             if request.n > 1:
                 await self.fill(caller, request.context_id)
+            if request.resume_tokens > 0:
+                so_far = await self.loop.call(self.core.output_so_far, caller, request)
+                resumed = await asyncio.to_thread(OutputText, request, self.core.text, *so_far)
             await self.loop.call(start)
             async for piece in stream.pieces():
                 yield piece

@@ -31,6 +31,7 @@ from jaxctx.errors import Unavailable
 log = logging.getLogger("jaxctx.engine")
 P = ParamSpec("P")
 T = TypeVar("T")
+RESTART_S = 10.0  # in which a process that stopped may be there again
 HALFWAY = "a command failed halfway"
 
 
@@ -64,7 +65,7 @@ class StepLoop:
     def _stop(self) -> None:
         with self._posting:
             self._stopping = True
-        self.core.fail_all(Unavailable("the server is stopping", retry_after_s=1.0))
+        self.core.fail_all(Unavailable("the server is stopping", reason="NOT_SERVING", retry_after_s=1.0))
 
     def _run(self) -> None:
         with self.core.device.count_compilations():
@@ -104,7 +105,8 @@ class StepLoop:
             log.critical("engine stopped: %s", what, exc_info=True)
             if not self.failure.done():
                 self.failure.set_result(what)
-            self.core.fail_all(Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED"))
+            failed = Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED", retry_after_s=RESTART_S)
+            self.core.fail_all(failed)
             return None
 
     def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
@@ -130,7 +132,8 @@ class StepLoop:
             try:
                 self._raise_if_stopped()
                 if self.failure.done():
-                    raise Unavailable("the engine stopped after an internal error", reason="ENGINE_FAILED")
+                    message = "the engine stopped after an internal error"
+                    raise Unavailable(message, reason="ENGINE_FAILED", retry_after_s=RESTART_S)
                 self.core.lives.reap()
                 made = submit(promise)
                 if not isinstance(made, Sequence):
@@ -163,4 +166,4 @@ class StepLoop:
 
     def _raise_if_stopped(self) -> None:
         if self._stopping:
-            raise Unavailable("the server has stopped", retry_after_s=1.0)
+            raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=1.0)

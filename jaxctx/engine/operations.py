@@ -19,7 +19,15 @@ from jaxctx.cache.contexts import Context, ContextCache, Found, Identity
 from jaxctx.cache.prefix import NOWHERE
 from jaxctx.engine.budget import HIDDEN
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, OpenRequest, UpdateRequest
+from jaxctx.engine.interface import (
+    LOCAL_ENGINE,
+    PROGRAM_LABELS,
+    Caller,
+    CreateRequest,
+    OpenRequest,
+    UpdateRequest,
+    is_of_program,
+)
 from jaxctx.engine.lives import Lives, told
 from jaxctx.engine.scheduler import Scheduler
 from jaxctx.errors import Aborted, ResourceExhausted
@@ -39,6 +47,7 @@ class ContextOperations:
 
     def create(self, caller: Caller, request: CreateRequest) -> Context:
         context = self.make(caller, request)
+        context.of_program = is_of_program(request.labels)
         self.lives.begin(context, request, Change.CREATED)
         return context
 
@@ -67,6 +76,8 @@ class ContextOperations:
         children = self.branch(parent, list(child_ids) or [None] * (n or 1))
         self.cache.touch(parent)
         for child in children:
+            if parent.of_program:  # the child is its caller's
+                child.labels = {key: value for key, value in parent.labels.items() if key not in PROGRAM_LABELS}
             self.lives.changed(child, Change.FORKED)
         return children
 
@@ -87,7 +98,7 @@ class ContextOperations:
     def claim(self, context: Context, pages: int) -> None:
         """Make sure of free pages for what is done to a context. Raises ResourceExhausted."""
         if not self._try_claim(context, pages):
-            raise ResourceExhausted(f"{pages} pages are not to be had now", retry_after_s=1.0)
+            raise ResourceExhausted(f"{pages} pages are not to be had now", reason="OUT_OF_PAGES", retry_after_s=1.0)
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         if not tenant.startswith(HIDDEN):  # what snapshots hold has quotas of its own
@@ -108,7 +119,7 @@ class ContextOperations:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY)."""
         context = self.cache.get(caller.tenant, context_id)
         if context in self.scheduler.writers:
-            raise Aborted("another operation is writing to this context", retry_after_s=0.1)
+            raise Aborted("another operation is writing to this context", reason="CONTEXT_BUSY", retry_after_s=0.1)
         self.cache.touch(context)
         return context
 
@@ -168,7 +179,8 @@ class ContextOperations:
 
     def _pages(self, context: Context) -> answers.ContextPages:
         refs = refcounts(context, self.cache.registry)
-        return answers.ContextPages(page_ids=context.page_table().tolist(), refcounts=refs, tiers=self._tiers(context))
+        ids = self.cache.page_numbers.of(context.tenant, context.page_table().tolist())
+        return answers.ContextPages(page_ids=ids, refcounts=refs, tiers=self._tiers(context))
 
     def _tiers(self, context: Context) -> Sequence[Tier]:
         if not context.suspended:
@@ -179,8 +191,11 @@ class ContextOperations:
         ]
         return [*found, *[Tier.LINEAGE] * (-(-context.computed // self.config.page_size) - len(found))]
 
-    def list(self, caller: Caller, page_token: str = "", limit: int = 100) -> Sequence[ContextInfo]:
-        return [self.describe(context) for context in self.cache.list(caller.tenant, page_token, limit)]
+    def list(
+        self, caller: Caller, page_token: str = "", limit: int = 100, include_program_contexts: bool = False
+    ) -> Sequence[ContextInfo]:
+        found = self.cache.list(caller.tenant, page_token, limit, with_programs=include_program_contexts)
+        return [self.describe(context) for context in found]
 
     def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
         context = None
@@ -241,4 +256,5 @@ class ContextOperations:
             salt=context.identity.salt,
             used_at=moment(context.used_at),
             pinned_until=None if until is None else moment(until),
+            engine_id=LOCAL_ENGINE,
         )

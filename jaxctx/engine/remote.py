@@ -24,7 +24,7 @@ from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 TENANT, LIFE = "jaxctx-tenant", "jaxctx-life"  # headers, see protos/jaxctx/v1/engine_service.proto
 OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
-SILENCE_S = 3.0  # after which an engine is taken for lost
+SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
 lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
 
 
@@ -36,11 +36,15 @@ def bearing(key: str) -> tuple[tuple[str, str], ...]:
 class RemoteEngine(RemoteCalls, ProgramEngine):
     """An engine that listens at `address`. Its `info` is there once it was asked for its `stats`."""
 
-    def __init__(self, address: str, life: str, key: str, clock: Callable[[], float]) -> None:
-        """`key` is the cluster's ("": none); `clock` is that of deadlines. `aclose` at the end."""
+    def __init__(
+        self, address: str, life: str, key: str, clock: Callable[[], float], silence_s: float = SILENCE_S
+    ) -> None:
+        """`key` is the cluster's ("": none); `clock` is that of deadlines; one that has not told its load for
+        `silence_s` is taken for lost. `aclose` at the end.
+        """
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._headers = (*bearing(key), (LIFE, life))
-        self._clock = clock
+        self._clock, self._silence_s = clock, silence_s
         self._calls: set[Any] = set()  # that are under way
         self._is_gone = False
 
@@ -53,7 +57,7 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
     async def stats(self) -> answers.EngineStats:
         """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
         try:
-            told = await self.ask("GetStats", Caller(deadline=self._clock() + SILENCE_S))
+            told = await self.ask("GetStats", Caller(deadline=self._clock() + self._silence_s))
         except BaseException:
             self._cut()
             raise

@@ -14,8 +14,15 @@ which a running one, its leader, is computing already lets others pass until tha
     queue ──admit──▶ running ──▶ done
       ▲                │
       └────preempt─────┘
+
+Who cannot end by its deadline takes no steps from those who can (`deadlines` judges that by what steps took): it is
+refused when it comes, or when it would be admitted, or ended while it runs if others are there to gain by it. Nor are
+so many admitted at once that steps get too long for most of those that run. A full queue is shared: the tenant that
+has most in it gives up its latest request for one of a tenant that has fewer.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -29,12 +36,19 @@ from jaxctx.cache.tiers import Item
 from jaxctx.engine.batch import Batch, Part
 from jaxctx.engine.budget import PageBudget
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.deadlines import START_MARGIN, Demand, Forecast, Queue
 from jaxctx.engine.drafts import LEAST, SURE, share
 from jaxctx.engine.sequence import Sequence, WaitingQueue
 from jaxctx.engine.step import StepShape
 from jaxctx.errors import JaxctxError, ResourceExhausted
 
 ALONE = 16  # pages that move at once where no step would be held up
+FAR_S = 12 * 3600.0  # a deadline that is farther away is none: what comes by gRPC always has one
+USUAL = 0.5  # of outputs so many are at most as long as what is expected of those to come
+CERTAIN_ENOUGH = 0.1  # and as what is expected of those that run, before one is given up
+# Steps between two running outputs that are given up: a disturbance that passes must not cost all of them.
+PATIENCE = 8
+RETRY_S = 0.5, 60.0  # after how long one that came too late may be told to come again, at least and at most
 
 
 @dataclass(eq=False)
@@ -49,6 +63,7 @@ class Scheduler:
     fail: Callable[[Sequence, JaxctxError], None]  # ends one that cannot go on, and tells its caller why
     finish: Callable[[Sequence], None]  # for one that has nothing left to compute once it was restored
     ready: Ready  # whether the data of a host slot has arrived
+    clock: Callable[[], float]  # of deadlines
 
     def __post_init__(self) -> None:
         self.writers: dict[Context, Sequence] = {}  # who has not ended, by context
@@ -63,6 +78,12 @@ class Scheduler:
         self._blocked: object = None  # in which the head of the queue could not be admitted
         self.preemptions = self.tokens_computed = self.tokens_cached = self.tokens_restored = 0
         self.tokens_drafted = self.tokens_accepted = 0
+        self.forecast = Forecast()
+        self._sent: deque[float] = deque()  # when each step in flight was made
+        self._settled = 0.0  # when the last one was settled
+        self._accepted = 0  # drafts, which no step that was settled has counted as tokens yet
+        self._most: int | None = None  # sequences for which there is room, where not all slots can be used
+        self._steps_to_review = PATIENCE  # until it is looked whether one of the running ones is to be given up
 
     @property
     def waiting(self) -> int:
@@ -70,16 +91,154 @@ class Scheduler:
         return len(self.writers) - len(self.running)
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence, or refuse it: ResourceExhausted (QUEUE_FULL, or NEVER_FITS) with nothing changed."""
-        if self.waiting >= self.config.queue_limit:
-            raise ResourceExhausted("the queue is full", reason="QUEUE_FULL", retry_after_s=1.0)
+        """Queue a sequence, or refuse it with nothing changed: ResourceExhausted (NEVER_FITS, DEADLINE_UNREACHABLE, or
+        QUEUE_FULL).
+        """
         needed = self.cache.memory.pages_for(sequence.worst_case_tokens)
         if needed > self.config.pages:
             message = f"needs {needed} pages in the worst case; the engine has {self.config.pages}"
             raise ResourceExhausted(message, reason="NEVER_FITS")
+        self._expect(sequence)
+        if self.waiting >= self.config.queue_limit:
+            self._make_place(sequence)
         self.writers[sequence.context] = sequence
         self.queue.push(sequence)
         self.reconsider()
+
+    def _make_place(self, sequence: Sequence) -> None:
+        """In a full queue. Raises QUEUE_FULL unless another tenant has more requests in it, and one to give up."""
+        full = ResourceExhausted("the queue is full", reason="QUEUE_FULL", retry_after_s=1.0)
+        priority, tenant = sequence.context.priority, sequence.caller.tenant
+        greedy, most = self.queue.longest(priority)
+        own = sum(writer.slot < 0 and writer.caller.tenant == tenant for writer in self.writers.values())
+        victim = self.queue.latest(priority, greedy) if greedy != tenant and most > own + 1 else None
+        if victim is None:
+            raise full
+        self.fail(victim, full)
+
+    def _expect(self, sequence: Sequence) -> None:
+        """What it will take. Raises DEADLINE_UNREACHABLE if it cannot end in time behind those that wait."""
+        now, deadline, context = self.clock(), sequence.caller.deadline, sequence.context
+        rows = sequence.wanted - (0 if context.suspended else context.seq_len)
+        sequence.demand = Demand(rows, self._tokens_to_come(sequence, now, USUAL))
+        if deadline is None or not 0 < deadline - now < FAR_S:
+            return
+        queue = self._queue_before(sequence, now)
+        late_s = self.forecast.shortfall_s(now, deadline - now, sequence.demand, queue)
+        if late_s > 0 and rows > self.config.page_size:  # some of it may be cached: only now it is worth a look
+            found = self.cache.peek(context, tokens=sequence.match_to)
+            rows = max(rows - (found.device + found.host + found.disk) * self.config.page_size, 1)
+            sequence.demand = Demand(rows, sequence.demand.tokens)
+            late_s = self.forecast.shortfall_s(now, deadline - now, sequence.demand, queue)
+        if late_s > 0:
+            raise _unreachable(deadline - now, late_s)
+        self._set_start_by(sequence, now)
+
+    def _set_start_by(self, sequence: Sequence, now: float) -> None:
+        """While it waits: until when it need not be asked whether it is too late."""
+        if sequence.caller.deadline is not None:
+            service = self.forecast.service_s(now, sequence.demand, len(self.running) or 1)
+            # Never without a pause: estimates change with every step.
+            sequence.start_by = max(sequence.caller.deadline - (service.low if service else 0.0), now + 0.05)
+
+    def _tokens_to_come(self, sequence: Sequence, now: float, quantile: float) -> float:
+        """That so large a part of outputs like this one still have at most; 0 for a fill and for what is not known."""
+        output = sequence.output
+        if output is None or sequence.certain_length:
+            return sequence.tokens_left
+        tenant = sequence.caller.tenant
+        length = self.forecast.lengths.expect(now, tenant, output.max_tokens, quantile, done=output.tokens)
+        return max(length or 0.0, output.request.min_tokens, output.tokens) - output.tokens
+
+    def _queue_before(self, sequence: Sequence, now: float) -> Queue:
+        """What it finds if it is queued now."""
+        priority, tenant = sequence.context.priority, sequence.caller.tenant
+        slots = self.config.max_batch if self._most is None else max(self._most, len(self.running), 1)
+        own, mean, higher = self.queue.before(priority, tenant)
+        if any(each.context.priority < priority for each in self.running):  # it may have the place of one of these
+            return Queue(slots, slots, (), own + higher, mean)
+        runs = [each for each in self.running if each.caller.tenant == tenant]
+        tenants = {tenant, *self.queue.tenants(priority), *(each.caller.tenant for each in self.running)}
+        share = max(len(runs) + slots - len(self.running), slots // len(tenants), 1)
+        crowded = len(runs) + own >= slots // len(tenants)
+        running = sorted(self._tokens_to_come(each, now, USUAL) for each in self.running)
+        rows = sum(max(each.prompt_end - each.next, 0) for each in self.running)
+        return Queue(slots, share, running, own + higher * share // slots, mean, rows, crowded)
+
+    def _crowded(self, head: Sequence) -> bool:
+        """Of one that may be admitted: whether its tenant has others there for all of its share of the slots."""
+        tenant, priority = head.caller.tenant, head.context.priority
+        tenants = {tenant, *self.queue.tenants(priority), *(each.caller.tenant for each in self.running)}
+        own = self.queue.before(priority, tenant)[0] + sum(each.caller.tenant == tenant for each in self.running)
+        return own > max(self.config.max_batch // len(tenants), 1)
+
+    def finished(self, sequence: Sequence) -> None:
+        """Its output has ended by itself: outputs like it may have about as many tokens."""
+        output = sequence.output
+        if output is not None and not sequence.certain_length:
+            tenant = sequence.caller.tenant
+            self.forecast.lengths.observe(self.clock(), tenant, output.max_tokens, output.tokens)
+
+    def review(self, now: float) -> None:
+        """Refuse those that wait, and end those that run, that can no longer be in time and take steps from others."""
+        late = [s for s in self.writers.values() if s.slot < 0 and s.start_by <= now]
+        for sequence in late:
+            if not self._refuse_if_late(sequence, now, max(len(self.running), 1)):
+                self._set_start_by(sequence, now)
+        if self._steps_to_review <= 0:
+            self._end_hopeless(now)
+
+    def _refuse_if_late(self, sequence: Sequence, now: float, decoding: int, *, careful: bool = False) -> bool:
+        """One that waits, if it would be too late even among so few; `careful`: if it may well be."""
+        deadline = sequence.caller.deadline
+        if deadline is None or not 0 < deadline - now < FAR_S or (sequence.appended and sequence.computed is not None):
+            return False  # part of what was appended is computed: that cannot be taken back
+        demand = sequence.demand
+        if sequence.output is not None:
+            rows = demand.prompt_rows if sequence.computed is None else 0.0
+            demand = Demand(rows, self._tokens_to_come(sequence, now, USUAL))
+        service = self.forecast.service_s(now, demand, decoding)
+        if service is None:
+            return False
+        late_s = (service.high * START_MARGIN if careful else service.low) - (deadline - now)
+        if late_s > 0:
+            self.fail(sequence, _unreachable(deadline - now, late_s))
+        return late_s > 0
+
+    def _end_hopeless(self, now: float) -> None:
+        """Of running outputs that will be too late, end the one farthest from it: others may be in time then."""
+        if len(self.running) < 2 and not self.queue:
+            return  # nobody gains by it
+        late: tuple[float, Sequence | None] = 1.0, None
+        for sequence in self.running:
+            if sequence.output is not None and sequence.caller.deadline is not None and sequence.rows_ready:
+                lateness = self._lateness(sequence, now, len(self.running))
+                late = (lateness, sequence) if lateness > late[0] else late
+        lateness, worst = late
+        if worst is not None and worst.caller.deadline is not None and worst.caller.deadline > now:
+            self._steps_to_review = PATIENCE
+            left_s = worst.caller.deadline - now
+            self.fail(worst, _unreachable(left_s, left_s * (lateness - 1)))
+
+    def _lateness(self, sequence: Sequence, now: float, decoding: int) -> float:
+        """Of one that runs: see `Forecast.hopeless`."""
+        left_s = math.inf if sequence.caller.deadline is None else sequence.caller.deadline - now
+        if left_s > FAR_S:
+            return 0.0
+        rows = max(sequence.prompt_end - sequence.next, 0)
+        tokens = self._tokens_to_come(sequence, now, CERTAIN_ENOUGH)
+        made = sequence.output.tokens if sequence.output is not None else 0
+        done = made / max(made + tokens, 1)
+        return self.forecast.hopeless(now, left_s, Demand(rows, tokens), decoding, done)
+
+    def _would_slow_others(self, now: float) -> bool:
+        """Whether one more makes steps so long that most of the running ones, which would be in time, are not."""
+        before, count = len(self.running), len(self.running) + 1
+        tokens = self.forecast.costs.token_s(now, before), self.forecast.costs.token_s(now, count)
+        if not before or None in tokens or tokens[0] == tokens[1]:
+            return False
+        harmed = sum(self._lateness(s, now, before) <= 1 < self._lateness(s, now, count) for s in self.running)
+        return harmed > before / 2
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its context keeps what was settled. In-flight results are ignored."""
@@ -118,10 +277,17 @@ class Scheduler:
 
     def _admit(self) -> None:
         heads = self.queue.in_turn()
+        now = self.clock()
         while (head := next(heads, None)) is not None:
             lagging = sum(sequence.reply.lagging() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
             if situation == self._blocked:
+                return
+            if self._refuse_if_late(head, now, len(self.running) + 1, careful=self._crowded(head)):
+                heads = self.queue.in_turn()
+                continue
+            if self._would_slow_others(now):
+                self._blocked, self._most = situation, len(self.running)
                 return
             head.leader = self._leader_of(head)
             if head.leader is not None:
@@ -133,16 +299,22 @@ class Scheduler:
                 head.restoring = True
                 head.known = head.next = head.prompt_end = 0
                 self.running.append(head)
+                if self._most is not None and self._most < len(self.running):
+                    self._most = None
                 if not self._ahead(head):
                     self._begin(head)
             else:
                 head.context.busy = False
                 self._blocked = situation
                 if self.running:
+                    self._most = len(self.running)
                     return
                 # Nothing runs and nothing more can be suspended: waiting would not help.
-                self.fail(head, ResourceExhausted("all pages are held by pinned contexts", retry_after_s=1.0))
+                pinned = "all pages are held by pinned contexts"
+                self.fail(head, ResourceExhausted(pinned, reason="OUT_OF_PAGES", retry_after_s=1.0))
             heads = self.queue.in_turn()  # anew: the queue is another
+        if not self.queue:
+            self._most = None
 
     def _reserve(self, head: Sequence) -> bool:
         """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing.
@@ -278,6 +450,7 @@ class Scheduler:
         batch = (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
         if batch is not None:
             self.flying += 1
+            self._sent.append(self.clock())
             self._may_restore = self.config.moving_pages
         return batch
 
@@ -326,6 +499,7 @@ class Scheduler:
         sequence = part.sequence
         self.tokens_drafted += len(part.drafts)
         self.tokens_accepted += accepted
+        self._accepted += accepted
         self.tokens_computed += accepted
         if sequence.lookup is not None:
             sequence.lookup.judge(sequence.context, accepted)
@@ -355,6 +529,7 @@ class Scheduler:
     def settle(self, batch: Batch) -> list[Part]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
         self.flying -= 1
+        self._measure(batch)
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
             context, rows = part.sequence.context, part.rows - len(part.drafts)
@@ -362,3 +537,23 @@ class Scheduler:
             self.cache.settle(context, part.position + rows - context.seq_len, hold=hold)  # none, if it had its KV
             self.tokens_computed += rows
         return live
+
+    def _measure(self, batch: Batch) -> None:
+        """A step is done: what it took, from when it was made or the one before it was done."""
+        now = self.clock()
+        seconds = now - max(self._sent.popleft(), self._settled)
+        self._settled = now
+        self._steps_to_review -= 1
+        decoding = rows = 0
+        for part in batch.parts:
+            if len(part.asked) and part.rows - len(part.drafts) == 1 and part.sequence.output is not None:
+                decoding += 1
+                rows += part.rows
+        tokens, self._accepted = decoding + self._accepted, 0
+        self.forecast.costs.observe(now, seconds, decoding=decoding, tokens=tokens, prompt_rows=batch.rows - rows)
+
+
+def _unreachable(left_s: float, late_s: float) -> ResourceExhausted:
+    message = f"cannot end by its deadline, which is in {left_s:.1f} s: it would be about {late_s:.1f} s late"
+    retry_after_s = min(max(late_s, RETRY_S[0]), RETRY_S[1])
+    return ResourceExhausted(message, reason="DEADLINE_UNREACHABLE", retry_after_s=retry_after_s)

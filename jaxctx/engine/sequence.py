@@ -15,13 +15,15 @@ raises its epoch, so that late results are ignored.
 """
 
 import itertools
-from collections import OrderedDict, deque
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from jaxctx.answers import ContextInfo, FillResult, Usage
 from jaxctx.cache.contexts import Context
+from jaxctx.engine.deadlines import Demand
 from jaxctx.engine.drafts import PromptLookup
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.mail import Promise
@@ -29,6 +31,7 @@ from jaxctx.engine.output import Output
 from jaxctx.engine.passes import NO_PASS, Answer, Pass
 
 _arrivals = itertools.count()
+NOTHING = Demand()
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +45,7 @@ class Sequence:
     lookup: PromptLookup | None = None  # if drafts may be made for it
     passing: Pass = NO_PASS
     compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
+    appended: int = 0  # tokens that its context got for it, and loses again if it is refused before it ran
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     epoch: int = 0
@@ -64,6 +68,13 @@ class Sequence:
     rows: dict[int, Answer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
     leader: "Sequence | None" = None  # computes what this one needs: it waits while that one `leads`
+    demand: Demand = NOTHING  # what it was expected to take when it was submitted
+    start_by: float = math.inf  # by the clock of deadlines: if it waits longer, whether it is too late is looked at
+
+    @property
+    def certain_length(self) -> bool:
+        """Whether nothing but `max_tokens` can end its output."""
+        return self.output is not None and not (self.output.stop_ids or self.output.request.stop)
 
     @property
     def rows_ready(self) -> int:
@@ -118,16 +129,18 @@ class Sequence:
         return self.wanted + max(self.tokens_left - 1, 0)
 
     def usage(self) -> Usage:
-        """Of a generation."""
+        """Of a generation. Tokens that a resumed output had are its own: they are in no figure of the prompt."""
         assert self.computed is not None
         assert self.output is not None
         prompt_tokens = self.context.length - self.output.tokens
+        # What is computed is always the end of what was there, and that begins with the tokens of a resumed output.
+        computed = max(self.computed - self.output.request.resume_tokens, 0)
         return Usage(
             prompt_tokens=prompt_tokens,
-            cached_tokens=prompt_tokens - self.computed,
-            computed_tokens=self.computed,
+            cached_tokens=prompt_tokens - computed,
+            computed_tokens=computed,
             completion_tokens=self.output.tokens,
-            restored_tokens=self.restored,
+            restored_tokens=min(self.restored, prompt_tokens - computed),
         )
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Seq[Answer], ContextInfo]:
@@ -148,11 +161,16 @@ class WaitingQueue:
     def __init__(self) -> None:
         # By priority and tenant; those of one priority in the order of their turns.
         self._queues: OrderedDict[tuple[int, str], deque[Sequence]] = OrderedDict()
+        self._demands: dict[tuple[int, str], Demand] = {}  # of each of these together
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
 
     def push(self, sequence: Sequence, *, front: bool = False) -> None:
         """Queue it; `front` is for one that ran already and was preempted."""
         place = sequence.context.priority, sequence.caller.tenant
         queue = self._queues.setdefault(place, deque())
+        self._count(place, sequence, 1)
         if front:
             queue.appendleft(sequence)
             self._queues.move_to_end(place, last=False)
@@ -170,9 +188,40 @@ class WaitingQueue:
         for place, queue in self._queues.items():
             if place[1] == sequence.caller.tenant and sequence in queue:
                 queue.remove(sequence)
+                self._count(place, sequence, -1)
                 if not queue:
-                    del self._queues[place]
+                    del self._queues[place], self._demands[place]
                 elif served:
                     self._queues.move_to_end(place)
                 return True
         return False
+
+    def before(self, priority: int, tenant: str) -> tuple[int, Demand, int]:
+        """How many of a tenant wait at a priority, what these demand on average, and how many wait at higher ones."""
+        own = len(self._queues.get((priority, tenant), ()))
+        total = self._demands.get((priority, tenant), NOTHING)
+        higher = sum(len(queue) for (each, _), queue in self._queues.items() if each > priority)
+        return own, Demand(total.prompt_rows / max(own, 1), total.tokens / max(own, 1)), higher
+
+    def tenants(self, priority: int) -> set[str]:
+        """Those who wait at a priority or at higher ones."""
+        return {tenant for each, tenant in self._queues if each >= priority}
+
+    def longest(self, priority: int) -> tuple[str, int]:
+        """Who has most requests waiting at a priority or at lower ones, and how many."""
+        waiting = Counter[str]()
+        for (each, tenant), queue in self._queues.items():
+            if each <= priority:
+                waiting[tenant] += len(queue)
+        return max(waiting.items(), key=lambda item: item[1], default=("", 0))
+
+    def latest(self, priority: int, tenant: str) -> Sequence | None:
+        """The last request of a tenant, at the lowest priority but none above this, that has not run yet."""
+        for (_, owner), queue in sorted(self._queues.items(), key=lambda item: item[0][0]):
+            if owner == tenant and queue[-1].computed is None and queue[-1].context.priority <= priority:
+                return queue[-1]
+        return None
+
+    def _count(self, place: tuple[int, str], sequence: Sequence, sign: int) -> None:
+        total, one = self._demands.get(place, NOTHING), sequence.demand
+        self._demands[place] = Demand(total.prompt_rows + sign * one.prompt_rows, total.tokens + sign * one.tokens)

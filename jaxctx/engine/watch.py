@@ -28,6 +28,7 @@ class Watch:
     cache: ContextCache
     clock: Callable[[], float]  # unix seconds
     wake: Callable[[], None]
+    with_programs: bool = True  # whether the reader wants to know of contexts that were made for programs
     limit: int = 1024  # contexts that the reader may lag behind
     pending: dict[Context, tuple[Change, float]] = field(default_factory=dict)
     listed: str | None = ""  # the last id that the listing told; None: it is at its end
@@ -36,6 +37,8 @@ class Watch:
 
     def note(self, context: Context, change: Change) -> None:
         """Something happened. What is pending of a context becomes one event: its birth, its end or its last change."""
+        if context.of_program and not self.with_programs:
+            return
         if self.listed is not None and context.id > self.listed:
             return
         before = self.pending.get(context)
@@ -56,7 +59,7 @@ class Watch:
         told = [(context, *self.pending.pop(context)) for context in list(self.pending)[:count]]
         count -= len(told)
         if self.listed is not None and count:
-            contexts = self.cache.list(self.tenant, self.listed, count)
+            contexts = self.cache.list(self.tenant, self.listed, count, with_programs=self.with_programs)
             told += [(context, Change.EXISTS, now) for context in contexts]
             self.listed = contexts[-1].id if len(contexts) == count else None
         for context, change, at in told:

@@ -7,7 +7,7 @@ silently compute something else is worse than one that does not load.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +42,7 @@ class ModelConfig:
     head_dim: int
     ffn: int
     max_positions: int  # tokens; not more than an attention window, within which sliding equals full attention
+    declared_positions: int | None = None  # tokens, where a window caps `max_positions` below what config.json says
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -59,35 +60,114 @@ SHAPES = Path(__file__).with_name("shapes")  # of configurations alone: what can
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("float32", "bfloat16", "float16")  # of the tensors in a checkpoint
 
+# What a key that config.json leaves out means: the default of the family's class in transformers 5.23. Checkpoints are
+# written with their class at hand, so that a file may leave out whatever equals it.
+_EVERY_FAMILY: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_QWEN: Mapping[str, Any] = {
+    **_EVERY_FAMILY,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {
+        **_EVERY_FAMILY,
+        "vocab_size": 32000,
+        "intermediate_size": 11008,
+        "num_key_value_heads": None,  # as many as there are heads
+        "head_dim": None,  # hidden_size / num_attention_heads
+        "max_position_embeddings": 2048,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "MistralForCausalLM": {
+        **_EVERY_FAMILY,
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "Qwen2ForCausalLM": {**_QWEN, "head_dim": None},
+    "Qwen3ForCausalLM": {**_QWEN, "head_dim": 128, "attention_bias": False},
+}
+
+# Bounds, so that a shape that no machine runs is refused before anything is made of it. Each is several times what the
+# largest published model of these families has (given beside it); where there is a harder reason it is given instead.
+LIMITS: Mapping[str, int] = {
+    "vocab_size": 2**22,  # 262,208
+    "hidden_size": 2**16,  # 16,384
+    "num_hidden_layers": 256,  # 126; each takes time to trace
+    "num_attention_heads": 1024,  # 128
+    "num_key_value_heads": 1024,  # 128
+    "head_dim": 1024,  # 256
+    "intermediate_size": 2**19,  # 53,248
+    "max_position_embeddings": 2**24,  # 10,485,760; RoPE's positions are float32, which has no odd numbers beyond
+    "original_max_position_embeddings": 2**24,
+    "sliding_window": 2**31 - 1,  # beyond the positions it is none
+    "max_window_layers": 2**31 - 1,  # likewise beyond the layers
+}
+# What leaves no frequency of RoPE, and no root of a mean square, outside of what float32 can tell from 0 and infinity.
+# Below a base of 1 later pairs would turn faster than earlier ones.
+ROPE_THETA = (1.0, 1e30)
+ROPE_FACTOR = (1.0, 1e6)
+BAND_FACTOR = (1e-6, 1e6)  # low_freq_factor, high_freq_factor
+NORM_EPS = (1e-37, 1.0)
+JSON_BYTES = 64 << 20  # the largest published index of shards, and the largest configuration, take a few megabytes
+
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
     """The record for a Hugging Face configuration, of transformers 4 or 5.
 
+    A key that is missing has the value that the family's class in transformers gives it (`CLASS_DEFAULTS`).
     A sliding window limits `max_positions` instead of being computed: up to its width it changes nothing.
-    Raises CheckpointError, naming `file` and the key, for anything missing, malformed or unsupported.
+    Raises CheckpointError, naming `file` and the key, for anything malformed, out of bounds or unsupported.
     """
-    read = Reader(raw, file)
-    architecture = _architecture(read)
+    architecture = _architecture(Reader(raw, file))
     family = architecture.removesuffix("ForCausalLM").lower()
+    read = Reader(raw, file, defaults=CLASS_DEFAULTS[architecture])
     _refuse_unsupported(read)
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    kv_heads = read.size("num_key_value_heads", heads)
+    kv_heads = read.size("num_key_value_heads", null=heads)
     if heads % kv_heads:
-        read.refuse("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads = {heads}")
+        whence = "" if "num_key_value_heads" in raw else f" (missing, so that the default of {architecture} holds)"
+        read.refuse("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads = {heads}{whence}")
     attention_bias = read.flag("attention_bias") if family in ("llama", "qwen3") else False
-    positions = read.size("max_position_embeddings")
+    layers, positions = read.size("num_hidden_layers"), read.size("max_position_embeddings")
+    window = _window(read, family, layers)
+    capped = window is not None and window < positions
     rope_theta, rope_scaling = _rope(read)
     return ModelConfig(
         architecture=architecture,
         vocab_size=read.size("vocab_size"),
         width=width,
-        layers=read.size("num_hidden_layers", limit=1024),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_head_dim(read, family, width, heads),
+        head_dim=_head_dim(read, width, heads),
         ffn=read.size("intermediate_size"),
-        max_positions=min(positions, _window(read, family) or positions),
-        norm_eps=read.number("rms_norm_eps", 1e-6),
+        max_positions=window if window is not None and capped else positions,
+        declared_positions=positions if capped else None,
+        norm_eps=read.number("rms_norm_eps", *NORM_EPS),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         qkv_bias=family == "qwen2" or attention_bias,
@@ -102,8 +182,12 @@ def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises CheckpointError if it is missing or is not one."""
+    """The JSON object in `path`. Raises CheckpointError if it is missing, too large (JSON_BYTES) or is not one."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path.name}: not a file")  # a pipe would be waited for
     try:
+        if (size := path.stat().st_size) > JSON_BYTES:
+            raise CheckpointError(f"{path.name}: {size:,} bytes, more than {JSON_BYTES:,}")
         raw = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name}: missing in {path.parent}") from error
@@ -116,119 +200,181 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Typed access to one JSON object; each refusal names the file and the key. A null counts as absent."""
+    """Typed access to one JSON object; each refusal names the file and the key.
+
+    A key that is missing has its default of `defaults`; without one there, it counts as null.
+    """
 
     raw: Mapping[str, Any]
     file: str
     prefix: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse(self, key: str, why: str) -> NoReturn:
         raise CheckpointError(f"{self.file}: {self.prefix}{key}: {why}")
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value, of any type."""
-        value = self.raw.get(key)
-        return default if value is None else value
+    def get(self, key: str) -> Any:
+        """The value, of any type; None for null."""
+        return self.raw[key] if key in self.raw else self.defaults.get(key)
 
-    def size(self, key: str, default: int | None = None, limit: int = 2**31 - 1) -> int:
-        value: int = self._wanted(key, default)
+    def size(self, key: str, *, null: int | None = None) -> int:
+        """An integer from 1 to what LIMITS says; `null` is what null means, if it may stand there."""
+        value, limit = self._wanted(key, null), LIMITS[key]
         if type(value) is not int or not 0 < value <= limit:
-            self.refuse(key, f"must be an integer from 1 to {limit}, not {value!r}")
+            self.refuse(key, f"must be an integer from 1 to {limit}, not {_shown(value)}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._wanted(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            self.refuse(key, f"must be a positive number, not {value!r}")
+    def number(self, key: str, least: float, most: float) -> float:
+        value = self._wanted(key, None)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            self.refuse(key, f"must be a number from {least:g} to {most:g}, not {_shown(value)}")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        value = self.get(key, False)
-        if value not in (True, False):
-            self.refuse(key, f"must be true or false, not {value!r}")
-        return bool(value)
+        """False where nothing is said."""
+        value = self.get(key) if key in self.raw else self.defaults.get(key, False)
+        if not isinstance(value, bool):
+            self.refuse(key, f"must be true or false, not {_shown(value)}")
+        return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        value = self.get(key, [])
-        ids = value if isinstance(value, list) else [value]
+        value = self.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-            self.refuse(key, f"must be a token id or a list of them, not {value!r}")
+            self.refuse(key, f"must be a token id or a list of them, not {_shown(value)}")
         return tuple(ids)
 
     def inner(self, key: str) -> "Reader":
         """The object there, empty if there is none."""
-        value = self.get(key, {})
-        if not isinstance(value, Mapping):
-            self.refuse(key, f"must be an object, not {value!r}")
-        return Reader(value, self.file, f"{key}.")
+        value = self.get(key)
+        if not isinstance(value, Mapping | None):
+            self.refuse(key, f"must be an object, not {_shown(value)}")
+        return Reader(value or {}, self.file, f"{self.prefix}{key}.")
 
     def one_of(self, supported: Sequence[Any], *keys: str) -> Any:
         """The value of the first of these keys that is there, else the first that is supported."""
-        value = next((self.raw[key] for key in keys if self.get(key) is not None), supported[0])
+        value = next((self.get(key) for key in keys if self.get(key) is not None), supported[0])
         if value not in supported:
-            self.refuse(keys[0], f"{value!r} is not supported; supported are {', '.join(map(str, supported))}")
+            self.refuse(keys[0], f"{_shown(value)} is not supported; supported are {', '.join(map(str, supported))}")
         return value
 
-    def _wanted(self, key: str, default: float | None) -> Any:
-        value = self.get(key, default)
+    def _wanted(self, key: str, null: int | None) -> Any:
+        value = self.get(key)
+        value = null if value is None else value
         if value is None:
-            self.refuse(key, "missing")
+            self.refuse(key, "must not be null" if key in self.raw else "missing")
         return value
+
+
+def _shown(value: object) -> str:
+    """For a message, which a value of a megabyte should not fill."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _architecture(read: Reader) -> str:
     names = read.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
-        read.refuse("architectures", f"must name one architecture, not {names!r}")
+        read.refuse("architectures", f"must name one architecture, not {_shown(names)}")
     if names[0] not in ARCHITECTURES:
-        read.refuse("architectures", f"{names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        read.refuse("architectures", f"{_shown(names[0])} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return str(names[0])
 
 
 def _refuse_unsupported(read: Reader) -> None:
     if read.get("quantization_config") is not None:
         read.refuse("quantization_config", "quantised checkpoints are not supported")
-    read.one_of(["silu"], "hidden_act")
+    if read.get("hidden_act") != "silu":
+        read.refuse("hidden_act", f"{_shown(read.get('hidden_act'))} is not supported; supported is silu")
     read.one_of([1.0], "partial_rotary_factor")
-    layer_types = read.raw.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        read.refuse("layer_types", f"must be a list, not {layer_types!r}")
-    if unknown := sorted({str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}):
-        read.refuse("layer_types", f"{', '.join(unknown)} not supported")
 
 
-def _head_dim(read: Reader, family: str, width: int, heads: int) -> int:
-    implied = 128 if family == "qwen3" else width // heads  # the defaults of transformers
-    if read.get("head_dim") is None and family != "qwen3" and width % heads:
+def _head_dim(read: Reader, width: int, heads: int) -> int:
+    """As in transformers: what is said, else for all but Qwen3 (128) an equal share of the width."""
+    if read.get("head_dim") is None and width % heads:
         read.refuse("head_dim", f"missing, and num_attention_heads = {heads} does not divide hidden_size = {width}")
-    head_dim = read.size("head_dim", implied)
+    share = width // heads if read.defaults["head_dim"] is None else None
+    head_dim = read.size("head_dim", null=share)
     if head_dim % 2:
         read.refuse("head_dim", f"must be even for RoPE, not {head_dim}")
     return head_dim
 
 
-def _window(read: Reader, family: str) -> int | None:
-    """Width of the attention window in tokens, itself included; None where all attention is full."""
-    slides = family == "mistral" or (family in ("qwen2", "qwen3") and read.flag("use_sliding_window"))
-    return read.size("sliding_window") if slides and read.get("sliding_window") is not None else None
+def _window(read: Reader, family: str, layers: int) -> int | None:
+    """Width of the attention window in tokens, itself included; None where all layers' attention is full."""
+    kinds = _layer_types(read, layers)
+    # Of Llama the class has no window, but transformers' cache has one if the file does: up to its width both agree.
+    slides = family == "mistral" or read.flag("use_sliding_window")
+    slides = slides or (family == "llama" and "use_sliding_window" not in read.raw)
+    window = read.size("sliding_window") if slides and read.get("sliding_window") is not None else None
+    if window is None:
+        if kinds is not None and "sliding_attention" in kinds:
+            read.refuse("layer_types", "sliding_attention, but the other keys say that there is no sliding_window")
+        return None
+    if family in ("mistral", "llama"):
+        if kinds is not None and "full_attention" in kinds:
+            read.refuse("layer_types", f"full_attention, but sliding_window = {window} is of all layers of this family")
+        return window
+    if kinds is not None:
+        return window if "sliding_attention" in kinds else None
+    if read.get("max_window_layers") == 0:
+        return window
+    return window if read.size("max_window_layers") < layers else None  # the first so many are full
+
+
+def _layer_types(read: Reader, layers: int) -> list[str] | None:
+    """One for each layer, or None where the file does not say."""
+    kinds = read.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list):
+        read.refuse("layer_types", f"must be a list, not {_shown(kinds)}")
+    if unknown := sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}):
+        read.refuse("layer_types", f"{_shown(', '.join(unknown))} not supported")
+    if len(kinds) != layers:
+        read.refuse("layer_types", f"of {len(kinds)} layers, but num_hidden_layers = {layers}")
+    return kinds
 
 
 def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
-    new = read.inner("rope_parameters")
-    scaling = new if new.raw else read.inner("rope_scaling")
-    theta = (read if new.get("rope_theta") is None else new).number("rope_theta", 10000.0)
+    """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
+
+    A file may have both, for either to read. Which of them goes first depends on who reads, so they must agree.
+    """
+    said = [scaling for key in ("rope_parameters", "rope_scaling") if (scaling := read.inner(key)).raw]
+    found = [_scaling(read, scaling) for scaling in said or [read.inner("rope_parameters")]]
+    if found[0] != found[-1]:
+        why = f"{_in_words(*found[-1])}, but rope_parameters says {_in_words(*found[0])}; remove the one that is wrong"
+        read.refuse("rope_scaling", why)
+    return found[0]
+
+
+def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
+    """What one object of RoPE's parameters says, with what only the file around it says."""
+    theta = (read if scaling.get("rope_theta") is None else scaling).number("rope_theta", *ROPE_THETA)
     scaling.one_of([1.0], "partial_rotary_factor")
     kind = scaling.one_of(["default", "linear", "llama3"], "rope_type", "type")
     if kind == "default":
         if unknown := [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]:
             scaling.refuse(unknown[0], "RoPE per layer type is not supported")
         return theta, None
+    factor = scaling.number("factor", *ROPE_FACTOR)
     if kind == "linear":
-        return theta, RopeScaling(kind, scaling.number("factor"))
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if low >= high:
+        return theta, RopeScaling(kind, factor)
+    low, high = (scaling.number(f"{band}_freq_factor", *BAND_FACTOR) for band in ("low", "high"))
+    if high - low < 1e-6 * high:  # float32 has to tell them apart
         scaling.refuse("low_freq_factor", "must be less than high_freq_factor")
-    original = read if scaling.get("original_max_position_embeddings") is None else scaling
-    positions = original.size("original_max_position_embeddings")
-    return theta, RopeScaling(kind, scaling.number("factor"), low, high, positions)
+    return theta, RopeScaling(kind, factor, low, high, _original_positions(read, scaling))
+
+
+def _original_positions(read: Reader, scaling: Reader) -> int:
+    """As in transformers: at the top, where some files have it, else with the scaling, else all positions."""
+    key = "original_max_position_embeddings"
+    said = [place.size(key) for place in (read, scaling) if place.get(key) is not None]
+    if len(set(said)) > 1:
+        scaling.refuse(key, f"{said[1]}, but {read.prefix}{key} = {said[0]}")
+    return said[0] if said else read.size("max_position_embeddings")
+
+
+def _in_words(theta: float, scaling: RopeScaling | None) -> str:
+    return f"rope_theta = {theta:g} and " + ("no scaling" if scaling is None else f"{scaling.kind} {scaling.factor:g}")

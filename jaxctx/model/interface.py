@@ -53,6 +53,10 @@ class Model(Protocol):
     def max_positions(self) -> int: ...
 
     @property
+    def attention_window(self) -> int | None:
+        """Tokens, where it is a window that limits `max_positions`, and not what the model was made for."""
+
+    @property
     def kv(self) -> KVSpec: ...
 
     def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:

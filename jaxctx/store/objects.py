@@ -44,9 +44,10 @@ def typed_errors() -> Iterator[None]:
         if found := re.search(r"os_error_code='(\d+)'", text):
             code = int(found[1])
         if code in _FULL:
-            raise ResourceExhausted("the snapshot store is full", reason="STORE_FULL") from error
+            raise ResourceExhausted("the snapshot store is full", reason="STORE_FULL", retry_after_s=30.0) from error
         cause = errno.errorcode.get(code, "") or text.partition(":")[0][:40]
-        raise Unavailable(f"the snapshot store failed ({cause})", reason="STORE_FAILED") from error
+        message = f"the snapshot store failed ({cause})"
+        raise Unavailable(message, reason="STORE_FAILED", retry_after_s=5.0) from error
 
 
 def in_flight(work: Iterable[Pending[T]], most: int) -> Iterator[T]:
@@ -217,7 +218,10 @@ def open_objects(url: str) -> Objects:
         return FileObjects(unquote(parts.path) if parts.scheme else url)
     query: dict[str, Any] = dict(parse_qsl(parts.query))
     try:
-        spec = ts.KvStore.Spec(parts._replace(query="").geturl().rstrip("/") + "/").to_json()
+        place = parts._replace(query="").geturl().rstrip("/") + "/"
+        if not (parts.netloc or parts.path):
+            place = f"{parts.scheme}://"  # which `geturl` takes the slashes from
+        spec = ts.KvStore.Spec(place).to_json()
         context = ts.Context({"s3_request_retries": _RETRIES, "gcs_request_retries": _RETRIES})
         return Objects(ts.KvStore.open({**spec, **query}, context=context).result())
     except ValueError as error:

@@ -157,12 +157,16 @@ class ContextInfo:
     salt: str  # contexts of different salts never share pages
     created_at: datetime  # when it was created or forked
     used_at: datetime  # when it was last operated on
-    labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    # The caller's notes. A context that the server made for a program has `jaxctx` = `program` here.
+    labels: Mapping[str, str] = field(default_factory=dict)
     pinned_until: datetime | None = None  # when the pin ends. None: it does not, or there is none
     expiry: Expiry | None = None  # when the context ends. None: never
     version: int  # grows with every change of its tokens, pages or settings
     forked_at: int  # tokens that the parent had when this context was forked from it, buffered ones included
     snapshot: str = ""  # the snapshot that it was opened from: "NAME@VERSION". Empty: none
+    # The engine that it lives on, by the name that GraphTask.engine_id has: in a core the address where that
+    # listens, else "local". After a move it is another one. Empty: not told.
+    engine_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +277,10 @@ class Tier(enum.Enum):
 class ContextPages:
     """The physical pages of a context, committed ones first, then working ones."""
 
-    page_ids: Sequence[int] = ()  # page ids within the engine's pool. None of a suspended context
+    # What the caller's pages are called: those of equal ids are one physical page, counted from 1 in the order in
+    # which this engine first told the caller of them, so that the numbers say nothing of others. None of a suspended
+    # context.
+    page_ids: Sequence[int] = ()
     # How many contexts of the caller's hold each of these pages, kept by snapshots too, and this one included.
     refcounts: Sequence[int] = ()
     tiers: Sequence[Tier] = ()  # where each page of its tokens is, suspended or not; a partial page counts as one
@@ -459,6 +466,12 @@ class GraphTask:
     engine_id: str = ""  # the engine that it went to; empty: none yet
     why: str = ""  # why there, for people. Empty: none yet
     function: str = ""  # of a native step. Empty: it is none
+    # The context on `engine_id` that holds its prompt and as much of its output as has come: to be forked, as often
+    # as one likes, and read. Whatever else is done to it spoils the call. All tasks of a call continue one context,
+    # which is given up as soon as no task of it is asked for and unfinished, at the latest with the session; ask for
+    # a later output of the call to keep it. Forks are the caller's. Empty: none yet, not any more, or on another
+    # engine by now.
+    context_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,13 @@ class ChatMessages(google.protobuf.message.Message):
     after a made-up turn of user and assistant, of which nothing is kept, so that what the template writes once (a
     beginning-of-sequence token, a system prompt of its own) is not written again. Where a template does not allow that,
     they are rendered as they stand, and only a beginning-of-sequence token at the front is left out.
+
+    If the context ends in an answer of the assistant (what opens one was written, and behind that no end but at the end),
+    then what is missing of the end that the template writes goes first: all of it ("<|im_end|>\\n") if the output ended by
+    `max_tokens` or a stop string, the rest ("\\n") if the model drew the end-of-sequence token, nothing if the client filled
+    it. Behind an opening with nothing said yet a message of the assistant is the answer itself. So a conversation that is
+    built turn by turn has the tokens of all its messages rendered at once, as far as the template only appends. What it
+    writes otherwise later (thoughts that it takes out of earlier answers) stays in the context as it was.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

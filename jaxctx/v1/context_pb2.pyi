@@ -132,6 +132,7 @@ class Context(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     FORKED_AT_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Unique within the tenant."""
     parent_id: builtins.str
@@ -163,8 +164,11 @@ class Context(google.protobuf.message.Message):
     forked_at: builtins.int
     """Tokens that the parent had when this context was forked from it, buffered ones included."""
     snapshot: builtins.str
-    """The snapshot that it was opened from: "NAME@VERSION". Empty: none.
-    22..39: adapter and bytes, when they come.
+    """The snapshot that it was opened from: "NAME@VERSION". Empty: none."""
+    engine_id: builtins.str
+    """The engine that it lives on, by the name that GraphTask.engine_id has: in a core the address where that listens, else
+    "local". After a move it is another one. Empty: not told.
+    23..39: adapter and bytes, when they come.
     """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -176,7 +180,7 @@ class Context(google.protobuf.message.Message):
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """The caller's notes."""
+        """The caller's notes. A context that the server made for a program has `jaxctx` = `program` here."""
 
     @property
     def pinned_until(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -210,9 +214,10 @@ class Context(google.protobuf.message.Message):
         version: builtins.int = ...,
         forked_at: builtins.int = ...,
         snapshot: builtins.str = ...,
+        engine_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "created_at", b"created_at", "expiry", b"expiry", "parent_id", b"parent_id", "pinned_until", b"pinned_until", "used_at", b"used_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "engine_id", b"engine_id", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent_id", b"_parent_id"]) -> typing.Literal["parent_id"] | None: ...
 
 global___Context = Context
@@ -250,7 +255,9 @@ class ContextPages(google.protobuf.message.Message):
     TIERS_FIELD_NUMBER: builtins.int
     @property
     def page_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Page ids within the engine's pool. None of a suspended context."""
+        """What the caller's pages are called: those of equal ids are one physical page, counted from 1 in the order in which this
+        engine first told the caller of them, so that the numbers say nothing of others. None of a suspended context.
+        """
 
     @property
     def refcounts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

@@ -333,6 +333,7 @@ class GenerateRequest(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
+    RESUME_TOKENS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context; it has at least one token."""
     max_tokens: builtins.int
@@ -350,8 +351,14 @@ class GenerateRequest(google.protobuf.message.Message):
     ignore_eos: builtins.bool
     """Go on past the model's end-of-sequence tokens."""
     include_stop: builtins.bool
-    """Keep the matched stop string in the text.
-    12..31: output format (JSON schema, grammar), drafts, when they come.
+    """Keep the matched stop string in the text."""
+    resume_tokens: builtins.int
+    """The output exists in part: the context's last so many tokens were drawn for it before, by this engine or another one
+    of the model. It goes on behind them as if it had never stopped: they count for `max_tokens`, `min_tokens`,
+    penalties, stop strings and unfinished characters, and are drawn on with the same seed as at the same places. Neither
+    they nor the text that came with them are told again. Below the context's length and below `max_tokens`; needs n = 1.
+    0: a new output. FAILED_PRECONDITION if these tokens end the output already.
+    13..31: output format (JSON schema, grammar), drafts, when they come.
     """
     @property
     def sampling(self) -> jaxctx.v1.generation_pb2.Sampling:
@@ -379,9 +386,10 @@ class GenerateRequest(google.protobuf.message.Message):
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool = ...,
         include_stop: builtins.bool = ...,
+        resume_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "max_tokens", b"max_tokens", "n", b"n", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "resume_tokens", b"resume_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
     @typing.overload
@@ -585,7 +593,7 @@ class ForkResponse(google.protobuf.message.Message):
     @property
     def contexts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Context]:
         """In the order of `child_ids`. They inherit salt, priority, manual_commit, labels and the time to live, which begins
-        anew, and are not pinned.
+        anew, and are not pinned. Of a program's context they are the caller's own, without the label that says so.
         """
 
     def __init__(
@@ -760,19 +768,24 @@ class ListContextsRequest(google.protobuf.message.Message):
 
     LIMIT_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    INCLUDE_PROGRAM_CONTEXTS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many at once; 1..1000. 0: 100."""
     page_token: builtins.str
-    """`next_page_token` of the answer before; up to 256 bytes. Empty: from the start.
-    3..15: filters, when they come.
+    """`next_page_token` of the answer before; up to 256 bytes. Empty: from the start."""
+    include_program_contexts: builtins.bool
+    """Those that the server made for the caller's programs, too: they were made with the label `jaxctx` = `program`. How
+    long they live: see GraphTask.context_id and SubmitCallRequest.
+    4..15: filters, when they come.
     """
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         page_token: builtins.str = ...,
+        include_program_contexts: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_program_contexts", b"include_program_contexts", "limit", b"limit", "page_token", b"page_token"]) -> None: ...
 
 global___ListContextsRequest = ListContextsRequest
 
@@ -802,15 +815,21 @@ global___ListContextsResponse = ListContextsResponse
 
 @typing.final
 class WatchContextsRequest(google.protobuf.message.Message):
-    """Asks for changes.
-    1..15: filters, when they come.
-    """
+    """Asks for changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    INCLUDE_PROGRAM_CONTEXTS_FIELD_NUMBER: builtins.int
+    include_program_contexts: builtins.bool
+    """As in ListContextsRequest.
+    2..15: filters, when they come.
+    """
     def __init__(
         self,
+        *,
+        include_program_contexts: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_program_contexts", b"include_program_contexts"]) -> None: ...
 
 global___WatchContextsRequest = WatchContextsRequest
 

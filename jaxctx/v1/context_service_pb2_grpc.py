@@ -210,15 +210,15 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListContexts(self, request, context):
-        """The caller's contexts in the order of their ids.
+        """The caller's contexts in the order of their ids, but those that the server made for programs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchContexts(self, request, context):
-        """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
-        of them.
+        """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
+        the caller leaves. It reads, and uses none of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

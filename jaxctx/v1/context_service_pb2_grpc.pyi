@@ -89,14 +89,14 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
     ]
-    """The caller's contexts in the order of their ids."""
+    """The caller's contexts in the order of their ids, but those that the server made for programs."""
 
     WatchContexts: grpc.UnaryStreamMultiCallable[
         jaxctx.v1.context_service_pb2.WatchContextsRequest,
         jaxctx.v1.context_service_pb2.WatchContextsResponse,
     ]
-    """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
-    of them.
+    """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
+    the caller leaves. It reads, and uses none of them.
     """
 
     Compare: grpc.UnaryUnaryMultiCallable[
@@ -212,14 +212,14 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
     ]
-    """The caller's contexts in the order of their ids."""
+    """The caller's contexts in the order of their ids, but those that the server made for programs."""
 
     WatchContexts: grpc.aio.UnaryStreamMultiCallable[
         jaxctx.v1.context_service_pb2.WatchContextsRequest,
         jaxctx.v1.context_service_pb2.WatchContextsResponse,
     ]
-    """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
-    of them.
+    """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
+    the caller leaves. It reads, and uses none of them.
     """
 
     Compare: grpc.aio.UnaryUnaryMultiCallable[
@@ -355,7 +355,7 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.ListContextsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.ListContextsResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.ListContextsResponse]]:
-        """The caller's contexts in the order of their ids."""
+        """The caller's contexts in the order of their ids, but those that the server made for programs."""
 
     @abc.abstractmethod
     def WatchContexts(
@@ -363,8 +363,8 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.WatchContextsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[jaxctx.v1.context_service_pb2.WatchContextsResponse], collections.abc.AsyncIterator[jaxctx.v1.context_service_pb2.WatchContextsResponse]]:
-        """The caller's contexts as they are, and then every change of them, until the caller leaves. It reads, and uses none
-        of them.
+        """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
+        the caller leaves. It reads, and uses none of them.
         """
 
     @abc.abstractmethod

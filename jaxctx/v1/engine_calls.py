@@ -140,11 +140,14 @@ class EngineCalls(Protocol):
     ) -> GetContextResult:
         """Read the counters; on request, also the pages and the tokens."""
 
-    async def list(self, caller: Caller, page_token: str, limit: int) -> Sequence[ContextInfo]:
-        """The caller's contexts in the order of their ids."""
+    async def list(
+        self, caller: Caller, page_token: str, limit: int, include_program_contexts: bool = False
+    ) -> Sequence[ContextInfo]:
+        """The caller's contexts in the order of their ids, but those that the server made for programs."""
 
-    def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
-        """The caller's contexts as they are, and then every change of them, until the caller leaves.
+    def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[ContextEvent]:
+        """The caller's contexts as they are, but those that the server made for programs, and then every change of
+        them, until the caller leaves.
 
         It reads, and uses none of them.
         """

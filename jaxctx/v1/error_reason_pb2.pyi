@@ -67,35 +67,56 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
-    """ABORTED: another writer holds the context. Retry when it is done."""
+    """ABORTED: another writer holds the context. Retry when it is done. RetryInfo: yes."""
     ERROR_REASON_VERSION_MISMATCH: _ErrorReason.ValueType  # 51
-    """ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between."""
+    """ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between.
+    RetryInfo: no.
+    """
     ERROR_REASON_OUT_OF_PAGES: _ErrorReason.ValueType  # 60
-    """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
+    """RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help. RetryInfo: yes."""
     ERROR_REASON_NEVER_FITS: _ErrorReason.ValueType  # 61
-    """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps."""
+    """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 62
-    """RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
+    """RESOURCE_EXHAUSTED: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
+    more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has fewer
+    waiting. RetryInfo: yes.
+    """
     ERROR_REASON_TOO_MANY_CONTEXTS: _ErrorReason.ValueType  # 63
-    """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
+    """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.
+    RetryInfo: yes.
+    """
     ERROR_REASON_PIN_BUDGET: _ErrorReason.ValueType  # 64
-    """RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps."""
+    """RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps, as does their end. RetryInfo: yes,
+    unless this alone is too much.
+    """
     ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 65
-    """RESOURCE_EXHAUSTED: the caller may not have so many contexts, pages or stored bytes. Giving up others helps."""
+    """RESOURCE_EXHAUSTED: the caller may not have so many contexts, sessions, variables, texts, or stored snapshots or bytes.
+    Giving up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
+    """
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 66
-    """RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept."""
+    """RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes."""
+    ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 67
+    """RESOURCE_EXHAUSTED: judged by what steps take, the request cannot end by the caller's deadline. Most are refused at
+    once; one that waits or generates may be ended later, when it no longer can and others would. What was generated until
+    then stays in the context; a request that did not run yet has changed nothing. It may fit after the time that is told,
+    with the same time to its deadline, or now with more. RetryInfo: yes.
+    """
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
-    """UNAVAILABLE: the server is still loading, or gone."""
+    """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if it is the server that says so."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
-    """UNAVAILABLE: the server finishes what it has and takes nothing new."""
+    """UNAVAILABLE: the server finishes what it has and takes nothing new. RetryInfo: yes."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 72
     """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-    output of a program: so many engines in turn were lost with it.
+    output of a program: so many engines in turn were lost with it. RetryInfo: yes.
     """
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 73
-    """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
+    """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has.
+    RetryInfo: yes.
+    """
     ERROR_REASON_ENGINE_LOST: _ErrorReason.ValueType  # 74
-    """UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry."""
+    """UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
+    RetryInfo: yes.
+    """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
     """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 81
@@ -114,17 +135,21 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
       ERROR_REASON_ ("CONTEXT_BUSY");
     - with INVALID_FIELD a `google.rpc.BadRequest` that names every refused field by its path in the request message
       ("sampling.temperature", "stop[3]");
-    - where waiting helps (RESOURCE_EXHAUSTED, UNAVAILABLE, CONTEXT_BUSY) a `google.rpc.RetryInfo`.
+    - where waiting helps a `google.rpc.RetryInfo` with the time after which to try again (over HTTP the header
+      Retry-After). Of ABORTED, RESOURCE_EXHAUSTED and UNAVAILABLE each reason below says whether it has one; with other
+      statuses none has.
 
     The gRPC status that goes with each reason stands beside it. Clients must expect reasons that they do not know yet, and
     then act on the status. The message of a status is for people and may change. Errors that gRPC itself raises have no
-    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB. Those with several reasons say together:
+    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB. One that has more entries or longer texts than
+    its fields may hold, or more than 1,024 unknown fields or 64 KiB of them, is refused before it is parsed, which names
+    the first such field alone. Those with several reasons say together:
 
     - OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence has room for.
     - FAILED_PRECONDITION: the object, or the server, is not in a state that allows this.
     - NOT_FOUND: no such object in the caller's namespace. Another tenant's object answers exactly the same.
     - ABORTED: another writer holds the context (retry when it is done), or saved a later version of the snapshot.
-    - RESOURCE_EXHAUSTED: not enough pages, queue places, room in the store or quota.
+    - RESOURCE_EXHAUSTED: not enough pages, queue places, time, room in the store or quota.
     - UNAVAILABLE: the server is loading, draining, or gone, or its store cannot be reached.
 
     An error means that nothing changed, unless said otherwise here.
@@ -175,35 +200,56 @@ ERROR_REASON_CALL_NOT_FOUND: ErrorReason.ValueType  # 38
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50
-"""ABORTED: another writer holds the context. Retry when it is done."""
+"""ABORTED: another writer holds the context. Retry when it is done. RetryInfo: yes."""
 ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 51
-"""ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between."""
+"""ABORTED: the version to overwrite or to take is not the latest one. Somebody else saved in between.
+RetryInfo: no.
+"""
 ERROR_REASON_OUT_OF_PAGES: ErrorReason.ValueType  # 60
-"""RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help."""
+"""RESOURCE_EXHAUSTED: not enough free pages now. Waiting may help. RetryInfo: yes."""
 ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61
-"""RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps."""
+"""RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 62
-"""RESOURCE_EXHAUSTED: as many requests wait as may wait. Waiting helps."""
+"""RESOURCE_EXHAUSTED: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
+more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has fewer
+waiting. RetryInfo: yes.
+"""
 ERROR_REASON_TOO_MANY_CONTEXTS: ErrorReason.ValueType  # 63
-"""RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs."""
+"""RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.
+RetryInfo: yes.
+"""
 ERROR_REASON_PIN_BUDGET: ErrorReason.ValueType  # 64
-"""RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps."""
+"""RESOURCE_EXHAUSTED: the caller may not pin so many pages. Unpinning others helps, as does their end. RetryInfo: yes,
+unless this alone is too much.
+"""
 ERROR_REASON_QUOTA: ErrorReason.ValueType  # 65
-"""RESOURCE_EXHAUSTED: the caller may not have so many contexts, pages or stored bytes. Giving up others helps."""
+"""RESOURCE_EXHAUSTED: the caller may not have so many contexts, sessions, variables, texts, or stored snapshots or bytes.
+Giving up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
+"""
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 66
-"""RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept."""
+"""RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes."""
+ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 67
+"""RESOURCE_EXHAUSTED: judged by what steps take, the request cannot end by the caller's deadline. Most are refused at
+once; one that waits or generates may be ended later, when it no longer can and others would. What was generated until
+then stays in the context; a request that did not run yet has changed nothing. It may fit after the time that is told,
+with the same time to its deadline, or now with more. RetryInfo: yes.
+"""
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
-"""UNAVAILABLE: the server is still loading, or gone."""
+"""UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if it is the server that says so."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
-"""UNAVAILABLE: the server finishes what it has and takes nothing new."""
+"""UNAVAILABLE: the server finishes what it has and takes nothing new. RetryInfo: yes."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
 """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-output of a program: so many engines in turn were lost with it.
+output of a program: so many engines in turn were lost with it. RetryInfo: yes.
 """
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
-"""UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has."""
+"""UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has.
+RetryInfo: yes.
+"""
 ERROR_REASON_ENGINE_LOST: ErrorReason.ValueType  # 74
-"""UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry."""
+"""UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
+RetryInfo: yes.
+"""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80
 """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 81

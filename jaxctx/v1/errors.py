@@ -116,9 +116,10 @@ class AlreadyExists(JaxctxError):
 class Aborted(JaxctxError):
     """Another writer holds the context (retry when it is done), or saved a later version of the snapshot.
 
-    CONTEXT_BUSY: another writer holds the context. Retry when it is done.
+    CONTEXT_BUSY: another writer holds the context. Retry when it is done. RetryInfo: yes.
 
     VERSION_MISMATCH: the version to overwrite or to take is not the latest one. Somebody else saved in between.
+    RetryInfo: no.
     """
 
     code = "ABORTED"
@@ -126,21 +127,31 @@ class Aborted(JaxctxError):
 
 
 class ResourceExhausted(JaxctxError):
-    """Not enough pages, queue places, room in the store or quota.
+    """Not enough pages, queue places, time, room in the store or quota.
 
-    OUT_OF_PAGES: not enough free pages now. Waiting may help.
+    OUT_OF_PAGES: not enough free pages now. Waiting may help. RetryInfo: yes.
 
-    NEVER_FITS: needs more pages than the server has in all. Waiting never helps.
+    NEVER_FITS: needs more pages than the server has in all. Waiting never helps. RetryInfo: no.
 
-    QUEUE_FULL: as many requests wait as may wait. Waiting helps.
+    QUEUE_FULL: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
+    more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has
+    fewer waiting. RetryInfo: yes.
 
-    TOO_MANY_CONTEXTS: the server holds as many contexts as it can. Waiting helps if others close theirs.
+    TOO_MANY_CONTEXTS: the server holds as many contexts as it can. Waiting helps if others close theirs. RetryInfo:
+    yes.
 
-    PIN_BUDGET: the caller may not pin so many pages. Unpinning others helps.
+    PIN_BUDGET: the caller may not pin so many pages. Unpinning others helps, as does their end. RetryInfo: yes,
+    unless this alone is too much.
 
-    QUOTA: the caller may not have so many contexts, pages or stored bytes. Giving up others helps.
+    QUOTA: the caller may not have so many contexts, sessions, variables, texts, or stored snapshots or bytes. Giving
+    up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
 
-    STORE_FULL: the store has no room. Nothing of the snapshot was kept.
+    STORE_FULL: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes.
+
+    DEADLINE_UNREACHABLE: judged by what steps take, the request cannot end by the caller's deadline. Most are
+    refused at once; one that waits or generates may be ended later, when it no longer can and others would. What was
+    generated until then stays in the context; a request that did not run yet has changed nothing. It may fit after
+    the time that is told, with the same time to its deadline, or now with more. RetryInfo: yes.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -150,16 +161,17 @@ class ResourceExhausted(JaxctxError):
 class Unavailable(JaxctxError):
     """The server is loading, draining, or gone, or its store cannot be reached.
 
-    NOT_SERVING: the server is still loading, or gone.
+    NOT_SERVING: the server is still loading, or gone. RetryInfo: yes, if it is the server that says so.
 
-    DRAINING: the server finishes what it has and takes nothing new.
+    DRAINING: the server finishes what it has and takes nothing new. RetryInfo: yes.
 
     ENGINE_FAILED: the engine met an internal error that it cannot recover from. The process ends and may be
-    restarted. Of an output of a program: so many engines in turn were lost with it.
+    restarted. Of an output of a program: so many engines in turn were lost with it. RetryInfo: yes.
 
-    STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has.
+    STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has. RetryInfo: yes.
 
     ENGINE_LOST: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
+    RetryInfo: yes.
     """
 
     code = "UNAVAILABLE"

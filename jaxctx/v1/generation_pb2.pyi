@@ -45,8 +45,8 @@ global___FinishReason = FinishReason
 
 @typing.final
 class Sampling(google.protobuf.message.Message):
-    """How the next token is drawn. With every field unset it is drawn from the model's own distribution. Order: penalties,
-    logit_bias, temperature, top_k, top_p, min_p. Numbers must be finite.
+    """How the next token is drawn. With every field unset it is drawn from the model's own distribution. Order: logit_bias,
+    min_tokens, penalties (repetition, then frequency and presence), temperature, top_k, top_p, min_p. Numbers must be finite.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -91,8 +91,9 @@ class Sampling(google.protobuf.message.Message):
     frequency_penalty: builtins.float
     """Subtracted from a logit once per occurrence of its token in the output; -2..2. 0: off."""
     seed: builtins.int
-    """Equal seeds give equal outputs in any batch; 0..2^63 - 1. Unset: chosen by the server and reported. Output i of
-    several draws as a lone output of the seed that is reported for it.
+    """Equal seeds give equal outputs in any batch; 0..2^63 - 1. Unset: chosen by the server and reported. Of several
+    outputs the first has this seed and each other one a hash of it and its index, so that neighbouring seeds share none;
+    each draws as a lone output of the seed that is reported for it.
     10..31: further ways to draw, when they come.
     """
     @property

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ModelServiceStub:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
     def __init__(self, channel):
@@ -65,7 +66,8 @@ class ModelServiceStub:
 
 class ModelServiceServicer:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
     def ListModels(self, request, context):
@@ -141,7 +143,8 @@ def add_ModelServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND).
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
     @staticmethod

@@ -73,6 +73,15 @@ class ContextCalls:
         """Tokens per page."""
         return self.info.page_size
 
+    @property
+    def engine_id(self) -> str:
+        """The engine that it lives on, by the name that GraphTask.engine_id has: in a core the address where that
+        listens, else "local".
+
+        After a move it is another one. Empty: not told.
+        """
+        return self.info.engine_id
+
     async def fill(
         self,
         text: str | None = None,
@@ -387,12 +396,19 @@ class ServerCalls(Generic[ContextT, SessionT]):
         )
         return self._context(told)
 
-    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> AsyncIterator[ContextT]:
-        """The caller's contexts in the order of their ids.
+    def contexts(
+        self, *, include_program_contexts: bool = False, page: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[ContextT]:
+        """The caller's contexts in the order of their ids, but those that the server made for programs.
+
+        `include_program_contexts`: those that the server made for the caller's programs, too: they were made with
+        the label `jaxctx` = `program`. How long they live: see GraphTask.context_id and SubmitCallRequest.
 
         `page`: how many come at once; 1..1000.
         """
-        items = self._link.items("ListContexts", timeout_s, ContextInfo, limit=page)
+        items = self._link.items(
+            "ListContexts", timeout_s, ContextInfo, include_program_contexts=include_program_contexts, limit=page
+        )
         return (self._context(each) async for each in items)
 
     async def open(
@@ -774,15 +790,15 @@ class SessionCalls(Generic[VariableT]):
         return await self._link.ask("GetSession", timeout_s, SessionInfo)
 
     async def create_variable(
-        self, text: str | None = None, *, name: str = "", description: str = "", timeout_s: float | None = None
+        self, name: str, *, description: str = "", text: str | None = None, timeout_s: float | None = None
     ) -> VariableT:
         """A new variable, set or not.
-
-        `text`: its text; up to 2 MiB. None: to be set later.
 
         `name`: what to call it; up to 256 bytes, and need not be unique.
 
         `description`: a note; up to 4096 bytes.
+
+        `text`: its text, for ever; up to 2 MiB. None: to be set later.
         """
         told = await self._link.ask(
             "CreateVariable", timeout_s, VariableInfo, name=name, description=description, text=text

@@ -42,8 +42,8 @@ class Content(TypedDict, total=False):
 class SamplingOptions(TypedDict, total=False):
     """How the next token is drawn.
 
-    With every field unset it is drawn from the model's own distribution. Order: penalties, logit_bias, temperature,
-    top_k, top_p, min_p. Numbers must be finite.
+    With every field unset it is drawn from the model's own distribution. Order: logit_bias, min_tokens, penalties
+    (repetition, then frequency and presence), temperature, top_k, top_p, min_p. Numbers must be finite.
     """
 
     temperature: float | None  # 0..100; 0 is greedy. Unset: 1
@@ -57,8 +57,9 @@ class SamplingOptions(TypedDict, total=False):
     # Subtracted from a logit once per occurrence of its token in the output; -2..2. 0: off.
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None  # added to logits, by token id; -100..100 each, at most 300 entries
-    # Equal seeds give equal outputs in any batch; 0..2^63 - 1. Unset: chosen by the server and reported. Output i of
-    # several draws as a lone output of the seed that is reported for it.
+    # Equal seeds give equal outputs in any batch; 0..2^63 - 1. Unset: chosen by the server and reported. Of several
+    # outputs the first has this seed and each other one a hash of it and its index, so that neighbouring seeds share
+    # none; each draws as a lone output of the seed that is reported for it.
     seed: int | None
 
 
@@ -79,6 +80,12 @@ class GenerateOptions(SamplingOptions, total=False):
     stop_token_ids: Sequence[int] | None  # the output ends at the first of these; up to 64 token ids
     ignore_eos: bool | None  # go on past the model's end-of-sequence tokens
     include_stop: bool | None  # keep the matched stop string in the text
+    # The output exists in part: the context's last so many tokens were drawn for it before, by this engine or
+    # another one of the model. It goes on behind them as if it had never stopped: they count for `max_tokens`,
+    # `min_tokens`, penalties, stop strings and unfinished characters, and are drawn on with the same seed as at the
+    # same places. Neither they nor the text that came with them are told again. Below the context's length and below
+    # `max_tokens`; needs n = 1. 0: a new output. FAILED_PRECONDITION if these tokens end the output already.
+    resume_tokens: int | None
 
 
 class CreateOptions(Content, total=False):

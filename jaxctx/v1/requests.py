@@ -69,8 +69,8 @@ class UpdateRequest:
 class Sampling:
     """How the next token is drawn.
 
-    With every field unset it is drawn from the model's own distribution. Order: penalties, logit_bias, temperature,
-    top_k, top_p, min_p. Numbers must be finite.
+    With every field unset it is drawn from the model's own distribution. Order: logit_bias, min_tokens, penalties
+    (repetition, then frequency and presence), temperature, top_k, top_p, min_p. Numbers must be finite.
     """
 
     temperature: float = 1.0  # 0..100; 0 is greedy. Unset: 1
@@ -85,8 +85,9 @@ class Sampling:
     frequency_penalty: float = 0.0
     # Added to logits, by token id; -100..100 each, at most 300 entries.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    # Equal seeds give equal outputs in any batch; 0..2^63 - 1. None: chosen by the server and reported. Output i of
-    # several draws as a lone output of the seed that is reported for it.
+    # Equal seeds give equal outputs in any batch; 0..2^63 - 1. None: chosen by the server and reported. Of several
+    # outputs the first has this seed and each other one a hash of it and its index, so that neighbouring seeds share
+    # none; each draws as a lone output of the seed that is reported for it.
     seed: int | None = None
 
 
@@ -111,6 +112,12 @@ class GenerateRequest:
     stop_token_ids: Sequence[int] = ()  # the output ends at the first of these; up to 64 token ids
     ignore_eos: bool = False  # go on past the model's end-of-sequence tokens
     include_stop: bool = False  # keep the matched stop string in the text
+    # The output exists in part: the context's last so many tokens were drawn for it before, by this engine or
+    # another one of the model. It goes on behind them as if it had never stopped: they count for `max_tokens`,
+    # `min_tokens`, penalties, stop strings and unfinished characters, and are drawn on with the same seed as at the
+    # same places. Neither they nor the text that came with them are told again. Below the context's length and below
+    # `max_tokens`; needs n = 1. 0: a new output. FAILED_PRECONDITION if these tokens end the output already.
+    resume_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +230,9 @@ class SubmitCallRequest:
 
     Everything up to an output is tokenised as one text, whatever its parts; an output stays the tokens that were
     drawn, and what follows it is tokenised by itself. Each output continues all that stands before it. Text after
-    the last one has no effect. What stands before the first place is kept by the engines for later calls of the
-    tenant.
+    the last one has no effect. What stands before the first place, if it fills a page, is kept by the engines for
+    later calls of the tenant, of any session: in a context without a session, which ends when no call began so for
+    the server's --prefix-timeout-s. All other contexts of a call end with it (GraphTask.context_id).
 
     Or a native step: a function of the server's, whose arguments are all parameters but one, which is its output. It
     is a call in all else, of one task that no engine computes. If the function fails, so does the output, with

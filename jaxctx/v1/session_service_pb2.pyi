@@ -377,7 +377,7 @@ class CreateVariableRequest(google.protobuf.message.Message):
     description: builtins.str
     """A note; up to 4096 bytes."""
     text: builtins.str
-    """Its text; up to 2 MiB. Unset: to be set later."""
+    """Its text, for ever; up to 2 MiB. Unset: to be set later."""
     def __init__(
         self,
         *,
@@ -701,7 +701,9 @@ class SubmitCallRequest(google.protobuf.message.Message):
 
     Everything up to an output is tokenised as one text, whatever its parts; an output stays the tokens that were drawn,
     and what follows it is tokenised by itself. Each output continues all that stands before it. Text after the last one
-    has no effect. What stands before the first place is kept by the engines for later calls of the tenant.
+    has no effect. What stands before the first place, if it fills a page, is kept by the engines for later calls of the
+    tenant, of any session: in a context without a session, which ends when no call began so for the server's
+    --prefix-timeout-s. All other contexts of a call end with it (GraphTask.context_id).
 
     Or a native step: a function of the server's, whose arguments are all parameters but one, which is its output. It is a
     call in all else, of one task that no engine computes. If the function fails, so does the output, with
@@ -870,6 +872,7 @@ class GraphTask(google.protobuf.message.Message):
     ENGINE_ID_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
     FUNCTION_FIELD_NUMBER: builtins.int
+    CONTEXT_ID_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """Its call."""
     phase: global___Phase.ValueType
@@ -884,6 +887,12 @@ class GraphTask(google.protobuf.message.Message):
     """Why there, for people. Empty: none yet."""
     function: builtins.str
     """Of a native step. Empty: it is none."""
+    context_id: builtins.str
+    """The context on `engine_id` that holds its prompt and as much of its output as has come: to be forked, as often as one
+    likes, and read. Whatever else is done to it spoils the call. All tasks of a call continue one context, which is given
+    up as soon as no task of it is asked for and unfinished, at the latest with the session; ask for a later output of the
+    call to keep it. Forks are the caller's. Empty: none yet, not any more, or on another engine by now.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the variables that it needs."""
@@ -899,7 +908,8 @@ class GraphTask(google.protobuf.message.Message):
         engine_id: builtins.str = ...,
         why: builtins.str = ...,
         function: builtins.str = ...,
+        context_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "criterion", b"criterion", "engine_id", b"engine_id", "function", b"function", "inputs", b"inputs", "output", b"output", "phase", b"phase", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "context_id", b"context_id", "criterion", b"criterion", "engine_id", b"engine_id", "function", b"function", "inputs", b"inputs", "output", b"output", "phase", b"phase", "why", b"why"]) -> None: ...
 
 global___GraphTask = GraphTask

@@ -28,8 +28,9 @@ class SessionServiceStub:
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
+    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
+    fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -116,8 +117,9 @@ class SessionServiceAsyncStub:
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
+    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
+    fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     CreateSession: grpc.aio.UnaryUnaryMultiCallable[
@@ -203,8 +205,9 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the text that had come. Only an output that three in turn had
-    begun, or twelve had been given, and were lost before they gave anything of it, fails with UNAVAILABLE (ENGINE_FAILED).
+    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
+    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
+    fails with UNAVAILABLE (ENGINE_FAILED).
     """
 
     @abc.abstractmethod

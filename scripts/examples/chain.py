@@ -22,7 +22,7 @@ def go_on(before: Input, step: Input, after: Output = FEW) -> None:
 
 def main(target: str) -> None:
     with jaxctx.Client(target) as client, client.create_session() as session:
-        text = session.create_variable("def add(a, b):", name="task")
+        text = session.create_variable("task", text="def add(a, b):")
         for step in STEPS:
             text = go_on(session, before=text, step=step).output
         for part in text.read():

@@ -3,7 +3,7 @@
     grpc/           the gRPC services: decode, validate, hand to the engine, encode
     validate/       the one validator behind every door: requests in, requests of the Engine interface out
     content.py      text and messages to tokens, long ones off the event loop
-    access.py       who may call what, and the keys file
+    access.py       who may call what, and the keys file; keys.py reads that again while the server runs
     serving.py      loading, ready, draining: what doors ask before they take work
     config.py       everything that can be set, once, by flags, environment and file
     command.py      `jaxctx-serve`         serve.py its life from start to drain

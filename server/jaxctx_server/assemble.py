@@ -109,7 +109,10 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
     """With the KV that was asked for; else for `max_batch` contexts of full length, or the pages that fit."""
     longest = config.max_context_tokens or model.max_positions
     if longest > model.max_positions:
-        raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions")
+        why = (
+            "" if model.attention_window is None else ": that is its attention window, beyond which it is not computed"
+        )
+        raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions{why}")
     wanted = fitting if config.memory_fraction is not None else -(-config.max_batch * longest // config.page_size)
     pages = max(1, min(wanted, fitting))
     if config.kv_tokens is not None:
@@ -120,6 +123,7 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
     others = {
         "pages": pages,
         "max_context_tokens": min(longest, capacity),
+        "attention_window": model.attention_window,
         "host_pages": _host_pages(config, model, pages),
         "disk_pages": config.disk_tokens // config.page_size,
         "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
@@ -129,9 +133,13 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
 
 
 def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:
-    """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow."""
+    """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow: then as much as
+    that has, since pages pass through here on their way.
+    """
     if config.host_tokens is not None:
         return config.host_tokens // config.page_size
     if jax.default_backend() == "cpu":
-        return 0
+        if not config.disk_tokens:
+            return 0
+        pages = min(pages, config.disk_tokens // config.page_size)
     return max(2, min(pages, pages_in_host_memory(model.kv, config.page_size)))

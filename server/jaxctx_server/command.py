@@ -29,6 +29,9 @@ log = logging.getLogger("jaxctx.server")
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run the command; returns the exit status."""
+    if argv is None and sys.argv[1:2] not in (["convert"], ["compile"], ["plan"]):
+        # A server reads its keys again for it (see `serve`). Ignored until then, by the program that follows here too.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if argv is None and "GLIBC_TUNABLES" not in environ:
         # XLA on a CPU allocates what a step needs anew each time: large pages that are kept save 5 to 9% of all steps.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
@@ -65,18 +68,17 @@ def serve(config: "ServeConfig") -> int:
     """Serve until told to stop."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
-    from jaxctx_server.access import read_cluster_key, read_keys
+    from jaxctx_server.access import read_cluster_key
+    from jaxctx_server.keys import KeyStore
 
     logs.configure(config.log_level, sys.stderr)
-    keys = None if config.keys is None else read_keys(config.keys)
-    import uvloop
-
-    from jaxctx_server import serve as life
     from jaxctx_server.cluster import Cluster
 
     cluster = Cluster("" if config.cluster_key is None else read_cluster_key(config.cluster_key))
-    if cluster.key:
-        keys = (*(keys or ()), cluster.accepted)
+    keys = KeyStore([cluster.accepted] if cluster.key else None, config.keys)
+    import uvloop
+
+    from jaxctx_server import serve as life
 
     def load(config, progress):  # type: ignore[no-untyped-def]
         from jaxctx_server.assemble import load
@@ -85,7 +87,9 @@ def serve(config: "ServeConfig") -> int:
 
     async def run() -> int:
         stop = asyncio.Event()
-        on_signals(asyncio.get_running_loop(), stop, lambda: end_now(config.unix_socket))
+        loop = asyncio.get_running_loop()
+        on_signals(loop, stop, lambda: end_now(config.unix_socket))
+        loop.add_signal_handler(signal.SIGHUP, keys.ask)  # by the way, it no longer ends the process
         return await life.serve(config, keys, load, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -142,7 +146,7 @@ def compile_ahead(config: "CompileConfig") -> int:
     from jaxctx_server.progress import shown
 
     with shown(sys.stderr) as progress:
-        load(replace(config, store=None, host_tokens=0, disk_tokens=0), progress)[0].stop()
+        load(replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None), progress)[0].stop()
     print(f"compiled into {config.compile_cache}")
     return OK
 

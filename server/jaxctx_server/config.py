@@ -56,7 +56,8 @@ class ServeConfig:
     unix_socket: None | Path = None
     """Listen on this Unix socket too."""
     keys: None | Path = None
-    """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it."""
+    """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it. Read
+    again when it changes, and on SIGHUP: calls of keys that are gone then end."""
 
     role: Literal["both", "core", "engine"] = "both"
     """core: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
@@ -69,7 +70,8 @@ class ServeConfig:
     """Type of weights and activations; auto: as stored."""
     kv_dtype: Literal["auto", "bfloat16", "float32", "int8", "float8_e4m3fn"] = "auto"
     """Type of keys and values; auto: that of the weights. 8 bits, with a scale for each token and head, hold about
-    twice the tokens of bfloat16."""
+    twice the tokens of bfloat16. Take int8: float8_e4m3fn changes log probabilities 3 to 7 times as much, in as much
+    memory."""
     tensor: Annotated[int, within(1, 1024)] = 1
     """Devices to split the model over."""
 
@@ -101,11 +103,12 @@ class ServeConfig:
     snapshot_history: Annotated[int | None, within(1, MANY)] = 32
     """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, within(0, 2**40)] = None
-    """Tokens of KV kept in host memory when they leave the device. None: as many as fit on an accelerator, 0 on CPU."""
+    """Tokens of KV kept in host memory when they leave the device; 0, or at least two pages. None: as many as fit on an
+    accelerator; on a CPU 0, or with --disk-tokens as many, up to what fits."""
     disk_tokens: Annotated[int, within(0, 2**40)] = 0
-    """Tokens of KV kept on disk when they leave host memory; needs --host-tokens."""
+    """Tokens of KV kept on disk when they leave host memory; 0, or at least a page. Not with --host-tokens 0."""
     disk_file: None | Path = None
-    """Where, while the server runs. None: a file in the system's directory for temporary files."""
+    """Where, while the server runs; needs --disk-tokens. None: a file in the system's directory for temporary files."""
 
     max_contexts_per_tenant: Annotated[int | None, within(1, MANY)] = None
     """Contexts that a tenant may have at once. None: as many as there may be at all."""
@@ -115,6 +118,22 @@ class ServeConfig:
     """Versions of snapshots that a tenant may have. None: no limit."""
     max_snapshot_bytes_per_tenant: Annotated[int | None, within(1, 2**50)] = None
     """Size of them all, pages that they share counted in each. None: no limit."""
+
+    dispatch_task_groups: bool = True
+    """Of programs: place calls that feed one consumer together."""
+    dispatch_same_prefix: bool = True
+    """Of programs: place waiting calls of one tenant with the same constant prefix together."""
+    dispatch_cached_prefix: bool = True
+    """Of programs: prefer the engine that holds the longest part of a prompt."""
+    dispatch_least_impact: bool = True
+    """Of programs: else the engine on whose users a call has the least impact; no: the first that has room."""
+    dispatch_app_order: bool = True
+    """Of programs: what an older request needs goes first; no: calls go in the order in which they become ready."""
+    prefix_timeout_s: Annotated[float, within(0, 315_576_000)] = 600.0
+    """How long engines keep the constant prefix of a program's calls after its last use, in seconds; 0: not at all."""
+    beat_s: Annotated[float, within(0.05, 60)] = 1.0
+    """How often a core asks its engines for their load, in seconds; one that has not answered for three times that is
+    lost."""
 
     compile_cache: None | Path = field(default_factory=default_compile_cache)
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
@@ -130,6 +149,20 @@ class ServeConfig:
             raise StartError("--max-batch-tokens: must be at least --max-batch")
         if (self.role == "engine" and self.core is None) or (self.role == "core" and self.core is not None):
             raise StartError("--core: must be set for an engine, and not for a core")
+        if self.disk_tokens and self.host_tokens == 0:
+            raise StartError(
+                "--disk-tokens: what goes to disk comes from host memory: leave --host-tokens out, or raise it"
+            )
+        if self.disk_file is not None and not self.disk_tokens:
+            raise StartError("--disk-file: means nothing without --disk-tokens")
+        if 0 < self.disk_tokens < self.page_size:
+            raise StartError("--disk-tokens: must be 0, or at least --page-size")
+        if 0 < (self.host_tokens or 0) < 2 * self.page_size:
+            raise StartError("--host-tokens: must be 0, or at least twice --page-size")
+        if self.kv_tokens is not None and self.max_context_tokens is not None:
+            room = -(-self.kv_tokens // self.page_size) * self.page_size
+            if self.max_context_tokens > room:
+                raise StartError(f"--max-context-tokens: there is room for {room} tokens of KV; see --kv-tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
-"""Progress of a start, on standard error: bars on a terminal, plain lines elsewhere. Called from the loading thread."""
+"""Progress of a start, on standard error: bars on a terminal, plain lines elsewhere. Called from the loading thread.
 
+Some steps of a start take minutes and report nothing, so that lines also come by themselves while nothing else does.
+"""
+
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +15,7 @@ from rich.console import Console
 
 MEBIBYTE = 1 << 20
 PAUSE_S = 2.0  # between plain lines of one task
+STILL_S = 5.0  # without a plain line, until one says that the start goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class Progress:
 def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
     """Progress that is shown on `stream` for as long as the context lasts."""
     if not stream.isatty():
-        yield plain_lines(stream, clock)
+        with plain_lines(stream, clock) as progress:
+            yield progress
         return
     columns = (
         rich.progress.TextColumn("{task.description:<9}"),
@@ -51,14 +57,55 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
         yield Progress(show)
 
 
-def plain_lines(stream: TextIO, clock: Callable[[], float]) -> Progress:
-    """A line now and then, and one when each task is done."""
-    next_s: dict[str, float] = {}
+@contextmanager
+def plain_lines(stream: TextIO, clock: Callable[[], float]) -> Iterator[Progress]:
+    """A line now and then, one when each task is done, and one when there was none for long."""
+    lines, ended = PlainLines(stream, clock), threading.Event()
 
-    def show(task: str, done: int, total: int, amount: str) -> None:
-        now = clock()
-        if done == total or now >= next_s.get(task, now):
-            next_s[task] = now + PAUSE_S
-            print(f"{task}: {amount}", file=stream, flush=True)
+    def go_on() -> None:
+        while not ended.wait(lines.quiet_s()):
+            lines.still()
 
-    return Progress(show)
+    thread = threading.Thread(target=go_on, name="jaxctx-progress", daemon=True)
+    thread.start()
+    try:
+        yield Progress(lines.show)
+    finally:
+        ended.set()
+        thread.join()
+
+
+class PlainLines:
+    """What has been said, each time with the seconds since the beginning. `still` comes from a thread of its own."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream, self._clock = stream, clock
+        self._lock = threading.Lock()
+        self._began = self._last = clock()
+        self._next: dict[str, float] = {}
+        self._doing = "loading"
+
+    def show(self, task: str, done: int, total: int, amount: str) -> None:
+        """How far a task is."""
+        with self._lock:
+            now = self._clock()
+            self._doing = "starting" if done == total else f"{task}: {amount}"
+            if done == total or now >= self._next.get(task, now):
+                self._next[task] = now + PAUSE_S
+                self._say(f"{task}: {amount}", now)
+
+    def still(self) -> None:
+        """Say what goes on if nothing was said for STILL_S."""
+        with self._lock:
+            now = self._clock()
+            if now - self._last >= STILL_S:
+                self._say(self._doing, now)
+
+    def quiet_s(self) -> float:
+        """Seconds until `still` may have something to say."""
+        with self._lock:
+            return max(0.01, self._last + STILL_S - self._clock())
+
+    def _say(self, what: str, now: float) -> None:
+        self._last = now
+        print(f"{what}, {now - self._began:.0f} s", file=self._stream, flush=True)

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import grpc
 
+from jaxctx.apps.dispatcher import Policy
 from jaxctx.errors import JaxctxError
 from jaxctx_server.access import Key
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.grpc.server import make_server
+from jaxctx_server.keys import KeyStore
 from jaxctx_server.progress import Progress, shown
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.serving import ProgramSettings, Served, Serving
 from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError, banner
 from jaxctx_server.validate import Limits
 
@@ -36,7 +38,7 @@ T = TypeVar("T")
 
 async def serve(
     config: ServeConfig,
-    keys: Sequence[Key] | None,
+    keys: KeyStore | Sequence[Key] | None,
     load: Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"],
     stop: asyncio.Event,
     *,
@@ -50,22 +52,25 @@ async def serve(
     the process before the event loop, which would wait for that thread.
     """
     started = time.monotonic()
-    serving = Serving()
-    server = make_server(serving, keys, max_calls=config.max_calls, cluster=cluster, is_core=config.role == "core")
-    addresses = listen(server, config, keys=keys is not None)
+    serving, store = Serving(), KeyStore.of(keys)
+    server = make_server(serving, store, max_calls=config.max_calls, cluster=cluster, is_core=config.role == "core")
+    addresses = listen(server, config, keys=store.keys is not None)
     enter = partial(join, config.core or "", cluster, int(addresses[0].rpartition(":")[2]))
     await server.start()
+    watching = asyncio.create_task(store.watch())
     joining, engine = None, None
     try:
         if config.role == "core":
-            serving.opened(Served.core(Limits(queue_limit=config.queue_limit)))
+            limits = Limits(queue_limit=config.queue_limit)
+            serving.opened(Served.core(limits, settings=program_settings(config)))
         else:
             with shown(err) as progress:
                 loaded = await _unless(stop, asyncio.to_thread(load, config, progress))
             if loaded is None:
                 return INTERRUPTED
             engine, text = loaded
-            served = Served.of(engine, text, Limits.of(engine.info, queue_limit=config.queue_limit))
+            limits = Limits.of(engine.info, queue_limit=config.queue_limit)
+            served = Served.of(engine, text, limits, settings=program_settings(config))
 
             async def leave() -> None:
                 await enter(leaving_s=0.9 * config.drain_timeout_s)  # what runs here meanwhile has the rest, too
@@ -73,7 +78,8 @@ async def serve(
 
             serving.opened(replace(served, drain=leave) if config.core and config.store else served)
         info = None if engine is None else engine.info
-        print(banner(info, addresses, keys, time.monotonic() - started), file=out, flush=True)
+        window = None if engine is None else engine.attention_window
+        print(banner(info, addresses, store.keys, time.monotonic() - started, window=window), file=out, flush=True)
         if config.core is not None:
             joining = asyncio.create_task(enter())
         failure = None if engine is None else await _unless(stop, engine.failure())
@@ -89,12 +95,25 @@ async def serve(
             await asyncio.to_thread(engine.stop)
         return status
     finally:
+        watching.cancel()
         if joining is not None:
             joining.cancel()
         serving.stop()
         await server.stop(0)
         if config.unix_socket is not None:
             config.unix_socket.unlink(missing_ok=True)
+
+
+def program_settings(config: ServeConfig) -> ProgramSettings:
+    """Those of programs among the settings."""
+    policy = Policy(
+        task_groups=config.dispatch_task_groups,
+        same_prefix=config.dispatch_same_prefix,
+        cached_prefix=config.dispatch_cached_prefix,
+        least_impact=config.dispatch_least_impact,
+        app_order=config.dispatch_app_order,
+    )
+    return ProgramSettings(policy=policy, prefix_timeout_s=config.prefix_timeout_s, beat_s=config.beat_s)
 
 
 def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:

@@ -7,19 +7,20 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from jaxctx.apps.dispatcher import Policy
+from jaxctx.apps.engines import BEAT_S
+from jaxctx.apps.execution import PREFIX_TIMEOUT_S
 from jaxctx.apps.native import functions
 from jaxctx.apps.sessions import Programs
-from jaxctx.engine.interface import Engine
+from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.v1.context_service_pb2 import FillRequest
-from jaxctx_server.content import Texts
+from jaxctx_server.content import Nothing, Something, Texts
 from jaxctx_server.validate import Limits
-
-ENGINE_ID = "local"  # of the one in this process
 
 
 class State(enum.Enum):
@@ -38,9 +39,26 @@ class LocalModel:
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        return await self.texts.tokens(
-            FillRequest(text=text, add_special_tokens=start), lambda: asyncio.sleep(0, start)
+        before = Nothing() if start else Something()
+        return await self.texts.tokens(FillRequest(text=text, add_special_tokens=start), before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings:
+    """What can be set of programs; see the settings of these names."""
+
+    policy: Policy = field(default_factory=Policy)
+    prefix_timeout_s: float = PREFIX_TIMEOUT_S
+    beat_s: float = BEAT_S
+
+    def programs(self, clock: Callable[[], float]) -> Programs:
+        """With the steps that this server has."""
+        return Programs(
+            clock, functions(), policy=self.policy, prefix_timeout_s=self.prefix_timeout_s, beat_s=self.beat_s
         )
+
+
+DEFAULT = ProgramSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +71,30 @@ class Served:
     drain: Callable[[], Coroutine[Any, Any, None]]  # refuse new work, and return when running work is done
 
     @classmethod
-    def of(cls, engine: Engine, text: ModelText, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
+    def of(
+        cls,
+        engine: Engine,
+        text: ModelText,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        settings: ProgramSettings = DEFAULT,
+    ) -> Self:
         """One engine, with room for programs. `clock` is that of its deadlines."""
-        return cls(limits, Programs(clock, functions()), LocalModel(engine, Texts(text, limits)), engine.drain)
+        return cls(limits, settings.programs(clock), LocalModel(engine, Texts(text, limits)), engine.drain)
 
     @classmethod
-    def core(cls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> Self:
+    def core(
+        cls, limits: Limits, clock: Callable[[], float] = time.monotonic, settings: ProgramSettings = DEFAULT
+    ) -> Self:
         """Programs, on engines that register."""
-        programs = Programs(clock, functions())
+        programs = settings.programs(clock)
         return cls(limits, programs, None, programs.drain)
 
     async def attend(self) -> None:
         """Run the programs. Never returns."""
         watched, engines = [], self.programs.dispatcher.engines
         if self.model is not None:
-            watched.append(engines.attend(ENGINE_ID, self.model.engine, self.model.encode, patient=True))
+            watched.append(engines.attend(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True))
         await self.programs.attend(*watched)
 
 
@@ -84,9 +111,9 @@ class Serving:
     def served(self) -> Served:
         """What is served. While draining too: the engine refuses what is new and answers what is not."""
         if self._served is None:
-            raise Unavailable("the server is loading", retry_after_s=1.0)
+            raise Unavailable("the server is loading", reason="NOT_SERVING", retry_after_s=1.0)
         if self.state is State.STOPPED:
-            raise Unavailable("the server has stopped", retry_after_s=5.0)
+            raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=5.0)
         return self._served
 
     def model(self, model_id: str = "") -> LocalModel:

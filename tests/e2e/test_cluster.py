@@ -32,7 +32,7 @@ from jaxctx_server.grpc.server import make_server
 from jaxctx_server.serving import Served, Serving
 from jaxctx_server.validate import Limits
 from tests.e2e.conftest import CONFIG, served
-from tests.e2e.test_programs import SYSTEM, Caller, out
+from tests.e2e.test_programs import SYSTEM, Caller, forked_while_it_lives, out
 from tests.engines import Clock, context_info
 
 KEY = "the cluster's key, of which nobody knows" * 2
@@ -152,7 +152,7 @@ async def test_a_program_says_what_each_prompt_says_alone(company: Company, call
     tasks = (await caller("GetGraph")).tasks
     assert {each.engine_id for each in tasks} <= company.engines.keys()
     await caller("DeleteSession")
-    held = [await engine.list(Asker()) for engine in company.engines.values()]
+    held = [await engine.list(Asker(), include_program_contexts=True) for engine in company.engines.values()]
     assert all(len(contexts) <= 1 for contexts in held)  # constant prefixes
 
 
@@ -212,12 +212,22 @@ async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller
     ids = await caller.call("First {{a}} then {{late}} and {{b}}", a=out(6), late={"variable_id": late}, b=out(6))
     waiting = asyncio.create_task(caller.get(ids["b"]))
     await caller.get(ids["a"])
-    (held,) = [one for engine in company.engines.values() for one in await engine.list(Asker())]
+    (held,) = [
+        one for engine in company.engines.values() for one in await engine.list(Asker(), include_program_contexts=True)
+    ]
     assert held.labels == {"jaxctx": "program"}
     assert held.expiry is not None
     assert held.expiry.seconds > 600
     assert held.expiry.sliding
     waiting.cancel()
+
+
+async def test_a_task_names_its_context_which_can_be_forked(company: Company, caller: Caller) -> None:
+    async with jaxctx.aio.Client(company.core, timeout_s=60) as client:
+        await forked_while_it_lives(caller, client)
+        (fork, early) = [each async for each in client.contexts()]
+        assert fork.engine_id == early.engine_id
+        assert fork.engine_id in company.engines
 
 
 async def test_native_steps_run_in_the_core(company: Company, caller: Caller) -> None:
@@ -239,14 +249,16 @@ async def test_a_core_drains(company: Company, caller: Caller) -> None:
     with pytest.raises(errors.Unavailable) as error:
         await caller.call("Say {{o}}", o=out())
     assert error.value.reason == "DRAINING"
-    await asyncio.wait_for(draining, 30)
+    await asyncio.wait_for(draining, 120)
     assert (await asyncio.wait_for(reading, 1), await asyncio.wait_for(following, 1)) != ("", "")
 
 
 async def nothing_held(company: Company) -> None:
     """Every page of every engine is given back, save for constant prefixes."""
-    async with asyncio.timeout(10):
-        while any([len(await engine.list(Asker())) for engine in company.engines.values()]):
+    async with asyncio.timeout(120):
+        while any(
+            [len(await engine.list(Asker(), include_program_contexts=True)) for engine in company.engines.values()]
+        ):
             await asyncio.sleep(0.01)
     assert [(await engine.stats()).running for engine in company.engines.values()] == [0, 0]
 
@@ -339,7 +351,7 @@ async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller
         await until(lambda: bool(company.nodes))
         (node,) = company.nodes.values()
         assert node.epoch > epoch
-        assert await asyncio.wait_for(reading, 30)
+        assert await asyncio.wait_for(reading, 120)
         registered.cancel()
 
 
@@ -360,7 +372,7 @@ async def test_a_task_that_waits_to_try_again_is_waited_for(company: Company, ca
     programs.dispatcher._run = refusing
     reading = asyncio.create_task(caller.get((await caller.call("Say {{o}}", o=out()))["o"]))
     await until(lambda: len(refusals) == 1)
-    await asyncio.wait_for(company.serving.drain(), 30)
+    await asyncio.wait_for(company.serving.drain(), 120)
     assert refusals == []
     assert await asyncio.wait_for(reading, 5)
 
@@ -467,15 +479,22 @@ class TestWithKeys:
     async def test_a_program_is_its_tenants_on_the_engine(self, company: Company) -> None:
         async with caller_of(company, "alice") as caller:
             assert await caller.get((await caller.call(SYSTEM + "{{o}}", o=out()))["o"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while (
-                len(left := [one for each in company.engines.values() for one in await each.list(Asker("alice"))]) > 1
+                len(
+                    left := [
+                        one
+                        for each in company.engines.values()
+                        for one in await each.list(Asker("alice"), include_program_contexts=True)
+                    ]
+                )
+                > 1
             ):
                 await asyncio.sleep(0.01)  # the call's own is given back in the background
         assert [each.labels for each in left] == [{"jaxctx": "program"}]
         for engine in company.engines.values():
-            assert not await engine.list(Asker("bob"))
-            assert not await engine.list(Asker(""))
+            assert not await engine.list(Asker("bob"), include_program_contexts=True)
+            assert not await engine.list(Asker(""), include_program_contexts=True)
 
     async def test_the_headers_of_a_core_are_a_cores_alone(self, company: Company) -> None:
         address, engine = next(iter(company.engines.items()))

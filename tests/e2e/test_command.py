@@ -15,10 +15,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
+from jaxctx.programs import Output
 from jaxctx_server.command import MALLOC
 from tests.readme import ROOT, example
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
+SYSTEM = "You are a careful assistant who answers in one short sentence, and never guesses. "
 ECHO = (sys.executable, "-m", "tests.serve_echo")
 # Steps of one size and passes of one size: compiling is most of what starting a server takes.
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
@@ -51,7 +53,7 @@ class Server:
 
     def end(self) -> tuple[int, str]:
         """Exit status and standard error, once it has ended by itself."""
-        _, err = self.process.communicate(timeout=60)
+        _, err = self.process.communicate(timeout=600)
         return self.process.returncode, err
 
     def kill(self) -> None:
@@ -74,7 +76,7 @@ def compiled_ahead(compile_cache: Path, tmp_path_factory) -> set[str]:
     """What the command compiles, before any server."""
     store = tmp_path_factory.mktemp("ahead") / "store"
     command = [COMMAND, "compile", *SMALL, "--compile-cache", str(compile_cache), "--store", str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(), cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, f"compiled into {compile_cache}\n"), done.stderr
     assert not store.exists()  # which is a server's
     return compiled(compile_cache)
@@ -117,7 +119,7 @@ def test_freed_memory_is_kept(bundled: Server) -> None:
 def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example: str) -> None:
     code = first_example.replace("127.0.0.1:50051", bundled.address)
     assert code != first_example
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     prompt, *branches, again = re.split(r"--- branch \d|\nthe same prompt again", done.stdout)
     computed = int(re.search(r"(\d+) computed", prompt)[1])
@@ -130,7 +132,7 @@ def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example
 
 def test_the_readmes_program_runs_as_pasted(bundled: Server) -> None:
     code = example("program").replace("127.0.0.1:50051", bundled.address)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done on local: ") == 3
     assert len(done.stdout.partition("done on local")[0].split()) > 3  # the test that it wrote
@@ -140,6 +142,21 @@ def test_completing_def_looks_like_python(bundled: Server) -> None:
     with jaxctx.Client(bundled.address) as client, client.create("def ") as context:
         text = context.complete(max_tokens=48, temperature=0.0).text
     assert re.match(r"\w+\(.*\):", text), text
+
+
+def test_settings_of_programs_reach_them(compile_cache: Path) -> None:
+    chosen = ("--no-dispatch-least-impact", "--no-dispatch-cached-prefix", "--prefix-timeout-s", "77")
+    server = Server(*SMALL, *chosen, cache=compile_cache, command=ECHO)
+    try:
+        with jaxctx.Client(server.address) as client, client.create_session() as session:
+            for _ in range(2):  # with the settings' defaults the second one is said to hold so many characters
+                session.call(SYSTEM + "{{o}}", o=Output(max_tokens=3)).output.get()
+            assert [task.why for task in session.graph()] == ["first with room"] * 2
+            kept: list[jaxctx.Context] = []
+            while [each.info.expiry and each.info.expiry.seconds for each in kept] != [77.0]:  # in the background
+                kept = list(client.contexts(include_program_contexts=True))
+    finally:
+        server.kill()
 
 
 def test_a_signal_drains_and_running_work_finishes(echo: Server) -> None:
@@ -170,6 +187,9 @@ def test_a_second_signal_stops_at_once(echo: Server) -> None:
             stream = context.generate(max_tokens=1000, temperature=0)
             await anext(aiter(stream))
             echo.process.send_signal(signal.SIGTERM)
+            with pytest.raises(jaxctx.errors.Unavailable):  # once it has heard the first
+                while True:
+                    await client.create()
             await asyncio.sleep(0.5)  # what comes sooner counts as the same signal
             echo.process.send_signal(signal.SIGTERM)
             with pytest.raises(jaxctx.errors.JaxctxError):
@@ -191,7 +211,7 @@ def test_a_second_signal_stops_at_once(echo: Server) -> None:
 )
 def test_mistakes_get_one_clear_line(arguments: tuple[str, ...], status: int, says: str) -> None:
     command = [COMMAND, *arguments, "--grpc-port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == status
     assert says in done.stderr
     assert "Traceback" not in done.stderr

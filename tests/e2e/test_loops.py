@@ -6,6 +6,7 @@ import random
 import pytest
 
 from jaxctx.aio import loops
+from jaxctx.seeds import derive_seed
 from tests.echo import echo_logprobs
 
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle
@@ -76,7 +77,7 @@ async def test_best_of_n_is_the_likeliest_of_n_outputs(client, engine) -> None:
         outputs = []
         for index in range(5):  # one after the other, each with the seed that is its own among five
             (fork,) = await context.fork()
-            outputs.append(list((await fork.complete(max_tokens=20, seed=7 + index)).token_ids))
+            outputs.append(list((await fork.complete(max_tokens=20, seed=derive_seed(7, index))).token_ids))
             await fork.close()
         assert len({*map(tuple, outputs)}) == 5
         likelihoods = [

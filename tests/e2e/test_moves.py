@@ -13,8 +13,8 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.answers import Change, ContextState
-from jaxctx.apps.execution import LABELS
 from jaxctx.caller import Caller as Asker
+from jaxctx.engine.interface import PROGRAM_LABELS
 from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.grpc import router
 from jaxctx_server.grpc.router import CARRY_TIMEOUT_S, Router
@@ -187,7 +187,7 @@ async def test_an_engine_that_leaves_waits_for_what_is_on_its_way_to_it(
 
     monkeypatch.setattr(company.engines[second], "take", slowly)
     leaving = asyncio.create_task(leave(company, first))
-    await asyncio.wait_for(reached.wait(), 20)
+    await asyncio.wait_for(reached.wait(), 120)
     leaving_too = asyncio.create_task(leave(company, second))
     await until(lambda: company.nodes[second].draining)
     await asyncio.sleep(0.5)
@@ -213,7 +213,7 @@ async def test_an_id_that_is_asked_for_again_meanwhile_is_not_free(
 
     monkeypatch.setattr(second, "take", slowly)
     leaving = asyncio.create_task(leave(company, first))
-    await asyncio.wait_for(reached.wait(), 20)
+    await asyncio.wait_for(reached.wait(), 120)
 
     async def get_or_create() -> None:
         with pytest.raises(errors.AlreadyExists):
@@ -288,7 +288,7 @@ async def test_a_core_that_ends_between_loses_nothing(
 
     monkeypatch.setattr(second, "update", never)
     leaving = asyncio.create_task(leave(company, first))
-    await asyncio.wait_for(reached.wait(), 20)
+    await asyncio.wait_for(reached.wait(), 120)
     for task in company.joining.values():
         task.cancel()
     company.serving.stop()
@@ -349,9 +349,21 @@ async def test_contexts_that_ended_by_themselves_take_no_time(
     assert await where(company, "mine") == other_than(company, first)
 
 
+async def test_a_context_that_moved_tells_its_new_engine(company: Company, client: jaxctx.aio.Client) -> None:
+    context = await client.create(LONG, context_id="mine")
+    first = context.engine_id
+    assert first == await where(company, "mine")
+    await leave(company, first)
+    second = other_than(company, first)
+    assert (await context.refresh()).engine_id == second
+    assert context.engine_id == second
+    assert (await context.complete(**GREEDY)).context.engine_id == second
+    assert [each.engine_id async for each in client.contexts()] == [second]
+
+
 async def test_contexts_of_programs_stay(company: Company, client: jaxctx.aio.Client) -> None:
     """Their programs know where they are, and make them anew elsewhere."""
-    context = await client.create(LONG, context_id="mine", labels=LABELS)
+    context = await client.create(LONG, context_id="mine", labels=PROGRAM_LABELS)
     first = await where(company, "mine")
     await leave(company, first)
     assert await where(company, "mine") == first
@@ -375,7 +387,7 @@ async def test_a_leave_that_takes_too_long_ends(company: Company, client: jaxctx
     pieces = context.generate(max_tokens=1400, ignore_eos=True)
     await anext(pieces)
     first = await where(company, "mine")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await leave(company, first, 0.3)
     pieces.close()
     with suppress(errors.Aborted):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ import pytest
 import jaxctx
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.access import Key
+from jaxctx_server.cluster import ALONE
 from tests.e2e.conftest import TENANTS
+from tests.e2e.test_cluster import Company, core_of
 from tests.e2e.test_rest_gateway import Web, commanded, served
+from tests.engines import Clock
+from tests.readme import commands
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "openai_gateway.py"
 PROMPT = "Tell a story of a page that is shared by many, and of one that is not. " * 2
@@ -38,7 +44,7 @@ async def web(gateway: Any, address: str) -> AsyncIterator[Web]:
 
 
 def asking(web: Web, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{web.port}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{web.port}/v1", api_key=key, max_retries=0, timeout=120)
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ async def api(web: Web, client: jaxctx.aio.Client) -> AsyncIterator[openai.Async
 
 
 async def nothing_left(client: jaxctx.aio.Client) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while [each.id async for each in client.contexts()]:
             await asyncio.sleep(0.01)
 
@@ -226,11 +232,41 @@ class TestRefused:
             ({"suffix": "end"}, "suffix"),
             ({"priority": 1}, "priority"),
             ({"response_format": {"type": "json_object"}}, "response_format"),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+                "response_format",
+            ),
+            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+            ({"conversation": "conv_1"}, "conversation"),
+            ({"instructions": "Be brief."}, "instructions"),
+            ({"store": True}, "store"),
+            ({"service_tier": "flex"}, "service_tier"),
+            ({"reasoning_effort": "high"}, "reasoning_effort"),
+            ({"verbosity": "low"}, "verbosity"),
+            ({"truncation": "auto"}, "truncation"),
+            ({"background": True}, "background"),
+            ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+            ({"modalities": ["audio"]}, "modalities"),
+            ({"top_logprobs": 5}, "top_logprobs"),
+            ({"skip_special_tokens": False}, "skip_special_tokens"),
+            ({"add_special_tokens": False}, "add_special_tokens"),
+            ({"length_penalty": 2}, "length_penalty"),
+            ({"session_id": "x"}, "session_id"),
+            ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+            ({"stop": ["x"] * 20_000}, "stop"),
+            ({"stop_token_ids": [5] * 500_000}, "stop_token_ids"),
+            ({"logit_bias": {str(each): 1 for each in range(10_000)}}, "logit_bias"),
+            ({"prompt": [[]] * 100_000}, None),
+            ({"prompt": [1] * 1_100_000}, None),
+            ({"stop": [""] * 100_000}, None),
         ],
     )
     @pytest.mark.parametrize("streams", [False, True])
     async def test_a_completion(
-        self, web: Web, client: jaxctx.aio.Client, asked: dict[str, Any], field: str, streams: bool
+        self, web: Web, client: jaxctx.aio.Client, asked: dict[str, Any], field: str | None, streams: bool
     ) -> None:
         body = {"model": "echo", "prompt": "Tell: ", "max_tokens": 2, "stream": streams, **asked}
         assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", field)
@@ -247,6 +283,10 @@ class TestRefused:
             ([{"role": "", "content": "x"}], "messages[0].role"),
             ([{"role": "user", "content": "x"}, {"role": 1, "content": "x"}], "messages[1].role"),
             ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+            ([{"role": "user", "content": "x", "name": "alice"}], "messages[0].name"),
+            ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+            ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+            ([{"role": "user", "content": "x"}] * 1025, "messages"),
         ],
     )
     async def test_a_chat(self, web: Web, messages: Any, field: str) -> None:
@@ -257,6 +297,13 @@ class TestRefused:
     async def test_what_is_no_object(self, web: Web, body: bytes) -> None:
         asked = await web("POST", "/v1/completions", body, headers={"content-type": "application/json"})
         assert asked.error == (400, "INVALID_FIELD", None)
+
+    @pytest.mark.parametrize("name", ["x-session-id", "x-session-ttl", "x-session-mode"])
+    async def test_a_header_of_kept_contexts(self, web: Web, name: str) -> None:
+        asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            assert (await web("POST", path, asked, headers={name: "60"})).error == (400, "INVALID_FIELD", name)
+        assert (await web("GET", "/v1/models", headers={name: "60"})).error == (400, "INVALID_FIELD", name)
 
     async def test_a_message_says_it_in_the_same_words(self, api: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -288,6 +335,15 @@ class TestRefused:
             "response_format": {"type": "text"},
             "user": "me",
             "store": False,
+            "metadata": {"a": "b"},
+            "safety_identifier": "me",
+            "prompt_cache_key": "x",
+            "parallel_tool_calls": True,
+            "service_tier": "auto",
+            "verbosity": "medium",
+            "skip_special_tokens": True,
+            "add_special_tokens": True,
+            "stream_options": {"include_obfuscation": False},
             "top_k": -1,
             "of_tomorrow": {"a": 1},
         }
@@ -296,12 +352,58 @@ class TestRefused:
         assert answer.choices[0].text == await alone(client, 5, "Tell: ")
 
 
+async def test_what_nobody_knows_is_told_once(web: Web, gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
+    gateway.TOLD.clear()
+    for _ in range(2):
+        for name in ("of_tomorrow", "user", "x" * 1000, "a\nb"):
+            asked = {"model": "echo", "prompt": "x", "max_tokens": 2, name: 1}
+            assert (await web("POST", "/v1/completions", asked)).status == 200
+    told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.gateway"]
+    assert [each.rpartition(": ")[2] for each in told] == ["'of_tomorrow'", "'" + "x" * 63, r"'a\nb'"]
+
+
+async def test_a_large_body(web: Web, client: jaxctx.aio.Client) -> None:
+    """Of texts full of what parts values in JSON, and of very many ids: refused for what the model takes alone."""
+    for prompt in ('{"a": [1, 2]}, ' * 100_000, [65] * 500_000):
+        asked = await web("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        assert asked.error[2] == "prompt"
+    text = '{"a": [1, "\\"]}, ' * 60
+    answer = await web("POST", "/v1/completions", {"prompt": text, "max_tokens": 2, **EXACT})
+    assert answer.json["choices"][0]["text"] == await alone(client, 2, text)
+
+
 async def test_models(api: openai.AsyncOpenAI, web: Web) -> None:
     (found,) = (await api.models.list()).data
     assert (found.id, found.object) == ("echo", "model")
     assert await api.models.retrieve("echo") == found
     for path in ("/v1/models", "/v1/models/"):
         assert [each["id"] for each in (await web("GET", path)).json["data"]] == ["echo"]
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+async def test_the_readmes_line_runs_as_pasted(web: Web) -> None:
+    (line,) = [each for each in commands() if "localhost:8001" in each]
+    pasted = line.replace("localhost:8001", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-e", "-c", pasted, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, error = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, error) == (0, b"")
+    told = json.loads(output)
+    assert told["object"] == "text_completion"
+    assert told["choices"][0]["text"]
+
+
+async def test_models_of_a_core_without_engines(gateway: Any, clock: Clock) -> None:
+    """They are unknown, and not none."""
+    company = Company(clock, None, ALONE)
+    async with core_of(company), served(gateway, company.core) as web:
+        for path in ("/v1/models", "/v1/models/echo"):
+            answer = await web("GET", path)
+            assert answer.error == (503, "ENGINE_LOST", None)
+            assert answer.json["error"]["message"] == "no engine has come yet"
+            assert int(answer.headers["retry-after"]) >= 1
 
 
 class TestTenants:
@@ -327,7 +429,7 @@ async def test_a_request_ends_with_who_made_it(web: Web, client: jaxctx.aio.Clie
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     if asked:
         await reader.readuntil(b"data: ")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not (found := [each async for each in client.contexts()]):
             await asyncio.sleep(0.005)
     expiry = (await found[0].refresh()).expiry

@@ -33,7 +33,7 @@ async def test_a_function_whose_docstring_is_the_template(client: jaxctx.aio.Cli
     assert draft.text == "You draft:\n    {{topic}}, {{tone}}\n{{text}}"
     async with await client.create_session() as session:
         plain = await draft(session, topic="pages")
-        topic = await session.create_variable(name="topic")
+        topic = await session.create_variable("topic")
         loud = await session.call(draft, topic=topic, tone="loudly")
         both = await session.call("{{a}} or {{b}}? {{o}}", a=plain, b=loud["text"], o=FEW)
         asking = asyncio.create_task(session.gather(plain.output, loud.output, both.output))
@@ -74,6 +74,35 @@ async def test_the_blocking_client(address: str) -> None:
                 client.session("mine")
 
     await asyncio.to_thread(program)
+
+
+async def test_a_variable_is_made_by_its_name(client: jaxctx.aio.Client, address: str) -> None:
+    async with await client.create_session("mine") as session:
+        made = await session.create_variable("topic")
+        assert made.name == "topic"
+        told = await made.look()
+        assert (told.name, told.state, told.text) == ("topic", jaxctx.VariableState.UNSET, "")
+        whole = await session.create_variable("tone", text="plainly", description="how to say it")
+        told = await whole.look()
+        assert (told.name, told.text, told.description) == ("tone", "plainly", "how to say it")
+        assert await whole.get() == "plainly"
+        with pytest.raises(TypeError):
+            await session.create_variable("tone", "plainly")  # type: ignore[misc]
+
+        def blocking() -> None:
+            with jaxctx.Client(address, timeout_s=60) as other:
+                variable = other.session("mine").create_variable("length")
+                assert (variable.name, variable.look().state) == ("length", jaxctx.VariableState.UNSET)
+
+        await asyncio.to_thread(blocking)
+
+
+async def test_what_is_generated_has_no_number_by_place(client: jaxctx.aio.Client) -> None:
+    """One that counts tokens would have been taken for how many outputs."""
+    async with await client.create("Say ") as context:
+        with pytest.raises(TypeError):
+            context.generate(40)  # type: ignore[misc]
+        assert [each async for each in client.contexts()] != []
 
 
 async def test_native_steps_by_name(client: jaxctx.aio.Client) -> None:
@@ -128,8 +157,10 @@ async def test_what_is_wrong_is_told_before_anything_runs(client: jaxctx.aio.Cli
             await session.variable("none")
         assert none.value.reason == "VARIABLE_NOT_FOUND"
         with pytest.raises(errors.DeadlineExceeded):
-            await (await session.create_variable()).get(timeout_s=0.2)
-        late = await session.call(Template(text="{{x}} {{o}}", limit_s=0.2), x=await session.create_variable(), o=FEW)
+            await (await session.create_variable("late")).get(timeout_s=0.2)
+        late = await session.call(
+            Template(text="{{x}} {{o}}", limit_s=0.2), x=await session.create_variable("late"), o=FEW
+        )
         with pytest.raises(errors.DeadlineExceeded):
             await late.output.get()
         assert (await session.info()).started == 0

@@ -11,10 +11,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import jaxctx
+from jaxctx.apps.execution import PREFIX_TIMEOUT_S
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
 from jaxctx.wire import from_rpc_error
 from tests.e2e.conftest import TENANTS
+from tests.engines import Clock
 
 SYSTEM = "You are a careful assistant who answers in one short sentence, and never guesses. "
 GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
@@ -100,10 +102,131 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
     session = (await caller("GetSession")).session
     assert (session.variables, session.calls, session.started) == (3, 2, 0)
     await caller("DeleteSession")
-    left = [each async for each in client.contexts()]
+    assert [each async for each in client.contexts()] == []
+    left = [each async for each in client.contexts(include_program_contexts=True)]
     assert [each.info.labels for each in left] == [{"jaxctx": "program"}]  # the constant prefix
     await left[0].close()
     assert (await client.stats()).pages_held == 0
+
+
+async def listed(client: jaxctx.aio.Client, *, programs: bool) -> set[str]:
+    return {each.id async for each in client.contexts(include_program_contexts=programs)}
+
+
+async def test_contexts_of_programs_are_shown_to_who_asks_for_them(caller: Caller, client: jaxctx.aio.Client) -> None:
+    seen: dict[bool, set[str]] = {True: set(), False: set()}
+
+    async def watch(programs: bool) -> None:
+        async for event in client.watch(include_program_contexts=programs):
+            seen[programs].add(event.context_id)
+
+    watching = [asyncio.create_task(watch(programs)) for programs in seen]
+    mine = await client.create("Mine. ", labels={"jaxctx": "other", "a": "program"})
+    ids = await caller.call(SYSTEM + "Tell: {{o}}", o=out(200))
+    reading = caller.read(ids["o"])
+    await reading.read()
+    assert await listed(client, programs=False) == {mine.id}
+    (made,) = await listed(client, programs=True) - {mine.id}
+    found = await client.context(made)
+    assert found.info.labels == {"jaxctx": "program"}
+    await caller.get(ids["o"])
+    async with asyncio.timeout(20):
+        while not seen[True] >= {made, mine.id} or mine.id not in seen[False]:
+            await asyncio.sleep(0.01)
+    later = await client.create()
+    async with asyncio.timeout(20):
+        while later.id not in seen[False]:  # so that all before it has been told
+            await asyncio.sleep(0.01)
+    assert seen[False] == {mine.id, later.id}
+    for each in watching:
+        each.cancel()
+
+
+async def test_pages_of_a_list_are_full_without_those_of_programs(caller: Caller, client: jaxctx.aio.Client) -> None:
+    for n in range(3):
+        await caller.get((await caller.call(f"{n} " + SYSTEM + "{{o}}", o=out(2)))["o"])
+    mine = {(await client.create()).id for _ in range(5)}
+    assert {each.id async for each in client.contexts(page=2)} == mine
+    assert len([each async for each in client.contexts(page=2, include_program_contexts=True)]) == 8
+
+
+@pytest.mark.parametrize("end", ["deleted", "expired"])
+async def test_what_a_session_leaves_ends_too(
+    stub: SessionServiceStub, client: jaxctx.aio.Client, clock: Clock, end: str
+) -> None:
+    """One call is generated, one waits for an input between its outputs, one is done: with the session nothing of them
+    is left but the constant prefix, and that ends after its time.
+    """
+    before = (await client.stats()).pages_held
+    caller = Caller(stub)
+    caller.session_id = (await caller("CreateSession", ttl=Duration(seconds=30))).session.session_id
+    late = (await caller("CreateVariable", name="late")).variable.variable_id
+    halves = await caller.call(SYSTEM + "{{a}} of {{late}} {{b}}", a=out(), late={"variable_id": late}, b=out())
+    waiting = asyncio.create_task(caller.get(halves["b"]))
+    await caller.get(halves["a"])
+    await caller.get((await caller.call(SYSTEM + "{{o}}", o=out()))["o"])
+    if end == "deleted":
+        reading = caller.read((await caller.call(SYSTEM + "{{o}}", o=out(1000)))["o"])
+        await reading.read()
+        await caller("DeleteSession")
+    else:
+        clock.offset += 31
+    with pytest.raises(jaxctx.errors.Cancelled):
+        await waiting
+    assert await listed(client, programs=False) == set()
+    async with asyncio.timeout(20):
+        while len(await listed(client, programs=True)) > 1:  # what expired is given back in the background
+            await asyncio.sleep(0.01)
+    (prefix,) = await listed(client, programs=True)
+    assert (await client.context(prefix)).info.seq_len <= len(await client.tokenize(SYSTEM))
+    clock.offset += PREFIX_TIMEOUT_S + 1
+    assert await listed(client, programs=True) == set()
+    async with asyncio.timeout(20):
+        while (await client.stats()).pages_held != before:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_task_names_its_context_which_can_be_forked(caller: Caller, client: jaxctx.aio.Client) -> None:
+    """While its output comes, and after it for as long as the call goes on. The forks are the caller's own."""
+    await forked_while_it_lives(caller, client, "local")
+
+
+async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engine_id: str = "") -> None:
+    late = (await caller("CreateVariable", name="late")).variable.variable_id
+    ids = await caller.call("First {{a}} then {{late}} {{b}}", a=out(300), late={"variable_id": late}, b=out(6))
+    assert [task.context_id for task in (await caller("GetGraph")).tasks] == ["", ""]
+    waiting = asyncio.create_task(caller.get(ids["b"]))
+    reading = caller.read(ids["a"])
+    await reading.read()
+    running = (await caller("GetGraph")).tasks[0]
+    assert running.phase == pb.PHASE_STARTED
+    assert running.context_id
+    assert running.engine_id in (engine_id, running.engine_id if not engine_id else "")
+    context = await client.context(running.context_id)
+    assert context.engine_id == running.engine_id
+    (early,) = await context.fork()
+
+    first = await caller.get(ids["a"])
+    done, idle = (await caller("GetGraph")).tasks
+    assert (done.phase, done.context_id, idle.context_id) == (pb.PHASE_DONE, context.id, "")
+    (fork,) = await context.fork()
+    assert (fork.info.labels, fork.info.parent_id, fork.engine_id) == ({}, context.id, done.engine_id)
+    whole = await fork.tokens()
+    assert await client.detokenize(whole, skip_special_tokens=True) == "First " + first
+    begun = await early.tokens()
+    assert begun == whole[: len(begun)]
+    assert await listed(client, programs=False) == {early.id, fork.id}
+
+    await caller("SetVariable", variable_id=late, text="more")
+    last = await waiting
+    await fork.fill(" then more ", add_special_tokens=False)  # as the call goes on
+    assert str(await fork.complete(max_tokens=6, temperature=0, ignore_eos=True)) == last
+    await early.complete(max_tokens=3, temperature=0, ignore_eos=True)
+    ended = (await caller("GetGraph")).tasks
+    assert [(task.phase, task.context_id) for task in ended] == [(pb.PHASE_DONE, "")] * 2
+    await caller("DeleteSession")
+    assert await listed(client, programs=False) == {early.id, fork.id}, "they outlive the session"
+    assert await fork.tokens()
 
 
 async def test_a_step_between_calls(caller: Caller, client: jaxctx.aio.Client) -> None:

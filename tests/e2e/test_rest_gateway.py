@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib
 import importlib.util
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +24,8 @@ import jaxctx
 from jaxctx.v1.services import METHODS
 from jaxctx_server.access import Key
 from tests.e2e.conftest import TENANTS
+from tests.readme import commands
+from tests.server.test_reading import ENUMS, holding, named
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "rest_gateway.py"
 GREEDY = {"sampling": {"temperature": 0}, "ignore_eos": True}
@@ -69,7 +74,7 @@ class Web:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
 
         def ask() -> Answer:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
             try:
                 connection.request(method, path, data, {**asked, **(headers or {})})
                 answer = connection.getresponse()
@@ -96,7 +101,8 @@ def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def served(gateway: Any, server: str) -> AsyncIterator[Web]:
     """A gateway to a server, in the test's event loop."""
-    web = uvicorn.Server(uvicorn.Config(gateway.application(server), port=0, log_config=None))
+    configuration = importlib.import_module("rest_gateway").configuration
+    web = uvicorn.Server(configuration(gateway.application(server), 0, log_config=None))
     serving = asyncio.create_task(web.serve())
     while not web.started:
         await asyncio.sleep(0.01)
@@ -216,7 +222,8 @@ class TestRefused:
             ("POST", "/v1/session", b"", (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"{", (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b"\xff", (400, "INVALID_FIELD", "request")),
-            ("POST", "/v1/session", b"[" * 100_000, (400, "INVALID_FIELD", "request")),
+            ("POST", "/v1/session", b"[" * 1000, (400, "INVALID_FIELD", "request")),
+            ("POST", "/v1/session", b"[" * 100_000, (400, "INVALID_FIELD", None)),
             ("POST", "/v1/session", b'{"session_id": "\\ud800"}', (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session", b'{"\\ud800": 1}', (400, "INVALID_FIELD", "request")),
             ("POST", "/v1/session?session_id=x", {"session_id": "there"}, (409, "ALREADY_EXISTS", None)),
@@ -229,6 +236,12 @@ class TestRefused:
             ("GET", "/v1/semantic_var/none/text?session_id=there", None, (404, "VARIABLE_NOT_FOUND", None)),
             ("GET", "/v1/semantic_var/none", None, (400, "INVALID_FIELD", "session_id")),
             ("GET", "/v1/semantic_var/x?session_id=there&wait=maybe", None, (400, "INVALID_FIELD", "request")),
+            ("GET", "/v1/semantic_var/x?session_id=there&criterion=99", None, (400, "INVALID_FIELD", "criterion")),
+            ("GET", "/v1/semantic_var/x/text?session_id=there&criterion=99", None, (400, "INVALID_FIELD", "criterion")),
+            ("POST", "/v1/session", b'{"x": ' + b"[]," * 200_000 + b"}", (400, "INVALID_FIELD", None)),
+            ("POST", "/v1/session", b"[" + b"0," * 4_000_000 + b"0]", (400, "INVALID_FIELD", None)),
+            ("POST", "/v1/session", b"[" + b'"",' * 2_000_000 + b"0]", (400, "INVALID_FIELD", None)),
+            ("POST", "/v1/session", b'{"a":' * 1_000_000, (400, "INVALID_FIELD", None)),
             ("POST", "/v1/session", {"session_id": "there"}, (409, "ALREADY_EXISTS", None)),
             ("GET", "/v1/models/none", None, (404, "MODEL_NOT_FOUND", None)),
             ("POST", "/v1/semantic_call", {"session_id": "there"}, (400, "INVALID_FIELD", "parameters")),
@@ -253,7 +266,7 @@ class TestRefused:
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {1 << 40}\r\n\r\n".encode() + b" " * (gateway.MAX_BODY_BYTES + 1))
-        told = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n"), 120)
         assert told.startswith(b"HTTP/1.1 413 ")
         writer.close()
 
@@ -274,8 +287,29 @@ class TestRefused:
         assert asked.error == (415, "HTTP", None)
         assert (await web("GET", "/v1/session")).json["sessions"] == []
 
+    async def test_what_is_compressed(self, web: Web) -> None:
+        asked = await web("POST", "/v1/session", {"session_id": "x"}, headers={"content-encoding": "gzip"})
+        assert asked.error == (415, "HTTP", None)
+
+    @pytest.mark.parametrize("name", ["x-session-id", "X-Session-TTL", "x-session-mode", "x-http-method-override"])
+    async def test_a_header_that_would_mean_something_elsewhere(self, web: Web, name: str) -> None:
+        for method, path, body in (
+            ("GET", "/v1/session", None),
+            ("POST", "/v1/session", {"session_id": "x"}),
+            ("GET", "/v1/session/x/graph.svg", None),
+        ):
+            asked = await web(method, path, body, headers={name: "1"})
+            assert asked.error == (400, "INVALID_FIELD", name.lower())
+        assert (await web("GET", "/v1/session")).json["sessions"] == []
+
+    async def test_a_defect_is_json(self, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = importlib.import_module("starlette.requests")
+        monkeypatch.setattr(module.Request, "path_params", property(lambda self: 1 / 0))
+        assert (await web("GET", "/v1/session/x")).error == (500, "INTERNAL", None)
+
     async def test_another_name_of_the_host(self, web: Web) -> None:
-        assert (await web("GET", "/v1/session", headers={"host": f"elsewhere.example:{web.port}"})).status == 400
+        other = await web("GET", "/v1/session", headers={"host": f"elsewhere.example:{web.port}"})
+        assert other.error == (400, "HTTP", None)
         assert (await web("GET", "/", headers={"host": f"localhost:{web.port}"})).status == 200
 
     async def test_a_server_that_is_not_there(self, gateway: Any) -> None:
@@ -321,7 +355,7 @@ async def test_a_call_ends_with_who_made_it(
     variable = made.json["variable"]["variable_id"]
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
     writer.write(f"GET /v1/semantic_var/{variable}{path}{session} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(calls) < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
@@ -366,6 +400,34 @@ async def test_the_page(web: Web) -> None:
     assert not re.search(r"(src|href)=|https?://|@import|url\(|innerHTML", first.text)
 
 
+def bindings(gateway: Any) -> list[Any]:
+    """A route for each enum of the requests that routes make: (method, path, where the enum stands in the request)."""
+    found = []
+    for rpc, path in ENUMS:
+        rule = METHODS[rpc].GetOptions().Extensions[gateway.annotations_pb2.http]
+        for binding in (rule, *rule.additional_bindings) if rule.WhichOneof("pattern") else ():
+            verb = binding.WhichOneof("pattern")
+            found.append((verb.upper(), re.sub(r"\{\w+\}", "x", getattr(binding, verb)), path))
+    return found
+
+
+async def test_an_unknown_value_of_an_enum(web: Web, gateway: Any) -> None:
+    """Is refused by name, wherever it stands."""
+    routes = bindings(gateway)
+    assert {(verb, named(path)) for verb, _, path in routes} >= {
+        ("GET", "criterion"),
+        ("POST", "parameters[0].output.criterion"),
+    }
+    for verb, path, where in routes:
+        if verb == "GET":
+            told = await web(verb, f"{path}?session_id=x&{where[0].name}=99")
+        else:
+            told = await web(verb, path, {"session_id": "x", **holding(where, 99)})
+        assert told.status == 400, told.text
+        assert told.error[1] == "INVALID_FIELD"
+        assert f"{named(where)}: must be a value of" in told.json["error"]["message"]
+
+
 def test_routes_are_those_of_the_contract(gateway: Any) -> None:
     """Every field that a path names is one of the request, and no two methods have the same."""
     routes = [(each.path, *each.methods - {"HEAD"}) for each in gateway.routes()]
@@ -379,6 +441,27 @@ def test_routes_are_those_of_the_contract(gateway: Any) -> None:
             assert name in method.input_type.fields_by_name
         assert bool(paths) == (method.containing_service.name == "SessionService" or "Model" in method.name)
         assert rule.body in ("", "*")
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+async def test_the_readmes_lines_run_as_pasted(web: Web) -> None:
+    """In one shell, in their order."""
+    lines = [each for each in commands() if "localhost:8000" in each or re.match(r"(json|id)=", each)]
+    assert len(lines) == 7
+    pasted = "\n".join(lines).replace("localhost:8000", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-e", "-c", pasted, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, error = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, error) == (0, b"")
+    made, *text, end = output.decode().split("data: ")
+    assert made.startswith('{"session": {"session_id": "mine"')
+    assert len(text) >= 1
+    assert all(json.loads(each)["text"] for each in text)
+    assert end.startswith("[DONE]")
+    assert '"phase": "PHASE_DONE"' in end
+    assert (await web("GET", "/v1/session/mine")).status == 404  # its last line deletes it
 
 
 async def test_the_command(address: str) -> None:

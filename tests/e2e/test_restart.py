@@ -125,7 +125,7 @@ def test_the_readmes_save_kill_open_runs_as_pasted(store, compile_cache) -> None
         server = Server(*SMALL, "--store", str(store), cache=compile_cache)
         try:
             code = example(name).replace("127.0.0.1:50051", server.address)
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
             said.append(done.stdout)
         finally:

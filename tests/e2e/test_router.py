@@ -168,6 +168,43 @@ async def test_new_contexts_go_where_most_of_their_prompt_is_cached(
         company.nodes[busy].forwarded -= 3
 
 
+async def test_a_context_tells_its_engine(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    seen: dict[str, str] = {}
+
+    async def watch() -> None:
+        async for event in client.watch():
+            if event.context is not None:
+                seen[event.context_id] = event.context.engine_id
+
+    watching = asyncio.create_task(watch())
+    there = {
+        name: await made_on(company, address, context_id=name)
+        for name, address in zip("ab", company.engines, strict=True)
+    }
+    first, second = company.engines
+    for context_id, address in (("a", first), ("b", second)):
+        found = await client.context(context_id)
+        assert found.engine_id == address
+        assert (await found.fill("Once", defer=True)).context.engine_id == address
+        assert (await found.update(priority=1)).engine_id == address
+        assert (await found.complete(max_tokens=2)).context.engine_id == address
+        (fork,) = await found.fork(ids=[f"{context_id}2"])
+        assert fork.engine_id == address
+    assert {each.id: each.engine_id async for each in client.contexts()} == dict(
+        zip(("a", "b", "a2", "b2"), (first, second) * 2, strict=True)
+    )
+    new = await client.create()
+    assert new.engine_id == await where(company, new.id)
+    await new.fill(LONG)  # which may make it anew elsewhere
+    assert new.engine_id == await where(company, new.id)
+    await until(lambda: seen.keys() >= {*there, "a2", "b2", new.id})
+    await until(lambda: seen[new.id] == new.engine_id)
+    assert {name: seen[name] for name in ("a", "b", "a2", "b2")} == {"a": first, "b": second, "a2": first, "b2": second}
+    watching.cancel()
+    async with jaxctx.aio.Client(first, timeout_s=30) as alone_there:
+        assert (await alone_there.context("a")).engine_id == "local"
+
+
 async def test_only_an_empty_context_moves(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
     first, second = company.engines
     home = await client.context(await made_on(company, second))
@@ -337,8 +374,8 @@ async def test_a_watch_begins_anew_where_an_engine_ended_it(
     watched, ended = company.engines[first].watch, asyncio.Event()
     seen: list[tuple[Change, str]] = []
 
-    async def ending(caller: Asker) -> AsyncIterator[Any]:
-        async for event in watched(caller):
+    async def ending(caller: Asker, include_program_contexts: bool) -> AsyncIterator[Any]:
+        async for event in watched(caller, include_program_contexts):
             yield event
             if not ended.is_set():
                 ended.set()
@@ -470,6 +507,28 @@ async def test_without_engines(clock: Clock) -> None:
             call = method_of(channel, rpc)(GetMessageClass(METHODS[rpc].input_type)(**fields), timeout=10)
             error = await refused(call)
             assert (rpc, error.reason) == (rpc, "ENGINE_LOST")
+            assert (rpc, error.message) == (rpc, "no engine has come yet")
+            assert error.retry_after_s
+
+
+async def test_there_are_no_models_only_where_no_engine_is(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
+    """What a client is told is never that there are no models: they are unknown until an engine is there."""
+    assert len(await client.models()) == 1
+    for address in company.engines:
+        company.leave(address)
+    await until(lambda: not company.nodes)
+    for asking in (client.models(), client.tokenize("x"), client.create()):
+        with pytest.raises(errors.Unavailable) as error:
+            await asking
+        assert (error.value.reason, error.value.message) == ("ENGINE_LOST", "no engine is there now")
+        assert error.value.retry_after_s
+    empty = Company(company.clock, None, ALONE)
+    async with core_of(empty), jaxctx.aio.Client(empty.core, timeout_s=30) as early:
+        for asking in (early.models(), early.model()):
+            with pytest.raises(errors.Unavailable) as error:
+                await asking
+            assert (error.value.reason, error.value.message) == ("ENGINE_LOST", "no engine has come yet")
+            assert error.value.retry_after_s
 
 
 async def test_the_contexts_of_a_lost_engine(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
@@ -570,7 +629,7 @@ async def test_a_core_drains(company: Company, client: jaxctx.aio.Client) -> Non
             await call
         assert error.value.reason == "DRAINING"
     assert (await context.refresh()).context_id == context.id
-    await asyncio.wait_for(draining, 30)
+    await asyncio.wait_for(draining, 120)
     assert len((await asyncio.wait_for(telling, 1)).token_ids) == 300
     await context.close()
 

@@ -351,7 +351,7 @@ class TestSlowStore:
         monkeypatch.setattr(engine.core.device, "page", gate.before(engine.core.device.page))
         opening = asyncio.create_task(client.open("a"))
         await gate.reached()
-        done = await asyncio.wait_for(idle.complete(max_tokens=3, temperature=0), 30)
+        done = await asyncio.wait_for(idle.complete(max_tokens=3, temperature=0), 120)
         assert done.usage is not None
         assert 0 < done.usage.restored_tokens <= done.usage.cached_tokens == 399
         assert list(done.token_ids) == oracle(THOUSAND[500:900], 3)
@@ -386,4 +386,4 @@ async def test_a_drain_ends_watches(client, engine) -> None:
     await engine.drain()
     with pytest.raises(errors.Unavailable):
         while True:
-            await asyncio.wait_for(anext(events), 10)
+            await asyncio.wait_for(anext(events), 120)

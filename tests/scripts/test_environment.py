@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -20,7 +21,7 @@ def environment(folder: Path, **settings: str) -> subprocess.CompletedProcess[st
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -61,3 +62,38 @@ def test_a_ready_one_is_only_looked_at(tmp_path: Path) -> None:
     (folder / "jaxctx.server").write_text(f"{folder} {ROOT} {checksum}")
     result = environment(folder)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{folder}\n", "")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_under_a_pipe_a_long_install_says_how_far_it_is(tmp_path: Path, status: int) -> None:
+    """In place of pip: what waits until somebody has read a line about it."""
+    folder, seen = tmp_path / "slow", tmp_path / "seen"
+    venv.create(folder, with_pip=False)
+    (folder / "bin" / "python").unlink()
+    (folder / "bin" / "python").write_text(
+        f'#!/bin/sh\ncase "$*" in *"-m pip "*) ;; *) exec {sys.executable} "$@" ;; esac\n'
+        f"echo Collecting one; echo Collecting another\nuntil [ -e {seen} ]; do sleep 0.1; done\nexit {status}\n"
+    )
+    (folder / "bin" / "python").chmod(0o755)
+    process = subprocess.Popen(
+        [str(ROOT / "scripts" / "environment"), "server"],
+        env={**os.environ, "JAXCTX_VENV": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert next(process.stderr) == f"jaxctx: installing jaxctx[server] into {folder}\n"
+        assert re.fullmatch(r"jaxctx: \d+ s: Collecting another\n", next(process.stderr))
+        seen.touch()
+        out, err = process.communicate(timeout=600)
+    finally:
+        seen.touch()
+        process.kill()
+    assert process.returncode == status
+    assert out == ("" if status else f"{folder}\n")
+    assert ("could not install" in err) == bool(status)
+    if status:
+        assert "Collecting one" in err

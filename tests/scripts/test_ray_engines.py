@@ -24,7 +24,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
 from tests.e2e.test_command import COMMAND, SMALL, Server, environment
-from tests.e2e.test_engine_processes import CHARACTERS, said
+from tests.e2e.test_engine_processes import PAIRS, said
 from tests.e2e.test_programs import Caller, out
 from tests.readme import ROOT
 
@@ -138,7 +138,7 @@ class Supervisor:
 
     def __init__(self, core: str, ray_address: str, cache: Path) -> None:
         arguments = ["--core", core, "--address", ray_address, "--engines", str(ENGINES)]
-        arguments += ["--command", shlex.join(CHARACTERS), "--", *SMALL, "--compile-cache", str(cache)]
+        arguments += ["--command", shlex.join(PAIRS), "--", *SMALL, "--compile-cache", str(cache)]
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), *arguments],
             stderr=subprocess.PIPE,

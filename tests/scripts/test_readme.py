@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+from jaxctx_server.config import PlanConfig, ServeConfig
+from tests.readme import README, ROOT, commands, words
+
+OF_THE_SYSTEM = {"curl", "grpcurl", "grep", "openssl", "echo"}  # programs that a reader has, or knows where from
+BROUGHT = {"rest": {"starlette", "uvicorn"}, "ray": {"ray"}}  # by extras that not every environment has: modules
 
 
 def test_the_first_example_parses_and_needs_only_the_client(first_example: str) -> None:
@@ -36,3 +48,100 @@ def test_every_operation_named_is_in_the_contract() -> None:
     defined = set(re.findall(r"(?:rpc|service) (\w+)", contract))
     assert named
     assert named <= defined
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def clean() -> dict[str, str]:
+    """The environment of a shell in which nothing is active. Where the package lies is passed on to the interpreter."""
+    return {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ} | {"PATH": "/usr/bin:/bin"}
+
+
+def test_commands_are_found() -> None:
+    block = "```sh\nj=1   # one\ncurl a -d '{\"b\":\n 1}'\n\n```\n"
+    page = f"Text `scripts/a.py --b` and `x = 1`\n{block}`.venv/bin/python scripts/c.py\nd`"
+    assert commands(page) == [
+        "j=1   # one",
+        "curl a -d '{\"b\":\n 1}'",
+        "",
+        "scripts/a.py --b",
+        ".venv/bin/python scripts/c.py d",
+    ]
+    assert words("j=1   # one") == []
+    assert words("call=$(curl a -H 'b c')") == ["curl", "a", "-H", "b c"]
+    assert len([each for each in commands() if words(each)]) > 20
+
+
+@pytest.mark.parametrize("command", sorted({each for each in commands() if words(each)}))
+def test_a_command_of_readme_needs_no_active_environment(command: str) -> None:
+    """As pasted in a clean shell in a clone: it is there, may be run, and needs nothing that no line before brings."""
+    program, *arguments = words(command)
+    if program in OF_THE_SYSTEM:
+        return
+    if program == ".venv/bin/pip":
+        assert arguments[0] == "install"
+        return
+    if program == ".venv/bin/python":  # of the environment that `./scripts/serve` makes
+        if arguments == ["FILE"]:
+            return
+        script = ROOT / arguments[0]
+        assert script.exists()
+        for extra in extras(script):
+            installed = README.rpartition(command)[0] or README[: README.index(arguments[0])]
+            assert f"scripts/environment {extra}" in installed, f"{command} needs {extra}, which nothing installs"
+        helped = [sys.executable, str(script), "--help"]
+        done = subprocess.run(helped, env=clean(), cwd=ROOT, capture_output=True, text=True, timeout=120)
+        if "argparse" in script.read_text("utf-8"):
+            assert done.returncode == 0, done.stderr
+            for flag in flags(arguments):
+                assert flag in done.stdout
+        return
+    script = ROOT / program
+    assert re.match(r"(\./)?scripts/", program), f"{command}: {program} is in no folder that a clean shell looks into"
+    assert script.exists()
+    assert os.access(script, os.X_OK), f"{program} has no run bit"
+    assert script.read_text("utf-8").startswith("#!/usr/bin/env bash"), f"{program}: python3 there is not of .venv"
+    if script.name == "serve":
+        named = {name for kind in (ServeConfig, PlanConfig) for name in (each.name for each in fields(kind))}
+        assert {flag.lstrip("-").replace("-", "_") for flag in flags(arguments)} - {"help"} <= named
+    if script.name == "environment":
+        extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+        assert arguments[0] == "EXTRA" or arguments[0] in extra
+
+
+def flags(arguments: list[str]) -> set[str]:
+    """Options among these, up to those that are passed on."""
+    own = itertools.takewhile(lambda word: word != "--", arguments)
+    return {each.partition("=")[0] for each in own if each.startswith("--")}
+
+
+def extras(script: Path) -> set[str]:
+    """What of pyproject.toml's extras a script needs beside the one that the server's environment has."""
+    needed, reached, seen = set(), [script], set()
+    while reached:
+        seen.add(each := reached.pop())
+        for node in ast.walk(ast.parse(each.read_text("utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in (name.partition(".")[0] for name in names):
+                needed |= {extra for extra, modules in BROUGHT.items() if name in modules}
+                beside = script.parent / f"{name}.py"
+                reached += [beside] if beside.exists() and beside not in seen else []
+    return needed
+
+
+def test_scripts_may_be_run() -> None:
+    """Each that is a program says by which interpreter, and has the run bit, as git knows it and as it lies there."""
+    tracked = subprocess.run(["git", "ls-files", "-s", "scripts"], cwd=ROOT, capture_output=True, text=True)
+    modes = {line.split("\t")[1]: line.split()[0] for line in tracked.stdout.splitlines()}
+    for file in sorted((ROOT / "scripts").rglob("*")):
+        if not file.is_file() or "__pycache__" in file.parts or file.name == "__main__.py":
+            continue
+        text = file.read_text("utf-8")
+        is_program = text.startswith("#!") or (file.suffix == ".py" and '__name__ == "__main__"' in text)
+        assert text.startswith("#!") == is_program, f"{file} does not say by which interpreter it is run"
+        assert os.access(file, os.X_OK) == is_program, f"{file}: the run bit"
+        name = file.relative_to(ROOT).as_posix()
+        if name in modes:
+            assert modes[name] == ("100755" if is_program else "100644"), f"{name}: the run bit in git"

@@ -148,6 +148,8 @@ class FakeContext:
 class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
+    attention_window: int | None = None
+
     def __init__(self) -> None:
         self.info = INFO
         self.contexts: dict[tuple[str, str], FakeContext] = {}
@@ -328,8 +330,10 @@ class FakeEngine:
             ancestors=[("parent", 3), ("its parent", 0)] if include_ancestors else (),
         )
 
-    async def list(self, caller: Caller, page_token: str = "", limit: int = 100) -> Sequence[ContextInfo]:
-        self._enter("list", caller, (page_token, limit))
+    async def list(
+        self, caller: Caller, page_token: str = "", limit: int = 100, include_program_contexts: bool = False
+    ) -> Sequence[ContextInfo]:
+        self._enter("list", caller, (page_token, limit, include_program_contexts))
         found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > page_token)
         return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
 
@@ -361,8 +365,8 @@ class FakeEngine:
         self._enter("compare", caller, (a, b))
         return Comparison(common_tokens=5, shared_pages=1, length_a=6, length_b=7)
 
-    async def watch(self, caller: Caller) -> AsyncIterator[ContextEvent]:
-        self._enter("watch", caller)
+    async def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[ContextEvent]:
+        self._enter("watch", caller, include_program_contexts)
         try:
             for info in await self.list(caller):
                 yield ContextEvent(
@@ -520,10 +524,12 @@ def open_door(text: ModelText) -> Callable[..., Any]:
         await server.start()
         if ready:
             serving.opened(served)
-        async with grpc.aio.insecure_channel(target) as channel:
-            yield Door(server, serving, engine, target, channel, served)
-        serving.stop()
-        await server.stop(0)
+        try:
+            async with grpc.aio.insecure_channel(target) as channel:
+                yield Door(server, serving, engine, target, channel, served)
+        finally:  # a server that is left to itself holds up the end of the tests
+            serving.stop()
+            await server.stop(0)
 
     return opened
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxctx.engine.config import page_bytes
 from jaxctx.engine.device import CompileProgress, Program
 from jaxctx.engine.targets import MemoryPlan
+from jaxctx.model.config import ModelConfig
 from jaxctx_server import assemble
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.start import MODEL, USAGE, StartError
-from tests.echo import echo_model
+from scripts.checkpoints import write_random
+from tests.echo import echo_model, echo_text
 from tests.serve_echo import put_echo_in_place
 
 
@@ -55,7 +60,6 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"max_context_tokens": 8193}, "--max-context-tokens: the model has 8192 positions"),
-        ({"max_context_tokens": 1000, "kv_tokens": 500}, "--max-context-tokens: there is room for 512 tokens of KV"),
         ({"tensor": 64}, "--tensor: must be from 1 to "),
     ],
 )
@@ -63,6 +67,97 @@ def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str, e
     error = refused(**settings)
     assert error.exit_status == USAGE
     assert message in str(error)
+
+
+def windowed(path: Path) -> str:
+    """A directory with a Mistral whose window of 64 tokens limits its 8192 positions."""
+    config = ModelConfig(
+        architecture="MistralForCausalLM",
+        vocab_size=512,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        ffn=16,
+        max_positions=64,
+        declared_positions=8192,
+    )
+    write_random(path, config, seed=0)
+    (path / "tokenizer.json").write_text(echo_text().tokenizer._backend.to_str(), "utf-8")
+    return str(path)
+
+
+def test_a_window_that_limits_a_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused(model=windowed(tmp_path), max_context_tokens=100)
+    assert error.exit_status == USAGE
+    assert str(error).startswith("--max-context-tokens: the model has 64 positions: that is its attention window")
+    configs = []
+    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    for asked in (None, 32):
+        assemble.load(ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent())
+    assert [config.longest for config in configs] == ["64 tokens, the model's attention window", "32 tokens"]
+
+
+def refused_model(path: Path, message: str) -> None:
+    error = refused(model=str(path))
+    assert error.exit_status == MODEL
+    assert str(error).startswith(f"{path}: {message}")
+    assert "\n" not in str(error)
+
+
+def change(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 1024}, "config.json: num_hidden_layers: must be an integer from 1 to 256, not 1024"),
+        ({"num_hidden_layers": 256}, "model.safetensors: model.layers.1.input_layernorm.weight: missing"),
+        ({"max_position_embeddings": 2**31 - 1}, "config.json: max_position_embeddings: must be an integer from 1 to"),
+        ({"rope_parameters": {"rope_theta": 1e-300}}, "config.json: rope_parameters.rope_theta: must be a number from"),
+        ({"vocab_size": 300}, "tokenizer.json: larger than the model's vocabulary"),
+        ({"vocab_size": 2**22, "hidden_size": 2**16}, "model.safetensors: model.embed_tokens.weight: shape"),
+    ],
+)
+def test_a_directory_that_is_hostile_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    change(Path(windowed(tmp_path)) / "config.json", **changes)
+    refused_model(tmp_path, message)
+
+
+def test_a_hostile_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    file = Path(windowed(tmp_path)) / "tokenizer.json"
+    doubling = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
+    change(file, normalizer={"type": "Sequence", "normalizers": doubling})
+    refused_model(tmp_path, "tokenizer.json: normalizer.normalizers[10]: with the steps before it")
+    change(file, normalizer=None, added_tokens=[], model={"type": "BPE", "vocab": {}, "merges": []})
+    refused_model(tmp_path, "tokenizer.json: model.vocab: empty")
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    file = Path(windowed(tmp_path)) / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name][3, 5] = np.nan
+    save_file(tensors, file)
+    refused_model(tmp_path, f"model.safetensors: {name}: holds values that are not finite")
+
+
+def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """On a CPU, where there is no tier unless somebody asks for one."""
+    configs = []
+    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+
+    def tiers(**settings: Any) -> tuple[int, int]:
+        assemble.load(ServeConfig(compile_cache=None, kv_tokens=1600, **settings), Silent())
+        return configs[-1].host_pages, configs[-1].disk_pages
+
+    assert tiers() == (0, 0)
+    assert tiers(disk_tokens=320) == (20, 20)
+    assert tiers(disk_tokens=16) == (2, 1)
+    assert tiers(disk_tokens=32000) == (100, 2000)
+    assert tiers(disk_tokens=320, host_tokens=160) == (10, 20)
 
 
 def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:

@@ -77,7 +77,14 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "default_max_tokens": ("12", 12),
     "store": ("s3://bucket/path/", "s3://bucket/path/"),
     "snapshot_history": ("19", 19),
-    "host_tokens": ("17", 17),
+    "dispatch_task_groups": ("false", False),
+    "dispatch_same_prefix": ("false", False),
+    "dispatch_cached_prefix": ("false", False),
+    "dispatch_least_impact": ("false", False),
+    "dispatch_app_order": ("false", False),
+    "prefix_timeout_s": ("30.5", 30.5),
+    "beat_s": ("0.25", 0.25),
+    "host_tokens": ("170", 170),
     "disk_tokens": ("18", 18),
     "disk_file": ("pages", Path("pages")),
     "max_contexts_per_tenant": ("13", 13),
@@ -90,16 +97,50 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
 }
 
 
+NEEDS = {"disk_file": ("disk_tokens", "18")}  # what a setting means nothing without
+
+
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ServeConfig) if field.name != "config"])
 def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
     text, value = EXAMPLES[name]
-    flag = [text] if name == "model" else [f"--{name.replace('_', '-')}", text]
-    assert getattr(read(*flag), name) == value
-    assert getattr(read(environ={f"JAXCTX_{name.upper()}": text}), name) == value
+    option = name.replace("_", "-")
+    flag = [text] if name == "model" else [f"--no-{option}"] if value is False else [f"--{option}", text]
+    others = {needed: amount for needed, amount in [NEEDS.get(name, ("", ""))] if needed}
+    flags = [part for needed, amount in others.items() for part in (f"--{needed.replace('_', '-')}", amount)]
+    assert getattr(read(*flag, *flags), name) == value
+    environ = {f"JAXCTX_{each.upper()}": setting for each, setting in {name: text, **others}.items()}
+    assert getattr(read(environ=environ), name) == value
     file = tmp_path / "serve.toml"
     written = text if isinstance(value, int | float) else f'"{text}"'
     file.write_text(f"{name} = {written}\n")
-    assert getattr(read("--config", str(file)), name) == value
+    assert getattr(read("--config", str(file), *flags), name) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--kv-tokens 64 --memory-fraction 0.5", "--kv-tokens and --memory-fraction: only one"),
+        ("--max-batch 64 --max-batch-tokens 32", "--max-batch-tokens: must be at least --max-batch"),
+        ("--role engine", "--core: must be set"),
+        ("--role core --core here:1", "--core: must be set for an engine, and not for a core"),
+        ("--disk-tokens 64 --host-tokens 0", "--disk-tokens: what goes to disk comes from host memory"),
+        ("--disk-file pages", "--disk-file: means nothing without --disk-tokens"),
+        ("--disk-tokens 31 --page-size 32", "--disk-tokens: must be 0, or at least --page-size"),
+        ("--host-tokens 31", "--host-tokens: must be 0, or at least twice --page-size"),
+        ("--max-context-tokens 1000 --kv-tokens 500", "--max-context-tokens: there is room for 512 tokens of KV"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_at_once(flags: str, message: str) -> None:
+    """Before a model is looked for. What the message names can be set."""
+    told = refused(*flags.split())
+    assert told.startswith(message)
+    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ServeConfig)}
+    assert set(re.findall(r"--[a-z][a-z-]*", told)) <= known
+
+
+@pytest.mark.parametrize("flags", ["--disk-tokens 64", "--disk-tokens 64 --host-tokens 32 --disk-file pages"])
+def test_flags_that_go_together(flags: str) -> None:
+    assert read(*flags.split()).disk_tokens == 64
 
 
 def ranges() -> list[tuple[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
+from jaxctx.model.text.sandbox import CPU_S
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import PlanRequest
-from jaxctx_server.content import LONG, SHORT, Texts
+from jaxctx_server.content import LONG, LOOP_S, SHORT, Before, Nothing, Something, Texts
 from jaxctx_server.validate import Limits
 
 WITH_SYSTEM = (
@@ -27,14 +29,6 @@ REFUSING = (
 )
 BOS = 257
 HELLO = PlanRequest(messages=ChatMessages(messages=[{"role": "user", "content": "hello"}]))
-
-
-async def in_empty_context() -> bool:
-    return True
-
-
-async def in_later_context() -> bool:
-    return False
 
 
 def texts_of(text: ModelText, limits: Limits, template: str) -> Texts:
@@ -54,8 +48,8 @@ async def test_messages_start_or_continue_a_conversation(
     text: ModelText, limits: Limits, template: str, first: str, later: str
 ) -> None:
     texts = texts_of(text, limits, template)
-    for is_empty, written in ((in_empty_context, first), (in_later_context, later)):
-        ids = await texts.tokens(HELLO, is_empty)
+    for before, written in ((Nothing(), first), (Something(), later)):
+        ids = await texts.tokens(HELLO, before)
         assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
     texts.close()
 
@@ -73,6 +67,33 @@ async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits:
     await texts.render(ChatMessages(messages=[{"role": "u", "content": ""}] * 1024))
     assert threads[0] == threading.current_thread().name
     assert threads[1].startswith("jaxctx-text")
+    texts.close()
+
+
+@pytest.mark.parametrize("before", [Nothing(), Something()], ids=["empty", "later"])
+async def test_a_template_that_never_ends_leaves_the_event_loop_and_is_stopped(
+    text: ModelText, limits: Limits, before: Before
+) -> None:
+    class Noting(ChatTemplate):
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            begun = time.thread_time()
+            try:
+                return super().render(*args, **kwargs)
+            finally:
+                spent.append((threading.current_thread().name, time.thread_time() - begun))
+
+    spent: list[tuple[str, float]] = []
+    endless = "{% for i in range(100000) %}{% for i in range(100000) %}{% endfor %}{% endfor %}"
+    texts = Texts(replace(text, chat_template=Noting(endless)), limits)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="takes too long") as raised:
+            await texts.tokens(HELLO, before)
+        assert raised.value.violations[0].field == "messages"
+    here, *later = spent
+    assert here[0] == threading.current_thread().name
+    assert here[1] < 10 * LOOP_S
+    assert {name.startswith("jaxctx-long-text") for name, _ in later} == {True}
+    assert all(cpu_s < 10 * CPU_S for _, cpu_s in later)
     texts.close()
 
 
@@ -109,13 +130,13 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
     few = replace(limits, max_context_tokens=10)
     template = ChatTemplate("{{ messages[0].content }}")
     texts = Texts(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
-    assert await texts.tokens(PlanRequest(text="é" * 10), in_empty_context) == [1]
+    assert await texts.tokens(PlanRequest(text="é" * 10), Nothing()) == [1]
     for field, content in (
         ("text", PlanRequest(text="é" * 10 + "x")),
         ("messages", PlanRequest(messages={"messages": [{"role": "user", "content": "x" * 21}]})),
     ):
         with pytest.raises(InvalidArgument, match="1 to 10 tokens") as raised:
-            await texts.tokens(content, in_empty_context)
+            await texts.tokens(content, Nothing())
         assert raised.value.violations[0].field == field
     assert tokenizer.calls == 1
     texts.close()

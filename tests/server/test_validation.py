@@ -109,6 +109,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "stop_token_ids": [[1] * 65, ([1, 512], "stop_token_ids[1]"), ([-1], "stop_token_ids[0]")],
         "ignore_eos": ANY,
         "include_stop": ANY,
+        "resume_tokens": [-1, 16, 10_000],  # below max_tokens
     },
     "ForkRequest": {
         "context_id": CONTEXT_ID,
@@ -127,7 +128,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "include_tokens": ANY,
         "include_ancestors": ANY,
     },
-    "ListContextsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN},
+    "ListContextsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN, "include_program_contexts": ANY},
     "UpdateContextRequest": {
         "context_id": CONTEXT_ID,
         "priority": PRIORITY,
@@ -137,7 +138,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "pin_for": DURATION,
     },
     "CompareRequest": {"a": CONTEXT_ID, "b": CONTEXT_ID},
-    "WatchContextsRequest": {},
+    "WatchContextsRequest": {"include_program_contexts": ANY},
     "ForwardRequest": {
         "context_id": CONTEXT_ID,
         "tokens": [[], [1] * 10_001, ([3, 512], "tokens[1]"), ([-1], "tokens[0]")],
@@ -416,6 +417,15 @@ def test_fields_that_are_wrong_and_fields_that_are_wrong_together_are_told_toget
         context_id="a", max_tokens=3, min_tokens=4, top_logprobs=1, stop=["ok", ""], sampling={"top_k": -1}
     )
     assert sorted(refused(limits, request)) == ["min_tokens", "sampling.top_k", "stop[1]", "top_logprobs"]
+
+
+def test_only_a_single_output_can_be_resumed(limits: Any) -> None:
+    request = context_service_pb2.GenerateRequest(context_id="a", max_tokens=9, resume_tokens=8)
+    validate(limits, request)
+    request.n = 1
+    validate(limits, request)
+    request.n = 2
+    assert refused(limits, request) == ["n"]
 
 
 def test_a_field_that_is_wrong_twice_is_told_once(limits: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from jaxctx.client.contexts import Context
 from jaxctx.client.loops import continuing
 from jaxctx.errors import InvalidArgument
+from jaxctx.seeds import derive_seed
 from jaxctx.v1.options import Output, SamplingOptions
 
 
@@ -34,7 +35,8 @@ async def windowed(
     """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
 
     `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
-    `sample` is as in `Output`, by default greedy; with a seed, the i-th token is drawn with `seed + i`.
+    `sample` is as in `Output`, by default greedy; with a seed, the first token is drawn with it and each
+    other one with a hash of it and the token's number: behind a cut all are drawn at the same few positions.
     """
     if most is not None and most <= sinks + window:
         raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")
@@ -51,7 +53,7 @@ async def windowed(
                     await context.fill(tokens=tokens[sinks:-1], defer=True)
             drawn = sampling.copy()
             if (seed := sampling.get("seed")) is not None:
-                drawn["seed"] = seed + len(new)
+                drawn["seed"] = derive_seed(seed, len(new))
             seen = mask(len(tokens) - 1, sinks, window)
             result = await context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)])
             new.append(result.outputs[0].token_id)  # type: ignore[arg-type]  # a sample was asked for

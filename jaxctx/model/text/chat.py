@@ -2,28 +2,44 @@
 
 What a template may use is what the templates of the Hugging Face hub do use: `raise_exception`, `strftime_now`,
 `tojson`, `break` and `continue`, `generation` blocks, the special tokens by name. It cannot reach attributes that
-Python hides, change its arguments, or loop over a `range` beyond 100,000; its output is limited. A template that was
-written to compute for ever would: it belongs to the model's owner, never to a request.
+Python hides, change its arguments, or loop over a `range` beyond 100,000; its output, what it makes on the way and the
+time that it takes are limited (`sandbox`).
 """
 
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
+from jaxctx.model.text.sandbox import TooMuchWork, rendering, sandbox
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
+MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
+TURN = 100  # characters that a message counts as beside its own
+MAX_PATTERN = 200  # characters of a format of time
 Message = Mapping[str, Any]  # JSON values: at least `role` and `content`
-EARLIER: tuple[Message, ...] = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
+# Made-up turns. Their words are such as no template writes by itself.
+QUESTION, ANSWER = "made-up-question", "made-up-answer"
+ASKED: Message = {"role": "user", "content": QUESTION}
+ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFrame:
+    """What a template writes around an answer of the assistant, without the spaces and lines around `opening`."""
+
+    opening: str  # ends a prompt that asks for an answer; never empty
+    is_header: bool  # it is written for the answer alone ("<|im_start|>assistant"); else it ends a question ("[/INST]")
+    end: str  # behind an answer ("<|im_end|>\n"), may be empty
 
 
 class ChatTemplate:
@@ -37,35 +53,41 @@ class ChatTemplate:
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
         """`special_tokens`: variables such as `bos_token`. Raises CheckpointError if the template does not compile."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        if len(source) > MAX_SOURCE:
+            raise CheckpointError(f"chat template: longer than {MAX_SOURCE} characters")
+        environment = sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
-        # As models were trained on it; Jinja's own filter escapes for HTML.
-        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
+        environment.globals["strftime_now"] = partial(_strftime, clock)
         environment.globals.update(special_tokens or {})
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"chat template: {error}") from error
+            self._template = environment.compiled(source)
+        except Exception as error:  # Jinja's of its syntax, Python's of nesting and numbers
+            raise CheckpointError(f"chat template: {str(error)[:300]}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation.
 
         The template writes special tokens as text. So does whoever writes the messages: as everywhere in this field,
         "<|im_end|>" in a message ends it.
-        Raises InvalidArgument naming `messages` if the template refuses or fails on them.
+        Raises InvalidArgument naming `messages` if the template refuses or fails on them; TooMuchWork, which is one, if
+        it takes too long or makes too much.
         """
         pieces, size = [], 0
         try:
-            # Templates ask whether `tools` is None, not whether it is there.
-            made = self._template.generate(messages=messages, tools=None, add_generation_prompt=add_generation_prompt)
-            for piece in made:
-                size += len(piece)
-                if size > MAX_CHARACTERS:
-                    raise InvalidArgument.field("messages", f"the prompt is longer than {MAX_CHARACTERS} characters")
-                pieces.append(piece)
+            with rendering() as work:
+                texts = [value for turn in messages for value in turn.values() if isinstance(value, str)]
+                work.allow(sum(map(len, texts)) + TURN * len(messages))
+                # Templates ask whether `tools` is None, not whether it is there.
+                arguments = {"messages": messages, "tools": None, "add_generation_prompt": add_generation_prompt}
+                for piece in self._template.generate(arguments):
+                    work.tick()
+                    size += len(piece)
+                    if size > MAX_CHARACTERS:
+                        message = f"the prompt is longer than {MAX_CHARACTERS} characters"
+                        raise InvalidArgument.field("messages", message)
+                    pieces.append(piece)
         except InvalidArgument:
             raise
         except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
@@ -74,17 +96,55 @@ class ChatTemplate:
 
     def render_next(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str | None:
         """What the messages add to a conversation that has begun: none of what a template writes once, at its start
-        (a beginning-of-sequence token, a system prompt of its own).
+        (a beginning-of-sequence token, a system prompt of its own), nor the end of the turn before.
 
-        Found by rendering them after a made-up turn. None if that is refused, or if the template does not write what
-        went before as it writes it alone.
+        Found by rendering them after a made-up turn: a question, and an answer unless they begin with one. None if that
+        is refused, or if the template does not write the turns before as it writes them without these.
         """
+        earlier = (ASKED,) if messages[0]["role"] == "assistant" else (ASKED, ANSWERED)
+        last = str(earlier[-1]["content"])
         try:
-            earlier = self.render(EARLIER, add_generation_prompt=False)
-            all_of_it = self.render([*EARLIER, *messages], add_generation_prompt=add_generation_prompt)
+            everything = self.render([*earlier, *messages], add_generation_prompt=add_generation_prompt)
+            begun = self.render(earlier, add_generation_prompt=False)
+            before, found, end = begun.partition(last)
+            before_all, found_all, rest = everything.partition(last)
+            if not (found and found_all and rest.startswith(end)):
+                return None
+            if before_all != before:
+                # Some write the last answer of a conversation otherwise than earlier ones (Qwen3: with its thoughts).
+                followed = self.render([*earlier, ASKED], add_generation_prompt=False)
+                if before_all != followed.partition(last)[0]:
+                    return None
+        except TooMuchWork:
+            raise
         except InvalidArgument:
             return None
-        return all_of_it[len(earlier) :] or None if all_of_it.startswith(earlier) else None
+        return rest[len(end) :] or None
+
+    @cached_property
+    def frame(self) -> AnswerFrame | None:
+        """What stands around an answer. None if the template does not show it: refuses a question and an answer, or
+        writes them otherwise than they are said.
+        """
+        try:
+            open_question = self.render([ASKED])
+            closed_question = self.render([ASKED], add_generation_prompt=False)
+            answered = self.render([ASKED, ANSWERED], add_generation_prompt=False)
+        except TooMuchWork:
+            raise
+        except InvalidArgument:
+            return None
+        is_header = open_question.startswith(closed_question) and len(open_question) > len(closed_question)
+        opening = open_question[len(closed_question) :] if is_header else open_question.partition(QUESTION)[2]
+        _, found, end = answered.partition(ANSWER)
+        return AnswerFrame(opening.strip(), is_header, end) if found and opening.strip() else None
+
+
+def _strftime(clock: Callable[[], datetime], pattern: str) -> str:
+    """The time now, for patterns such as templates have: widths and repetitions could ask for gigabytes."""
+    if len(pattern) > MAX_PATTERN or re.search(r"\d{3}", pattern):
+        raise InvalidArgument.field("messages", "the chat template asks for too long a time")
+    return clock().strftime(pattern)
 
 
 def _raise_exception(message: object) -> NoReturn:

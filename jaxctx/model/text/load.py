@@ -1,15 +1,23 @@
 """What a checkpoint says about its text, read from the files beside its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from jaxctx.model.config import Reader, read_json
+from jaxctx.model.config import CheckpointError, Reader, from_hf, read_json
 from jaxctx.model.text.chat import ChatTemplate
-from jaxctx.model.text.tokenizer import Tokenizer
+from jaxctx.model.text.special import NAMES, add_tokens, named_tokens
+from jaxctx.model.text.tokenizer import Tokenizer, read_backend
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FILES = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+TEMPLATE_BYTES = 1 << 20  # the longest published chat template takes 20 kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,40 +31,50 @@ class ModelText:
 
 
 def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> ModelText:
-    """Read `tokenizer.json` and, where they exist, `tokenizer_config.json`, `generation_config.json`, `config.json` and
-    `chat_template.jinja` of a model's directory. Raises CheckpointError naming the file and key that is wrong.
+    """Read `tokenizer.json` and, where they exist, `tokenizer_config.json`, `generation_config.json`, `config.json`,
+    `chat_template.jinja` and the older files of special tokens of a model's directory.
+
+    Raises CheckpointError naming the file and key that is wrong.
     """
-    tokenizer = Tokenizer.from_file(path / "tokenizer.json")
-    settings, generation, config = (
-        Reader(read_json(path / file) if (path / file).is_file() else {}, file)
-        for file in ("tokenizer_config.json", "generation_config.json", "config.json")
+    backend = read_backend(path / "tokenizer.json")
+    settings, generation, config, older, oldest = (
+        Reader(read_json(path / file) if (path / file).exists() else {}, file) for file in FILES
     )
-    special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings, name)) is not None}
+    if settings.get("split_special_tokens"):
+        settings.refuse("split_special_tokens", "not supported: the text of a special token stands for that token")
+    if settings.get("added_tokens_decoder") is not None:
+        older, oldest = Reader({}, older.file), Reader({}, oldest.file)
+    shape = from_hf(config.raw) if config.get("architectures") is not None else None  # else nothing that is served
+    named = named_tokens(settings, older)
+    add_tokens(backend, named, settings, older, oldest, vocab_size=None if shape is None else shape.vocab_size)
+    tokenizer = Tokenizer(backend)
+    if shape is not None:
+        _check_fits(tokenizer, shape.vocab_size)
+    special = {name: token.content for name, token in named.items() if name in NAMES}
     template = _template(path, settings)
 
-    def ids(kind: str) -> tuple[int, ...]:
-        """Of this kind of token ("bos", "eos"), by the first file that names any."""
+    def ids(kind: str, of_the_class: Sequence[int]) -> tuple[int, ...]:
+        """Of this kind of token ("bos", "eos"), by the first file that names any, else the default of the family."""
         declared = generation.token_ids(f"{kind}_token_id") or config.token_ids(f"{kind}_token_id")
         token = special.get(f"{kind}_token")
         found = None if token is None else tokenizer.token_id(token)
-        return declared or (() if found is None else (found,))
+        return declared or (tuple(of_the_class) if found is None else (found,))
 
+    bos = () if shape is None or shape.bos_token_id is None else (shape.bos_token_id,)
     return ModelText(
         tokenizer=tokenizer,
         chat_template=None if template is None else ChatTemplate(template, special_tokens=special, clock=clock),
-        bos_id=next(iter(ids("bos")), None),
-        eos_ids=ids("eos"),
+        bos_id=next(iter(ids("bos", bos)), None),
+        eos_ids=ids("eos", () if shape is None else shape.eos_token_ids),
     )
 
 
-def _token_text(settings: Reader, name: str) -> str | None:
-    """A special token, written as a string or as an object with `content`."""
-    value = settings.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    if value is not None and not isinstance(value, str):
-        settings.refuse(name, "must be a string")
-    return value
+def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises CheckpointError for an entry that the model has no row for; the other way round many models have more."""
+    largest, entry = tokenizer.largest_id()
+    if largest >= vocab_size:
+        why = f"{entry[:80]!r} has id {largest}, but config.json: vocab_size is {vocab_size}"
+        raise CheckpointError(f"tokenizer.json: larger than the model's vocabulary: {why}")
 
 
 def _template(path: Path, settings: Reader) -> str | None:
@@ -65,8 +83,15 @@ def _template(path: Path, settings: Reader) -> str | None:
     """
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        if (size := file.stat().st_size) > TEMPLATE_BYTES:
+            raise CheckpointError(f"{file.name}: {size:,} bytes, more than {TEMPLATE_BYTES:,}")
+        try:
+            return file.read_text("utf-8")
+        except ValueError as error:
+            raise CheckpointError(f"{file.name}: not UTF-8: {error}") from error
     value = settings.get("chat_template")
+    if len(str(value)) > TEMPLATE_BYTES:
+        settings.refuse("chat_template", f"more than {TEMPLATE_BYTES:,} characters")
     if value is None or isinstance(value, str):
         return value
     try:

@@ -40,10 +40,14 @@ class Detokenizer:
         self._settle(next(whole, tail))  # the longest that does not begin inside a character; if need be, one that does
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary."""
-        self._pending += self._visible(ids)
-        if not self._pending:
-            return ""
+        """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary.
+
+        How many come at once makes no difference.
+        """
+        return "".join([self._push(token) for token in self._visible(ids)])
+
+    def _push(self, token: int) -> str:
+        self._pending.append(token)
         text = self._text(self._pending)
         if not text.endswith(BROKEN):
             self._settle(self._pending)

@@ -1,7 +1,8 @@
 """Tokenizer: text to ids and back, by the Hugging Face `tokenizers` library and the model's `tokenizer.json`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -9,12 +10,42 @@ from typing import Self
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
+from jaxctx.model.text.bounds import refuse_explosive, refuse_slow
 
 # Pre-tokenizers, type and behaviour, that lose no byte of a text.
 BYTE_LEVEL = ("ByteLevel", None)
 SPLITS = {("Split", how) for how in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")}
 KEEPING = {BYTE_LEVEL, ("Digits", None), *SPLITS}
+
+
+@contextmanager
+def _library_errors(kind: type[InvalidArgument], what: str) -> Iterator[None]:
+    """Raise `kind` for what the library raises: bare Exception, and where it panics something that is not even that."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{what}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3 has it under no name that can be imported
+            raise
+        raise kind(f"{what}: {error}") from error
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a `tokenizer.json`.
+
+    Raises CheckpointError, naming the file and the key, if it is missing, not a tokenizer, empty, or one that would
+    take a time or a memory beyond all proportion to a text.
+    """
+    raw = refuse_explosive(path)
+    with _library_errors(CheckpointError, f"{path.name}: not a tokenizer"):
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.no_truncation()
+    backend.no_padding()
+    refuse_slow(backend, raw, path.name)
+    return backend
 
 
 class Tokenizer:
@@ -29,23 +60,20 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Raises CheckpointError, naming the file, if it is missing or not a tokenizer."""
-        if not path.is_file():
-            raise CheckpointError(f"{path.name}: missing; the tokenizer must be in the `tokenizers` format")
-        try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"{path.name}: not a tokenizer: {error}") from error
+        """Raises CheckpointError as `read_backend` does."""
+        return cls(read_backend(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of any text.
 
         `add_special_tokens` adds what the model's own post-processor adds (for many models a begin-of-sequence token):
         wanted for plain prompts, not after a chat template nor when continuing a context. As in vLLM's completions, the
-        text of a special token stands for that token.
+        text of a special token stands for that token. Raises InvalidArgument for a text that it cannot read: one with
+        letters that the vocabulary lacks, or on which a pattern of the tokenizer gives up.
         """
         # A batch, because `encode` holds the interpreter: for 1.5 s with a text of 2 MB, in which no step is prepared.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        with _library_errors(InvalidArgument, "the model's tokenizer cannot read the text"):
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD.
@@ -53,6 +81,11 @@ class Tokenizer:
         Ids that the vocabulary lacks have no text: many models have more rows than their tokenizer has entries.
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def largest_id(self) -> tuple[int, str]:
+        """The largest id of the vocabulary, and its entry."""
+        entry, token = max(self._backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return token, entry
 
     def token_id(self, token: str) -> int | None:
         """Id of the exact entry of the vocabulary, None if there is none."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
+
+FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor, and once before the first."""
@@ -47,9 +50,11 @@ def load_model(
 
     `dtype` is "float32" or "bfloat16"; None: as the embedding is stored, float16 as bfloat16 for its range.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
-    Raises CheckpointError, before anything is moved if the headers already tell.
+    Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
+    is no number: one NaN makes NaN of every logit.
     """
     source, model = open_checked(Path(path), dtype, kv_dtype)
+    _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
     arrays: dict[str, jax.Array] = {}
@@ -118,14 +123,53 @@ def read_cast(
     report = progress or (lambda done, total: None)
     report(done, total)
     for name, data in source.read(list(by_name)):
-        yield by_name[name], data.astype(NUMPY_DTYPES[model.dtype], copy=False)
+        with np.errstate(over="ignore"):  # what overflows is found next
+            cast = data.astype(NUMPY_DTYPES[model.dtype], copy=False)
+        _check_finite(cast, source.tensors[name].file, name)
+        yield by_name[name], cast
         done += source.tensors[name].size_bytes
         report(done, total)
 
 
+def _check_finite(data: HostArray, file: str, name: str) -> None:
+    """Raises CheckpointError for NaN and infinity. Their exponents are all ones, which is looked for in the bits."""
+    width = data.dtype.itemsize
+    unsigned, infinity = (np.uint32, 0x7F80_0000) if width == 4 else (np.uint16, 0x7F80)  # float32, bfloat16
+    bits = np.ascontiguousarray(data).reshape(-1).view(unsigned)
+    without_sign = unsigned(infinity | (infinity - 1))
+    room = np.empty(min(bits.size, FINITE_AT_ONCE), unsigned)
+    for start in range(0, bits.size, FINITE_AT_ONCE):
+        part = bits[start : start + FINITE_AT_ONCE]
+        magnitudes = np.bitwise_and(part, without_sign, out=room[: part.size])
+        if magnitudes.max() >= infinity:
+            first = start + int((magnitudes >= infinity).argmax())
+            where = [int(index) for index in np.unravel_index(first, data.shape)]
+            value = f"the first is {data.reshape(-1)[first]} at {where}"
+            raise CheckpointError(f"{file}: {name}: holds values that are not finite in {data.dtype}; {value}")
+
+
+def _check_memory(source: WeightSource, model: DecoderModel) -> None:
+    """Raises CheckpointError for parameters that this machine's memory cannot hold, where they are to go there.
+
+    A process that takes more is killed, after minutes and without a word.
+    """
+    if jax.default_backend() != "cpu":
+        return
+    needed = sum(math.prod(spec.shape) for spec in model.specs) * NUMPY_DTYPES[model.dtype].itemsize
+    if needed > (there := physical_memory()):
+        sizes = f"{needed / 2**30:,.1f} GiB as {model.dtype}, and this machine has {there / 2**30:,.1f} GiB of memory"
+        raise CheckpointError(f"{source.file}: the parameters take {sizes}")
+
+
+def physical_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
-    """128 bits in hex. The tokens that begin and end a text, and the declared type, change no computed value."""
+    """128 bits in hex. Tokens that begin and end a text, and what is only declared, change no computed value."""
     arithmetic = dataclasses.asdict(dataclasses.replace(model.config, dtype="", bos_token_id=None, eos_token_ids=()))
+    del arithmetic["declared_positions"]
     tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs]
     text = json.dumps({"config": arithmetic, "dtype": model.dtype, "tensors": tensors}, sort_keys=True)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))

@@ -77,9 +77,15 @@ class Client(ServerCalls[Context, Session], Closing):
         found.refresh(timeout_s=timeout_s)
         return found
 
-    def watch(self, *, timeout_s: float | None = None) -> Iterator[ContextEvent]:
-        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline."""
-        with contextlib.closing(self._link.stream("WatchContexts", timeout_s, endless=True)) as changes:
+    def watch(
+        self, *, include_program_contexts: bool = False, timeout_s: float | None = None
+    ) -> Iterator[ContextEvent]:
+        """The caller's contexts as they are, then every change of them, until the iteration is left. No deadline.
+
+        `include_program_contexts`: as in `contexts`.
+        """
+        wanted = {"include_program_contexts": include_program_contexts}
+        with contextlib.closing(self._link.stream("WatchContexts", timeout_s, endless=True, **wanted)) as changes:
             for change in changes:
                 yield decode(change, ContextEvent)
 

@@ -53,7 +53,7 @@ class Context(ContextCalls, Closing):
         self._info = info
         return info
 
-    def generate(self, n: int = 1, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+    def generate(self, *, n: int = 1, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
 
         With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
@@ -75,7 +75,7 @@ class Context(ContextCalls, Closing):
     ) -> list[Completion[Context]]:
         """n outputs in the order of their indices, each in a fork of its own if n > 1."""
         pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
-        for piece in self.generate(n, timeout_s=timeout_s, **options):
+        for piece in self.generate(n=n, timeout_s=timeout_s, **options):
             pieces[piece.index].append(piece)
         return [joined(index, pieces[index]) for index in range(n)]
 

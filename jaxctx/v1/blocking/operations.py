@@ -74,6 +74,15 @@ class ContextCalls:
         """Tokens per page."""
         return self.info.page_size
 
+    @property
+    def engine_id(self) -> str:
+        """The engine that it lives on, by the name that GraphTask.engine_id has: in a core the address where that
+        listens, else "local".
+
+        After a move it is another one. Empty: not told.
+        """
+        return self.info.engine_id
+
     def fill(
         self,
         text: str | None = None,
@@ -388,12 +397,19 @@ class ServerCalls(Generic[ContextT, SessionT]):
         )
         return self._context(told)
 
-    def contexts(self, *, page: int = 100, timeout_s: float | None = None) -> Iterator[ContextT]:
-        """The caller's contexts in the order of their ids.
+    def contexts(
+        self, *, include_program_contexts: bool = False, page: int = 100, timeout_s: float | None = None
+    ) -> Iterator[ContextT]:
+        """The caller's contexts in the order of their ids, but those that the server made for programs.
+
+        `include_program_contexts`: those that the server made for the caller's programs, too: they were made with
+        the label `jaxctx` = `program`. How long they live: see GraphTask.context_id and SubmitCallRequest.
 
         `page`: how many come at once; 1..1000.
         """
-        items = self._link.items("ListContexts", timeout_s, ContextInfo, limit=page)
+        items = self._link.items(
+            "ListContexts", timeout_s, ContextInfo, include_program_contexts=include_program_contexts, limit=page
+        )
         return (self._context(each) for each in items)
 
     def open(
@@ -773,15 +789,15 @@ class SessionCalls(Generic[VariableT]):
         return self._link.ask("GetSession", timeout_s, SessionInfo)
 
     def create_variable(
-        self, text: str | None = None, *, name: str = "", description: str = "", timeout_s: float | None = None
+        self, name: str, *, description: str = "", text: str | None = None, timeout_s: float | None = None
     ) -> VariableT:
         """A new variable, set or not.
-
-        `text`: its text; up to 2 MiB. None: to be set later.
 
         `name`: what to call it; up to 256 bytes, and need not be unique.
 
         `description`: a note; up to 4096 bytes.
+
+        `text`: its text, for ever; up to 2 MiB. None: to be set later.
         """
         told = self._link.ask("CreateVariable", timeout_s, VariableInfo, name=name, description=description, text=text)
         return self._variable(told)

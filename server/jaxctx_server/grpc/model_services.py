@@ -1,26 +1,40 @@
 """What a model and its engine answer: of contexts, of snapshots, and of the model. In a core see router.py."""
 
+import asyncio
 from collections.abc import Sequence
 
-from jaxctx.answers import FillResult, PlanResult
-from jaxctx.engine.interface import Caller
+from jaxctx.answers import FillResult, ForwardResult, PlanResult
+from jaxctx.codec import decode
+from jaxctx.engine.interface import Caller, ForwardRequest
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.services import ENGINE_CALLS, SERVICES
+from jaxctx_server.content import Nothing
 from jaxctx_server.grpc.service import Service, answered, handed
 from jaxctx_server.serving import LocalModel
 from jaxctx_server.validate.requests import made
 
+FEW_MASKS = 256  # that are read on the event loop: up to 4 ms
 
-async def _tokens(model: LocalModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
-    """What a request would append. That may depend on whether its context has tokens yet; a new one has none."""
 
-    async def is_empty() -> bool:
-        if not request.context_id:
-            return True
-        info = (await model.engine.inspect(caller, request.context_id)).context
+class _Held:
+    """What a context of an engine holds."""
+
+    def __init__(self, model: LocalModel, caller: Caller, context_id: str) -> None:
+        self._model, self._caller, self._context_id = model, caller, context_id
+
+    async def is_empty(self) -> bool:
+        info = (await self._model.engine.inspect(self._caller, self._context_id)).context
         return info.seq_len + info.buffered_tokens == 0
 
-    return await model.texts.tokens(request, is_empty)
+    async def tokens(self) -> Sequence[int]:
+        found = await self._model.engine.inspect(self._caller, self._context_id, include_tokens=True)
+        return () if found.tokens is None else found.tokens.ids
+
+
+async def _tokens(model: LocalModel, caller: Caller, request: pb.FillRequest | pb.PlanRequest) -> Sequence[int]:
+    """What a request would append. That may depend on what its context holds; a new one holds nothing."""
+    before = _Held(model, caller, request.context_id) if request.context_id else Nothing()
+    return await model.texts.tokens(request, before)
 
 
 async def _fill(model: LocalModel, caller: Caller, request: pb.FillRequest) -> FillResult:
@@ -33,9 +47,18 @@ async def _plan(model: LocalModel, caller: Caller, request: pb.PlanRequest) -> P
     return await model.engine.plan(caller, tokens, context_id=request.context_id or None, salt=request.salt)
 
 
+async def _forward(model: LocalModel, caller: Caller, request: pb.ForwardRequest) -> ForwardResult:
+    if len(request.masks) <= FEW_MASKS:
+        asked = decode(request, ForwardRequest)
+    else:
+        asked = await asyncio.to_thread(decode, request, ForwardRequest)
+    return await model.engine.forward(caller, asked)
+
+
 class ContextService(Service):
     """See the service in protos/jaxctx/v1/context_service.proto."""
 
+    Forward = answered("Forward", _forward)
     Fill = answered("Fill", _fill)
     Flush = handed("Flush", "fill", ["context_id"])
     Plan = answered("Plan", _plan)
@@ -65,5 +88,6 @@ class ModelService(Service):
 
 for service in (ContextService, SnapshotService):
     for each in SERVICES[service.__name__].methods:
-        if each.name in ENGINE_CALLS:  # what an engine does by one call is handed to it
+        # What an engine does by one call is handed to it.
+        if each.name in ENGINE_CALLS and each.name not in vars(service):
             setattr(service, each.name, handed(each.name, *ENGINE_CALLS[each.name]))

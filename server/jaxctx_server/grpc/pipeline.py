@@ -1,6 +1,7 @@
 """Every call's way in and out: who calls, under which id, among how many; then the method; errors become statuses.
 
-The request is parsed behind all that, so bytes that are no message are an error like others.
+The request is received behind all that, and no method sees one that is not valid (`reading.py`): to gRPC every method
+takes a stream, of which one message is read.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from jaxctx import wire
 from jaxctx.engine.remote import LIFE, TENANT
 from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
-from jaxctx_server.access import METHODS, Key, Role, authorise
+from jaxctx_server.access import LOCAL, METHODS, Key, Role
+from jaxctx_server.grpc.reading import KINDS, Reading, of_others
+from jaxctx_server.keys import KeyStore
 from jaxctx_server.logs import as_error
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -36,11 +38,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 class Pipeline(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, keys: Sequence[Key] | None, max_calls: int, life: str) -> None:
+    def __init__(self, keys: KeyStore, max_calls: int, life: str, reading: Reading) -> None:
         """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
         who have none cannot use up the places of others. `life` is that of this process, for its core.
         """
-        self._keys, self._life = keys, life
+        self._keys, self._life, self._reading = keys, life, reading
         # By whether the method is open to anyone.
         self._places_of_core = asyncio.Semaphore(max_calls)  # or others could make an engine look lost to its core
         self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
@@ -57,31 +59,33 @@ class Pipeline(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: Handler) -> Handler:
         served: Any = handler  # whichever of its four behaviours there is
 
-        def parsed(data: bytes) -> Any:
-            try:
-                return served.request_deserializer(data)
-            except DecodeError:
-                raise InvalidArgument.field("request", "is no such message, or has text that is not UTF-8") from None
+        async def valid(context: Context) -> Any:
+            """The one request of a call."""
+            if method in KINDS:
+                return await self._reading.request(method, _caller(context), context.read)
+            data = await context.read()
+            if not isinstance(data, bytes):
+                raise InvalidArgument.field("request", "must be one message")
+            return of_others(served.request_deserializer, data)
 
-        async def unary(data: bytes, context: Context) -> object:
+        async def unary(requests: AsyncIterator[bytes], context: Context) -> object:
             async with self._call(method, context):
-                return await served.unary_unary(parsed(data), context)
+                return await served.unary_unary(await valid(context), context)
 
-        async def stream(data: Any, context: Context) -> None:
+        async def stream(requests: AsyncIterator[bytes], context: Context) -> None:
             async with self._call(method, context):
-                if handler.request_streaming:
-                    responses = served.stream_stream((parsed(each) async for each in data), context)
+                if handler.request_streaming:  # none of the contract's
+                    parsed = (of_others(served.request_deserializer, each) async for each in requests)
+                    responses = served.stream_stream(parsed, context)
                 else:
-                    responses = served.unary_stream(parsed(data), context)
+                    responses = served.unary_stream(await valid(context), context)
                 async with aclosing(responses):  # at once, if the caller goes away
                     async for response in responses:
                         await context.write(response)
 
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
     @asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -92,20 +96,21 @@ class Pipeline(grpc.aio.ServerInterceptor):
         facts, key = {"method": method, "request_id": ""}, None
         started, outcome = time.monotonic(), "CANCELLED"
         try:
-            key = authorise(self._keys, method, _header(context, "authorization"))
+            known = key = self._keys.authorise(method, _header(context, "authorization"))
             places = self._places[METHODS[method] is Role.ANYONE]
             if key.role is Role.CLUSTER:
                 key, life = replace(key, tenant=_header(context, TENANT) or key.tenant), _header(context, LIFE)
                 places = self._places_of_core if life else places
                 if life not in (None, self._life):
-                    raise Unavailable("meant for an earlier life of this engine", reason="ENGINE_LOST")
+                    message = "meant for an earlier life of this engine"
+                    raise Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
             KEY.set(key)
             given = _header(context, "x-request-id") or ""
             facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
             context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
             if places.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-            async with places:
+            async with places, self._keys.held(known):
                 yield
             outcome = "OK"
         except grpc.aio.BaseError:
@@ -119,6 +124,12 @@ class Pipeline(grpc.aio.ServerInterceptor):
             if key is not None:
                 seconds = round(time.monotonic() - started, 6)
                 log.debug("call", extra=facts | {"caller": key.name, "code": outcome, "seconds": seconds})
+
+
+def _caller(context: Context) -> tuple[str, ...]:
+    """Whose budget a request is read by: without keys each connection has one."""
+    key = KEY.get()
+    return (context.peer() if key.name == LOCAL.name else key.name, key.tenant)
 
 
 def _header(context: Context, name: str) -> str | None:

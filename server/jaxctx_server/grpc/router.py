@@ -25,8 +25,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.apps.engines import EngineNode
-from jaxctx.apps.execution import LABELS
-from jaxctx.engine.interface import Caller
+from jaxctx.engine.interface import Caller, is_of_program
 from jaxctx.engine.remote import RemoteEngine, lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
@@ -80,7 +79,8 @@ class Router(Service):
             if (node := engines.nodes.get(address)) is not None:
                 await self._vacate(node)
             return
-        async with aclosing(RemoteEngine(address, request.life, self._cluster_key, self._clock)) as engine:
+        reached = RemoteEngine(address, request.life, self._cluster_key, self._clock, engines.silence_s)
+        async with aclosing(reached) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
             before, programs.attending[address] = programs.attending.get(address), attending
@@ -123,7 +123,8 @@ class Router(Service):
         there = programs.dispatcher.engines.nodes
         may_come_back = any(address not in there and not task.done() for address, task in programs.attending.items())
         was_lost = home is not None and home.node not in there.values()
-        told = min(errors, key=lambda error: isinstance(error, NotFound), default=lost())
+        nobody = lost() if there else programs.dispatcher.engines.none()  # was asked
+        told = min(errors, key=lambda error: isinstance(error, NotFound), default=nobody)
         raise lost() if isinstance(told, NotFound) and (may_come_back or was_lost) else told
 
     async def listed(self, rpc: str, caller: Caller, request: Any) -> Any:
@@ -156,6 +157,7 @@ class Router(Service):
             with suppress(JaxctxError):  # it is lost, which shows, or drains
                 async with remote(node).begun(rpc, caller, request) as call:
                     async for change in call:
+                        name_engine(change, node)
                         home = self._homes.get((caller.tenant, change.context_id))
                         if home is None or home.node is node or home.node not in there.values():  # else it moves
                             await changes.put(change)
@@ -231,7 +233,7 @@ class Router(Service):
         with suppress(JaxctxError):
             told = (await old.ask("GetContext", caller, context_id=context_id)).context
             node = next(iter(self._places("CreateContext", told)), home.node)
-            is_programs = dict(told.labels) == LABELS  # and made anew when that goes on elsewhere
+            is_programs = is_of_program(dict(told.labels))  # and made anew when that goes on elsewhere
             if node.draining or is_programs or told.state == BUSY:
                 return told.state == BUSY and not is_programs
             new, end, node.forwarded = remote(node), told.expiry, node.forwarded + 1  # if that leaves, too, it waits
@@ -266,7 +268,7 @@ class Router(Service):
 
         async def ask(node: EngineNode) -> Any:
             with suppress(quiet):
-                return await remote(node).ask(rpc, caller, request)
+                return name_engine(await remote(node).ask(rpc, caller, request), node)
 
         nodes = self._places(rpc, request)
         told = zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True)
@@ -303,13 +305,12 @@ class Router(Service):
             yield
 
     def _learn(self, node: EngineNode, rpc: str, caller: Caller, request: Any, response: Any) -> None:
-        """Where the contexts are that a response tells of."""
-        for context in getattr(response, "contexts", [getattr(response, "context", None)]):
-            if context is not None and context.context_id:
-                home = self._homes[caller.tenant, context.context_id] = Home(node)
-                if rpc == "CreateContext":
-                    home.created = request
-                    request.context_id = context.context_id
+        """Remember, and have the response tell, where the contexts are that it is about."""
+        for context in contexts_of(name_engine(response, node)):
+            home = self._homes[caller.tenant, context.context_id] = Home(node)
+            if rpc == "CreateContext":
+                home.created = request
+                request.context_id = context.context_id
         if rpc == "CloseContext":
             self._homes.pop((caller.tenant, request.context_id), None)
         while len(self._homes) > MOST_HOMES:
@@ -324,6 +325,22 @@ def remote(node: EngineNode) -> RemoteEngine:
 async def only(call: Any) -> AsyncIterator[Any]:
     """The response of a call that has one, as a stream."""
     yield await call
+
+
+def contexts_of(response: Any) -> list[Any]:
+    """The contexts that a response tells the counters of."""
+    if hasattr(response, "contexts"):
+        told = list(response.contexts)
+    else:
+        told = [response.context] if hasattr(response, "context") else []
+    return [context for context in told if context.context_id]
+
+
+def name_engine(response: Any, node: EngineNode) -> Any:
+    """The response of an engine, which knows itself only as the one of its process, with the engine's name here."""
+    for context in contexts_of(response):
+        context.engine_id = node.id
+    return response
 
 
 def choices(request: Any) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,10 @@ from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
 from jaxctx_server.grpc.model_services import ContextService, ModelService, SnapshotService
 from jaxctx_server.grpc.pipeline import Pipeline
+from jaxctx_server.grpc.reading import Reading
 from jaxctx_server.grpc.router import ROUTED, Router
 from jaxctx_server.grpc.session_service import SessionService
+from jaxctx_server.keys import KeyStore
 from jaxctx_server.serving import Serving
 
 HEALTH = "grpc.health.v1.Health"
@@ -44,7 +46,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
 
 def make_server(
     serving: Serving,
-    keys: Sequence[Key] | None,
+    keys: KeyStore | Sequence[Key] | None,
     *,
     max_calls: int,
     clock: Callable[[], float] = time.monotonic,
@@ -55,7 +57,8 @@ def make_server(
 
     `clock` is the engine's clock of deadlines. `is_core`: engines elsewhere answer what needs a model.
     """
-    server = grpc.aio.server(interceptors=[Pipeline(keys, max_calls, cluster.life)], options=options(max_calls))
+    pipeline = Pipeline(KeyStore.of(keys), max_calls, cluster.life, Reading(serving))
+    server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
     router = Router(serving, clock, cluster.key)
     SERVE["EngineService"](router, server)
     for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):

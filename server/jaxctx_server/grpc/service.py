@@ -1,4 +1,4 @@
-"""What every service does with a request: decode and validate, before the engine works; encode, after."""
+"""What every service does with a request, which is valid: decode, before the engine works; encode, after."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -13,7 +13,6 @@ from jaxctx.engine.interface import Caller
 from jaxctx.v1.services import METHODS
 from jaxctx_server.grpc.pipeline import KEY, Context
 from jaxctx_server.serving import LocalModel, Served, Serving
-from jaxctx_server.validate import validate
 from jaxctx_server.validate.requests import Part, made
 
 NEXT = "next_page_token"  # the last field of a page of a list
@@ -30,9 +29,8 @@ class Service:
         self._clock = clock
 
     def valid(self, context: Context, request: Any) -> tuple[Served, Caller]:
-        """What is served, to whom and until when, if the request is valid. One for a page then has how many to find."""
+        """What is served, to whom and until when. A valid request for a page then has how many to find."""
         served = self._serving.served()
-        validate(served.limits, request)
         if "page_token" in request.DESCRIPTOR.fields_by_name:
             request.limit = (request.limit or PAGE_SIZE) + 1  # one more tells that there is another page
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline

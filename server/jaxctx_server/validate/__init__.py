@@ -1,5 +1,6 @@
 """The one validator behind every door: a request of the contract in, arguments of the Engine interface out.
 
+    scan.py       how much a request's wire form holds by the rules, before it is parsed
     rules.py      the rules that the contract states of its fields; collects what is wrong with a request
     requests.py   what these leave to a server, rules between fields in words, and what is made of a request then
 

@@ -60,6 +60,15 @@ def _generate(request: GenerateRequest | CallOutput, limits: Limits) -> Violatio
         yield "min_tokens", f"must be a whole number from 0 to {most}, not {request.min_tokens}"
 
 
+def _generate_in_context(request: GenerateRequest, limits: Limits) -> Violations:
+    yield from _generate(request, limits)
+    most = request.max_tokens or limits.default_max_tokens
+    if 0 < most <= request.resume_tokens:
+        yield "resume_tokens", f"must be a whole number from 0 to {most - 1}, not {request.resume_tokens}"
+    if request.resume_tokens > 0 and request.n > 1:
+        yield "n", "must be 1 where an output is resumed"
+
+
 def _fork(request: ForkRequest, limits: Limits) -> Violations:
     ids = len(request.child_ids)
     if ids and request.HasField("n") and request.n != ids:
@@ -94,7 +103,7 @@ def _versions(request: ListSnapshotVersionsRequest, limits: Limits) -> Violation
 
 
 BETWEEN: dict[type[Message], Callable[[Any, Limits], Violations]] = {
-    GenerateRequest: _generate,
+    GenerateRequest: _generate_in_context,
     CallOutput: _generate,
     ForkRequest: _fork,
     ForwardRequest: _forward,

@@ -42,6 +42,7 @@ class ScriptedEngine:
         self.gate.set()
         self.log: list[tuple[str, str]] = []  # operation, text
         self.contexts: dict[tuple[str, str], list[int]] = {}
+        self.requests: list[GenerateRequest] = []  # every one
         self.running: dict[str, str] = {}  # text of the prompt, by context
         self.most_running = 0
         self.failure: Exception | None = None  # of every call from now on
@@ -70,7 +71,7 @@ class ScriptedEngine:
 
     async def create(self, caller: Caller, request: CreateRequest) -> Any:
         await self._called("create")
-        context_id = f"{self.name}{next(self._ids)}"
+        context_id = request.context_id or f"{self.name}{next(self._ids)}"
         self.contexts[caller.tenant, context_id] = []
         return SimpleNamespace(context_id=context_id)
 
@@ -109,12 +110,14 @@ class ScriptedEngine:
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
         tokens = self._tokens(caller, request.context_id)
         text = decode(tokens)
+        self.requests.append(request)
         self.running[request.context_id] = text
         self.most_running = max(self.most_running, len(self.running))
         try:
             await self._called("generate", text)
             await self.gate.wait()
-            whole = self.answer(text)[: request.max_tokens]
+            left = None if request.max_tokens is None else request.max_tokens - request.resume_tokens
+            whole = self.answer(text)[:left]
             parts = [whole[:1], whole[1:2], whole[2:]]
             for count, part in enumerate(parts):
                 if count == self.parts_before_failure and self.failure is not None:

@@ -164,8 +164,8 @@ async def test_an_engine_lost_behind_the_last_part_is_not_asked_again() -> None:
 
 
 async def test_text_that_an_engine_held_back_is_not_lost() -> None:
-    """Tokens came, and their text did not, as it could have become a stop string."""
-    one, two = ScriptedEngine("one"), ScriptedEngine("two", answer=lambda text: "#bar"[len(text) - len("say foo") :])
+    """Tokens came, and their text did not, as it could have become a stop string: the next engine has the tokens."""
+    one, two = ScriptedEngine("one"), ScriptedEngine("two", answer=lambda text: {"say foo#": "#bar"}[text])
     generate = one.generate
 
     async def held_back(caller, request):
@@ -180,6 +180,7 @@ async def test_text_that_an_engine_held_back_is_not_lost() -> None:
     await until(lambda: variable.text == "foo")
     company.registry.lose(company.nodes[0])
     assert await variable.wait() == "foo#bar"
+    assert [request.resume_tokens for request in two.requests] == [4]
 
 
 async def test_reading_a_failure_often_keeps_nothing() -> None:
@@ -227,3 +228,38 @@ async def test_losing_every_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     session = company.session()
     with pytest.raises(Unavailable):
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
+
+
+def too_late(retry_after_s: float) -> ResourceExhausted:
+    return ResourceExhausted("cannot end", reason="DEADLINE_UNREACHABLE", retry_after_s=retry_after_s)
+
+
+async def test_a_task_that_cannot_be_in_time_fails_with_that_as_soon_as_waiting_is_in_vain() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    engine.failure, engine.failing = too_late(700.0), "generate"
+    with pytest.raises(ResourceExhausted) as error:
+        await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
+    assert error.value.reason == "DEADLINE_UNREACHABLE"
+    assert len(engine.did("generate")) <= 1
+
+
+async def test_an_engine_that_refuses_for_no_time_at_all_is_not_asked_without_a_pause() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    engine.failure = too_late(0.0)
+    request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.5)
+    with pytest.raises(ResourceExhausted) as error:
+        await ask(session, session.submit(request).tasks[0].output.id)
+    assert error.value.reason == "DEADLINE_UNREACHABLE"
+    assert len(engine.did("create")) <= 4  # after 0.05, 0.1 and 0.2 s
+
+
+async def test_a_task_that_was_too_late_for_an_engine_is_done_when_it_has_time() -> None:
+    company = Company(engine := ScriptedEngine())
+    session = company.session()
+    engine.failure = too_late(0.01)
+    asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
+    await until(lambda: len(engine.did("create")) > 1)
+    engine.failure = None
+    assert await asking == "<say >"

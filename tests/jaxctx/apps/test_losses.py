@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from jaxctx.answers import Criterion
-from jaxctx.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from jaxctx.engine.interface import Caller, CreateRequest
+from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from jaxctx.v1.requests import SubmitCallRequest
 from tests.jaxctx.apps.conftest import Company, ask, call, output, settle, until
 from tests.jaxctx.apps.scripted import ScriptedEngine, encode
@@ -41,6 +43,58 @@ async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
     assert list(company.registry.nodes) == ["two"]
     await settle()
     assert two.contexts == {}
+
+
+@pytest.mark.parametrize("failing", ["rewind", "update"])
+async def test_a_context_that_cannot_become_a_prefix_s_is_closed(failing: str) -> None:
+    """It would have lived as long as a call may take, and a prefix been remembered that is none."""
+    engine = ScriptedEngine()
+    company = Company(engine)
+    session = company.session()
+    prefix = "You never guess. " * 8
+    engine.failing, engine.failure = failing, Internal("a defect")
+    await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
+    await company.programs.execution.released()
+    assert engine.contexts == {}
+    assert company.nodes[0].prefixes == {}
+    engine.failure = None
+    await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
+    await company.programs.execution.released()
+    assert len(engine.contexts) == 1
+
+
+async def test_no_prefix_is_kept_if_so_set() -> None:
+    engine = ScriptedEngine()
+    company = Company(engine, prefix_timeout_s=0.0)
+    session = company.session()
+    await ask(session, call(session, "You never guess. " * 8 + "{{o}}", o=output("o"))["o"])
+    await company.programs.execution.released()
+    assert engine.contexts == {}
+
+
+async def test_a_context_whose_making_was_cut_short_is_closed() -> None:
+    """The engine made it, and whoever asked was cancelled before the answer came."""
+    engine, made, hold = ScriptedEngine(), asyncio.Event(), asyncio.Event()
+    create = engine.create
+
+    async def slow(caller: Caller, request: CreateRequest) -> Any:
+        answer = await create(caller, request)
+        made.set()
+        await hold.wait()
+        return answer
+
+    engine.create = slow  # type: ignore[method-assign]
+    company = Company(engine)
+    session = company.session()
+    asking = asyncio.create_task(ask(session, call(session, "Tell: {{o}}", o=output("o"))["o"]))
+    await made.wait()
+    assert len(engine.contexts) == 1
+    await company.programs.delete("t", session.id)
+    with pytest.raises(Cancelled):
+        await asking
+    await settle()
+    await company.programs.execution.released()
+    assert engine.contexts == {}
 
 
 async def test_earlier_outputs_of_the_call_are_kept() -> None:
@@ -210,7 +264,7 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
             ended.append(task)
             asking.append(asyncio.create_task(work(6 + len(ended))))
     ended += asking
-    results = await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 120)
     told = {str(each) if isinstance(each, str) else type(each) for each in results}
     assert told <= {STORY, Unavailable}
     assert sum(result == STORY for result in results) > 100

@@ -84,7 +84,7 @@ async def test_calls_over_shared_prefixes(engine: LocalEngine, programs: Program
     await asyncio.gather(*(session.ask(call.tasks[0].output.id, criterion).wait() for call in calls))
     encoded = [TEXT.tokenizer.encode(prefix + rest, add_special_tokens=True) for prefix, rest in prompts]
     await programs.delete(TENANT, session.id)
-    left = await engine.list(Caller(TENANT))
+    left = await engine.list(Caller(TENANT), include_program_contexts=True)
     assert len(left) == 3  # the prefixes
     # Every page that prompts have in common was computed once, and every output token but the last.
     pages = {tuple(prompt[:end]) for prompt in encoded for end in range(16, len(prompt) + 1, 16)}
@@ -125,7 +125,7 @@ async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, prog
     third = await alone(engine, middle + second, 7)
     assert TOKENS[call.id] == middle + second + third
     await programs.execution.released()
-    assert await engine.list(Caller(TENANT)) == []
+    assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
 
 
 async def test_another_engine_goes_on_where_one_was_lost(make_engine, echo_served, programs: Programs) -> None:
@@ -146,7 +146,9 @@ async def test_another_engine_goes_on_where_one_was_lost(make_engine, echo_serve
     assert call.tasks[0].engine_id == "two"
     assert "".join(parts) == variable.text
     await programs.delete(TENANT, session.id)
-    assert await one.list(Caller(TENANT)) == []  # the call's is closed, as this engine still lives
+    assert (
+        await one.list(Caller(TENANT), include_program_contexts=True) == []
+    )  # the call's is closed, as this engine still lives
 
 
 async def test_a_prefix_lives_until_its_timeout(engine: LocalEngine, programs: Programs, clock: Clock) -> None:
@@ -155,11 +157,11 @@ async def test_a_prefix_lives_until_its_timeout(engine: LocalEngine, programs: P
     for _ in range(3):
         await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
         await programs.execution.released()
-        (prefix,) = await engine.list(Caller(TENANT))
+        (prefix,) = await engine.list(Caller(TENANT), include_program_contexts=True)
         clock.offset += 20.0  # less than the timeout, which every use begins again
     clock.offset += 20.0
-    assert await engine.list(Caller(TENANT)) == []
+    assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
     await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
     await programs.execution.released()
-    (again,) = await engine.list(Caller(TENANT))
+    (again,) = await engine.list(Caller(TENANT), include_program_contexts=True)
     assert again.context_id != prefix.context_id

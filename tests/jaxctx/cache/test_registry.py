@@ -42,6 +42,16 @@ def reason(cache: ContextCache, context_id: str, tenant: str = "t") -> str:
     return error.value.reason
 
 
+def test_a_page_is_full_without_what_was_made_for_programs(cache: ContextCache) -> None:
+    made = [cache.create(IDENTITY, tenant="t", context_id=context_id) for context_id in "abcdef"]
+    for context in made[1:4]:
+        context.of_program = True
+    assert [each.id for each in cache.list("t", "", 2, with_programs=False)] == ["a", "e"]
+    assert [each.id for each in cache.list("t", "a", 2, with_programs=False)] == ["e", "f"]
+    assert [each.id for each in cache.list("t", "a", 2)] == ["b", "c"]
+    assert not cache.fork(made[1]).of_program
+
+
 def test_shown_until_its_end_and_never_after(cache: ContextCache, time: Time) -> None:
     context = lasting(cache, Lifetime.begin(10, False, 0), tenant="t")
     other = cache.create(IDENTITY, tenant="t")

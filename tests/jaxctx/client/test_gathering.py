@@ -78,5 +78,5 @@ import jaxctx
 with jaxctx.Client({serving.target!r}) as client, client.create("hello") as context:
     print(context.complete().text, len(list(client.contexts())), len(jaxctx.loops.best_of(context, 2).text))
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stdout.split()) == (0, ["abcdef", "1", "6"]), result.stderr

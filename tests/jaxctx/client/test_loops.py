@@ -13,6 +13,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.client.loops.windows import mask
+from jaxctx.seeds import derive_seed
 
 from .conftest import PAGE_SIZE, VOCABULARY, distribution, greedy
 
@@ -159,7 +160,9 @@ async def test_windows_draw_each_token_with_a_seed_of_its_own(either: Any, clien
     context = await either(client.create(tokens=PROMPT))
     sample: jaxctx.SamplingOptions = {"temperature": 0.5, "seed": 40}
     await either(either.loops.windowed(context, max_tokens=3, sample=sample))
-    assert [request.outputs[0].sample.seed for request in fake.requests["Forward"]] == [40, 41, 42]
+    assert [request.outputs[0].sample.seed for request in fake.requests["Forward"]] == [
+        derive_seed(40, index) for index in range(3)
+    ]
     assert sample["seed"] == 40
 
 

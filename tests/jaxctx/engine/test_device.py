@@ -36,6 +36,7 @@ TINY = ModelConfig(
     qk_norm=True,
 )
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128)
+FEW_ROWS = EngineConfig(pages=12, max_batch=4, max_batch_tokens=4, max_context_tokens=64)
 ME = Caller()
 
 
@@ -72,26 +73,31 @@ def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
     return reply.tokens
 
 
-def core_on(echo_served, mesh, config: ModelConfig = TINY, *, whole: bool = False) -> EngineCore:
-    """`whole`: with everything compiled and called, as at a server's start, and not only what the test needs."""
+def core_on(echo_served, mesh, config: ModelConfig = TINY, sizes: EngineConfig = CONFIG) -> EngineCore:
+    """It compiles only what the test needs."""
     model, params = init_random(config, seed=3, dtype="float32", scale=0.3)
     if mesh is not None:
         params = shard(mesh, model, params)
-    device = on_demand(replace(echo_served, model=model, params=params), CONFIG, mesh)
-    if whole:
-        device.compile()
+    device = on_demand(replace(echo_served, model=model, params=params), sizes, mesh)
     identity = Identity(namespace="", model_revision="tiny", kv_dtype="float32")
-    return EngineCore(CONFIG, device, echo_served.text, identity, "tiny", World())
+    return EngineCore(sizes, device, echo_served.text, identity, "tiny", World())
 
 
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     prompt = [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6, 77, 21]
-    alone = run(core_on(echo_served, None), prompt, 40)
-    core = core_on(echo_served, make_mesh(tensor=2), whole=True)
+    alone = run(core_on(echo_served, None, sizes=FEW_ROWS), prompt, 40)
+    core = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS)
     assert run(core, prompt, 40) == alone
     key_pool = core.device._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each
     assert len(set(alone)) > 10  # it says something
+
+
+def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None:
+    """As at a start. By then the test above has compiled the steps, if both are of one session."""
+    device = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS).device
+    device.compile()
+    assert {*device._compiled} == {*device._program.functions}
 
 
 @pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])

@@ -101,6 +101,25 @@ async def test_n_outputs_are_forks_and_the_context_is_flushed_but_not_continued(
         assert await tokens_of(engine, fork) == PROMPTS[17] + by_index[index]
 
 
+async def test_outputs_of_neighbouring_seeds_share_none_and_each_draws_alone_by_its_own(engine: LocalEngine) -> None:
+    async def run(seed: int, n: int) -> list[tuple[list[int], int | None]]:
+        """Tokens and seed of each output."""
+        context_id = await fresh(engine, PROMPTS[17])
+        request = GenerateRequest(context_id=context_id, max_tokens=12, n=n, sampling=Sampling(seed=seed))
+        pieces = await collect(engine, request)
+        tokens = [[t for p in pieces if p.index == index for t in p.token_ids] for index in range(n)]
+        seeds = {p.index: p.seed for p in pieces if p.finish is not None}
+        return [(tokens[index], seeds[index]) for index in range(n)]
+
+    several = [*await run(42, 5), *await run(43, 5)]
+    assert len({seed for _, seed in several}) == 10
+    assert len({tuple(tokens) for tokens, _ in several}) == 10
+    assert (several[0][1], several[5][1]) == (42, 43)
+    for tokens, seed in several:
+        assert seed is not None
+        assert await run(seed, 1) == [(tokens, seed)]
+
+
 async def test_seeded_sampling_repeats_alone_and_in_company(engine: LocalEngine) -> None:
     async def run(seed: int) -> list[int]:
         context_id = await fresh(engine, PROMPTS[17])

@@ -210,7 +210,7 @@ ME, OTHER = Caller("me"), Caller("other")
 async def told(events: AsyncIterator[ContextEvent], until: Change, context_id: str) -> list[ContextEvent]:
     """What comes up to and with this."""
     seen: list[ContextEvent] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         async for event in events:
             seen.append(event)
             if (event.change, event.context_id) == (until, context_id):

@@ -56,7 +56,9 @@ def test_families_differ_in_biases_and_norms():
 
 
 @pytest.mark.parametrize("raw", [LLAMA31, MISTRAL, QWEN2, QWEN3], ids=lambda raw: raw["architectures"][0])
-def test_round_trip(raw):
+@pytest.mark.parametrize("window", [{}, {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 3}])
+def test_round_trip(raw, window):
+    raw = raw | window
     assert from_hf(hf_config(from_hf(raw))) == from_hf(raw)
 
 
@@ -68,19 +70,73 @@ def test_old_and_new_rope_keys_agree():
     assert from_hf(old).rope_scaling == RopeScaling("linear", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "key"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, r"rope_scaling\.rope_type: 'yarn'"),
+        ({"rope_type": "linear", "factor": 4.0}, r"rope_scaling: .* linear 4, but rope_parameters says .* linear 2"),
+        ({"rope_type": "default"}, r"rope_scaling: .* no scaling, but rope_parameters says .* linear 2"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}, r"rope_scaling: rope_theta = 7 .*rope_parameters"),
+    ],
+)
+def test_rope_scaling_that_says_otherwise_than_rope_parameters_is_refused(scaling, key):
+    """Which of them goes first depends on who reads; transformers 5 takes rope_scaling."""
+    raw = LLAMA31 | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": scaling}
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key}"):
+        from_hf(raw)
+
+
+def test_rope_scaling_that_says_the_same_as_rope_parameters():
+    same = LLAMA31 | {"rope_parameters": LLAMA31["rope_scaling"] | {"rope_theta": 500000.0}}
+    assert from_hf(same) == from_hf(LLAMA31)
+    assert from_hf(LLAMA31 | {"rope_parameters": {}}) == from_hf(LLAMA31)
+
+
 def test_a_sliding_window_limits_the_positions():
     assert from_hf(MISTRAL | {"sliding_window": None}).max_positions == 32768
     assert from_hf(MISTRAL | {"sliding_window": 4096}).max_positions == 4096
     assert from_hf(MISTRAL | {"sliding_window": 10**6}).max_positions == 32768
     assert from_hf(QWEN2 | {"use_sliding_window": False}).max_positions == 131072
     assert from_hf(QWEN2 | {"use_sliding_window": True}).max_positions == 4096
+    assert from_hf(LLAMA31 | {"sliding_window": 4096}).max_positions == 4096  # transformers' cache has such a window
+    assert from_hf(LLAMA31 | {"sliding_window": 4096, "use_sliding_window": False}).max_positions == 131072
+
+
+def test_what_a_window_caps_is_kept():
+    assert from_hf(MISTRAL).declared_positions == 32768
+    assert from_hf(MISTRAL | {"sliding_window": 32768}).declared_positions is None
+    assert from_hf(MISTRAL | {"sliding_window": None}).declared_positions is None
+
+
+SLIDING = QWEN2 | {"use_sliding_window": True}
+
+
+def test_a_window_that_no_layer_has_is_none():
+    assert from_hf(SLIDING | {"max_window_layers": 31}).max_positions == 4096
+    assert from_hf(SLIDING | {"max_window_layers": 32}).max_positions == 131072
+    assert from_hf(SLIDING | {"max_window_layers": 0}).max_positions == 4096
+    assert from_hf(SLIDING | {"layer_types": ["full_attention"] * 32}).max_positions == 131072
+    every = ["full_attention"] * 31 + ["sliding_attention"]
+    assert from_hf(SLIDING | {"layer_types": every, "max_window_layers": 32}).max_positions == 4096
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
-@pytest.mark.parametrize("value", [None, 0, -1, 1.5, "8", True, 2**40], ids=repr)
-def test_a_missing_or_malformed_size_is_named(key, value):
-    with pytest.raises(CheckpointError, match=rf"^model/config\.json: {key}: "):
+@pytest.mark.parametrize(
+    "value", [None, 0, -1, 1.5, "8", True, 2**40, float("nan"), 10**400], ids=lambda v: repr(v)[:9]
+)
+def test_a_malformed_size_is_named(key, value):
+    with pytest.raises(CheckpointError, match=rf"^model/config\.json: {key}: .{{0,200}}$"):
         from_hf(LLAMA31 | {key: value}, file="model/config.json")
+
+
+# Published, the largest of their kind: https://arxiv.org/abs/2407.21783, table 3, and models with a million positions.
+LLAMA_405B = {"hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "intermediate_size": 53248}
+
+
+@pytest.mark.parametrize("positions", [131_072, 1_048_576, 10_485_760])
+def test_what_is_large_and_published_is_read(positions):
+    config = from_hf(LLAMA31 | LLAMA_405B | {"max_position_embeddings": positions, "vocab_size": 262_208})
+    assert (config.layers, config.max_positions, config.head_dim) == (126, positions, 128)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +162,42 @@ def test_a_missing_or_malformed_size_is_named(key, value):
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"num_hidden_layers": 1024}, "num_hidden_layers"),
+        ({"max_position_embeddings": 2**31 - 1}, "max_position_embeddings"),
+        ({"vocab_size": 2**31 - 1}, "vocab_size"),
+        ({"hidden_size": 2**30, "head_dim": 2}, "hidden_size"),
+        ({"head_dim": 2**20}, "head_dim"),
+        ({"head_dim": -2}, "head_dim"),
+        ({"intermediate_size": 2**30}, "intermediate_size"),
+        ({"num_key_value_heads": -8}, "num_key_value_heads"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads"),
+        ({"num_attention_heads": 4096}, "num_attention_heads"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"rope_theta": 1e-300}, "rope_theta"),
+        ({"rope_theta": 0.5}, "rope_theta"),
+        ({"rope_theta": 1e300}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"rope_theta": -1e4}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e-300}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": LLAMA31["rope_scaling"] | {"high_freq_factor": 1 + 1e-12}}, r"rope_scaling\.low_freq_factor"),
+        ({"rope_scaling": LLAMA31["rope_scaling"] | {"high_freq_factor": 1e300}}, r"rope_scaling\.high_freq_factor"),
+        (
+            {"rope_scaling": LLAMA31["rope_scaling"] | {"original_max_position_embeddings": 2**40}},
+            r"rope_scaling\.original_max_position_embeddings",
+        ),
+        ({"original_max_position_embeddings": 4096}, r"rope_scaling\.original_max_position_embeddings"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+        ({"rms_norm_eps": 1e300}, "rms_norm_eps"),
+        ({"hidden_act": None}, "hidden_act"),
+        ({"hidden_act": ["silu"] * 10**6}, "hidden_act: .{1,200}$"),
+        ({"mlp_bias": None}, "mlp_bias"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ({"layer_types": ["linear_attention"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 32}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 31}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 32, "architectures": ["MistralForCausalLM"]}, "layer_types"),
         ({"layer_types": 7}, "layer_types"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"bos_token_id": -1}, "bos_token_id"),

@@ -2,9 +2,10 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxctx.model import rope
-from jaxctx.model.config import RopeScaling
+from jaxctx.model.config import BAND_FACTOR, ROPE_FACTOR, ROPE_THETA, RopeScaling
 
 
 def test_attention_depends_on_distance_only(tiny):
@@ -40,3 +41,14 @@ def test_llama3_scaling_keeps_short_and_divides_long_wavelengths(tiny):
     assert between.any()
     assert ((scaled < plain) & (scaled > plain / 8))[between].all()
     assert scaled.dtype == np.float32
+
+
+@pytest.mark.parametrize("theta", ROPE_THETA)
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+@pytest.mark.parametrize("factor", ROPE_FACTOR)
+def test_at_the_bounds_of_a_configuration_every_frequency_is_a_number(tiny, theta, kind, factor):
+    scaling = RopeScaling(kind, factor, BAND_FACTOR[0], BAND_FACTOR[1], 2**24)
+    shape = dataclasses.replace(tiny, head_dim=1024, rope_theta=theta, rope_scaling=scaling)
+    frequencies = rope.inverse_frequencies(shape)
+    assert np.isfinite(frequencies).all()
+    assert (frequencies >= np.finfo(np.float32).tiny).all()

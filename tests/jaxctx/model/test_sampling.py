@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import jaxctx
 from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
     ROW_WORDS,
@@ -280,6 +283,22 @@ def test_sampled_tokens_are_counted_in_their_slot() -> None:
     assert sampled.tokens.tolist() == list(range(ROWS))
     for slot in range(SLOTS):
         assert np.flatnonzero(state.counts[slot]).tolist() == [SLOTS - 1 - slot]
+
+
+def test_logit_bias_comes_before_penalties_and_the_contract_says_so() -> None:
+    """A repetition penalty divides what a bias has made of a logit, as in vLLM: 1 + 4 halved is below 3, half of 1 and
+    4 is not.
+    """
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[3, 5]] = 1, 3
+    row = Row(logits, {"repetition_penalty": 2.0}, prompt=[3], bias={3: 4.0})
+    assert run([row])[0].tokens[0] == 5
+    contract = (Path(jaxctx.__file__).parents[1] / "protos/jaxctx/v1/generation.proto").read_text()
+    order = re.search(r"Order: (.*?)\.\s", re.sub(r"\n// ", " ", contract))
+    assert order is not None
+    assert re.sub(r" \(.*?\)", "", order[1]).split(", ") == [
+        "logit_bias", "min_tokens", "penalties", "temperature", "top_k", "top_p", "min_p",
+    ]  # fmt: skip
 
 
 def test_greedy_penalties_use_what_was_just_sampled() -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import shutil
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.weights import CheckpointError, convert, load_model
+from jaxctx.model.weights import CheckpointError, convert, load, load_model
 from scripts.checkpoints import init_random, save, write_random
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -244,6 +245,95 @@ def test_wrong_type(checkpoint):
 
 def test_unknown_run_type(checkpoint):
     refused(checkpoint, "^dtype: must be float32 or bfloat16, not 'float16'", dtype="float16")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, "negative NaN"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_that_are_no_numbers(tiny, tmp_path, value, stored, dtype):
+    write_random(tmp_path, tiny, seed=1, dtype=stored)
+    value = np.copysign(np.nan, -1) if isinstance(value, str) else value
+    for name, where in [(Q, (63, 31)), ("model.norm.weight", (0,)), ("model.embed_tokens.weight", (95, 31))]:
+        edit(tmp_path, lambda tensors, name=name, where=where: tensors[name].__setitem__(where, value))
+        match = rf"^model\.safetensors: {name}: holds values that are not finite in {dtype}; the first is .* at"
+        refused(tmp_path, rf"{match} \[{', '.join(map(str, where))}\]", dtype=dtype)
+        edit(tmp_path, lambda tensors, name=name, where=where: tensors[name].__setitem__(where, 1))
+    load_model(tmp_path, dtype=dtype)
+
+
+def test_values_that_only_the_wanted_type_has_no_number_for(checkpoint, monkeypatch):
+    edit(checkpoint, lambda tensors: tensors[Q].__setitem__((5, 7), np.finfo(np.float32).max))
+    load_model(checkpoint)
+    refused(checkpoint, rf"{Q}: holds values that are not finite in bfloat16; the first is inf", dtype="bfloat16")
+    monkeypatch.setattr(load, "FINITE_AT_ONCE", 3)  # not a divisor of the size
+    refused(checkpoint, rf"{Q}: .* at \[5, 7\]", dtype="bfloat16")
+
+
+def test_no_number_in_orbax(tmp_path, checkpoint):
+    edit(checkpoint, lambda tensors: tensors[Q].__setitem__((5, 7), np.nan))
+    with pytest.raises(CheckpointError, match=rf"{Q}: holds values that are not finite"):
+        convert(checkpoint, tmp_path / "orbax")
+    assert not (tmp_path / "orbax").exists()
+    tiny_config = load.read_config(checkpoint)
+    model, params = init_random(tiny_config, 0)
+    broken = tuple(np.full_like(np.asarray(array), np.nan) for array in params)
+    save(tmp_path / "trained", model, broken)
+    refused(tmp_path / "trained", r"^params: .*: holds values that are not finite in float32; the first is nan at")
+
+
+def test_parameters_larger_than_memory(checkpoint, monkeypatch):
+    needed = sum(array.nbytes for array in load_file(checkpoint / "model.safetensors").values())
+    monkeypatch.setattr(load, "physical_memory", lambda: needed)
+    load_model(checkpoint)
+    monkeypatch.setattr(load, "physical_memory", lambda: needed - 1)
+    refused(checkpoint, r"^model\.safetensors: the parameters take .* GiB as float32, and this machine has .* GiB")
+    load_model(checkpoint, dtype="bfloat16")
+
+
+def header(path, **changes):
+    """Rewrite a safetensors file's header, which says where in the file each tensor is."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    text = json.dumps(json.loads(data[8 : 8 + size]) | changes).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [64, 32], "data_offsets": [0, 2**40]},
+        {"dtype": "F32", "shape": [2**31, 2**31], "data_offsets": [0, 8192]},
+        {"dtype": "F32", "shape": [64, 32], "data_offsets": [8192, 0]},
+        {"dtype": "F32", "shape": [-64, 32], "data_offsets": [0, 8192]},
+        {"dtype": "F99", "shape": [64, 32], "data_offsets": [0, 8192]},
+        7,
+    ],
+    ids=["past the end", "overflow", "backwards", "negative", "type", "no object"],
+)
+def test_a_header_that_lies(checkpoint, entry):
+    header(checkpoint / "model.safetensors", **{Q: entry})
+    refused(checkpoint, r"^model\.safetensors: not a whole safetensors file")
+
+
+def test_a_header_that_claims_to_be_larger_than_the_file(checkpoint):
+    (checkpoint / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    refused(checkpoint, r"^model\.safetensors: not a whole safetensors file")
+
+
+def test_files_that_are_none(checkpoint):
+    """A pipe would be waited for, and a file of any size read."""
+    for name in ("config.json", "model.safetensors.index.json"):
+        kept = (checkpoint / name).read_bytes() if (checkpoint / name).exists() else None
+        (checkpoint / name).unlink(missing_ok=True)
+        os.mkfifo(checkpoint / name)
+        refused(checkpoint, rf"^{name}: not a file")
+        (checkpoint / name).unlink()
+        with (checkpoint / name).open("wb") as file:
+            file.truncate(2**30)
+        refused(checkpoint, rf"^{name}: 1,073,741,824 bytes, more than")
+        (checkpoint / name).unlink()
+        if kept is not None:
+            (checkpoint / name).write_bytes(kept)
 
 
 @pytest.fixture

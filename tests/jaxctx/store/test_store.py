@@ -31,9 +31,10 @@ from .saving import (
 )
 
 
-@pytest.fixture(params=["directory", "file url", "memory url", "dictionary"])
+@pytest.fixture(params=["directory", "file url", "memory url", "all of memory", "dictionary"])
 def objects(request, tmp_path):
     urls = {"directory": f"{tmp_path}/a b/deep", "file url": f"file://{tmp_path}/%C3%A9", "memory url": "memory://x"}
+    urls["all of memory"] = "memory://"  # as README has it
     if request.param == "dictionary":
         yield MemoryObjects()
     else:

@@ -9,6 +9,7 @@ then, and the window computed anew at the positions behind the sinks, so that ou
 from collections.abc import Sequence
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.seeds import derive_seed
 from jaxctx.v1.blocking.contexts import Context
 from jaxctx.v1.blocking.loops import continuing
 from jaxctx.v1.options import Output, SamplingOptions
@@ -35,7 +36,8 @@ def windowed(
     """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
 
     `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
-    `sample` is as in `Output`, by default greedy; with a seed, the i-th token is drawn with `seed + i`.
+    `sample` is as in `Output`, by default greedy; with a seed, the first token is drawn with it and each
+    other one with a hash of it and the token's number: behind a cut all are drawn at the same few positions.
     """
     if most is not None and most <= sinks + window:
         raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")
@@ -52,7 +54,7 @@ def windowed(
                     context.fill(tokens=tokens[sinks:-1], defer=True)
             drawn = sampling.copy()
             if (seed := sampling.get("seed")) is not None:
-                drawn["seed"] = seed + len(new)
+                drawn["seed"] = derive_seed(seed, len(new))
             seen = mask(len(tokens) - 1, sinks, window)
             result = context.forward(tokens[-1:], masks=[seen], outputs=[Output(sample=drawn)])
             new.append(result.outputs[0].token_id)  # type: ignore[arg-type]  # a sample was asked for

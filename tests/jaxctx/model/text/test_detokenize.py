@@ -148,3 +148,20 @@ def test_a_prompt_that_ends_inside_a_character() -> None:
     assert detokenizer.push([65]) == "A"
     detokenizer = Detokenizer(ECHO, list("漢".encode()[:2]))
     assert detokenizer.push([*"漢".encode()[2:], 65]).endswith("A")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_how_many_ids_come_at_once_makes_no_difference(name: str) -> None:
+    """Whole characters and broken ones: the decoder replaces a run of bytes as a whole if any of it is broken, so that
+    of one that sees all at once whole characters would be lost too.
+    """
+    tokenizer, rng = TOKENIZERS[name], random.Random(7)
+    first = tokenizer.token_id("<0x00>") or 0
+    whole = [tokenizer.encode(text, add_special_tokens=False) for text in ("é", "👍", "the", " ", "漢字")]
+    parts = (b"\xc3", b"\xff", b"\xf0\x9f", b"\xf0\x9f\x91", b"\xa9")
+    broken = [[first + value for value in part] for part in parts]
+    for _ in range(300):
+        ids = [each for _ in range(rng.randint(1, 8)) for each in rng.choice(rng.choice([whole, broken]))]
+        one_by_one = "".join(pieces(tokenizer, ids, list(range(1, len(ids)))))
+        cuts = sorted(rng.sample(range(len(ids) + 1), rng.randint(0, min(3, len(ids)))))
+        assert "".join(pieces(tokenizer, ids, cuts)) == one_by_one, (ids, cuts)

@@ -22,6 +22,129 @@ def model_dir(path: Path, **files: Any) -> Path:
     return path
 
 
+ADDED = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+BIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 600}  # more rows than the tokenizer's 512 entries
+TEXT = "A <X>B<|endoftext|> <Y>."
+A, B, SPACE, DOT, LT, X, GT, Y, END = 65, 66, 32, 46, 60, 88, 62, 89, 256
+PLAIN_X, PLAIN_Y = [LT, X, GT], [LT, Y, GT]
+
+# tokenizer_config.json, other files, and the ids of TEXT, with their text without special tokens, in transformers.
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], list[int], str]] = {
+    "nothing": ({}, {}, [A, SPACE, *PLAIN_X, B, END, SPACE, *PLAIN_Y, DOT], "A <X>B <Y>."),
+    "a declared token": (
+        {"added_tokens_decoder": {"512": ADDED | {"content": "<X>"}}},
+        {},
+        [A, SPACE, 512, B, END, SPACE, *PLAIN_Y, DOT],
+        "A B <Y>.",
+    ),
+    "with flags": (
+        {"added_tokens_decoder": {"512": ADDED | {"content": "<X>", "lstrip": True, "special": False}}},
+        {},
+        [A, 512, B, END, SPACE, *PLAIN_Y, DOT],
+        "A<X>B <Y>.",
+    ),
+    "in the order of their ids": (
+        {"added_tokens_decoder": {"513": ADDED | {"content": "<Y>"}, "512": ADDED | {"content": "<X>"}}},
+        {},
+        [A, SPACE, 512, B, END, SPACE, 513, DOT],
+        "A B .",
+    ),
+    "an entry of the vocabulary that becomes special": (
+        {"added_tokens_decoder": {"65": ADDED | {"content": "A"}}},
+        {},
+        [A, SPACE, *PLAIN_X, B, END, SPACE, *PLAIN_Y, DOT],
+        " <X>B <Y>.",
+    ),
+    "a named one that becomes special": (
+        {"added_tokens_decoder": {"512": ADDED | {"content": "<X>", "special": False}}, "pad_token": "<X>"},
+        {},
+        [A, SPACE, 512, B, END, SPACE, *PLAIN_Y, DOT],
+        "A B <Y>.",
+    ),
+    "tokens that are only named": (
+        {"image_token": "<Y>", "pad_token": "<X>", "add_bos_token": True},
+        {},
+        [A, SPACE, 512, B, END, SPACE, 513, DOT],
+        "A B .",
+    ),
+    "tokens without a name": (
+        {"extra_special_tokens": ["<Y>"], "eos_token": "<X>"},
+        {},
+        [A, SPACE, 512, B, END, SPACE, 513, DOT],
+        "A B .",
+    ),
+    "under the older key": (
+        {"additional_special_tokens": ["<X>"]},
+        {},
+        [A, SPACE, 512, B, END, SPACE, *PLAIN_Y, DOT],
+        "A B <Y>.",
+    ),
+    "in older files": (
+        {"eos_token": "<|im_end|>"},
+        {"special_tokens_map": {"eos_token": "<X>"}, "added_tokens": {"<Y>": 512}},
+        [A, SPACE, 513, B, END, SPACE, 512, DOT],
+        "A B <Y>.",
+    ),
+    "in older files that are not to be read": (
+        {"added_tokens_decoder": {"512": ADDED | {"content": "<X>"}}},
+        {"special_tokens_map": {"eos_token": "<Y>"}},
+        [A, SPACE, 512, B, END, SPACE, *PLAIN_Y, DOT],
+        "A B <Y>.",
+    ),
+}
+beside = pytest.mark.parametrize("name", BESIDE)
+
+
+def beside_dir(path: Path, name: str) -> Path:
+    settings, others, _, _ = BESIDE[name]
+    settings = settings | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return model_dir(path, tokenizer_config=settings, config=BIG | {"model_type": "llama"}, **others)
+
+
+@beside
+def test_tokens_beside_the_tokenizer_are_its_own(tmp_path: Path, name: str) -> None:
+    tokenizer = load_text(beside_dir(tmp_path, name)).tokenizer
+    assert tokenizer.encode(TEXT) == BESIDE[name][2]
+    assert tokenizer.decode(BESIDE[name][2]) == BESIDE[name][3]
+
+
+@pytest.mark.parity
+@beside
+def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = beside_dir(tmp_path, name)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(path), load_text(path).tokenizer
+    ids = theirs(TEXT)["input_ids"]
+    assert ids == ours.encode(TEXT) == BESIDE[name][2]
+    assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == BESIDE[name][3]
+    assert {i for i, token in theirs.added_tokens_decoder.items() if token.special} == ours.special_ids
+
+
+def test_a_token_that_the_model_has_no_row_for_stays_out_if_it_is_only_named(tmp_path: Path) -> None:
+    """Published: a padding token, for training, that nobody gave a row."""
+    files = {"config": BIG | {"vocab_size": 512}, "tokenizer_config": {"pad_token": "<X>"}}
+    assert load_text(model_dir(tmp_path, **files)).tokenizer.encode(TEXT) == BESIDE["nothing"][2]
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 512}))
+    match = r"^tokenizer\.json: larger than the model's vocabulary: .* has id 511, but config\.json: vocab_size is 500"
+    with pytest.raises(CheckpointError, match=match):
+        load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 500}))
+    declared = {"added_tokens_decoder": {"512": ADDED | {"content": "<X>"}}}
+    with pytest.raises(CheckpointError, match=r"larger than the model's vocabulary: '<X>' has id 512"):
+        load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 512}, tokenizer_config=declared))
+
+
+def test_the_end_of_a_family_whose_files_name_none(tmp_path: Path) -> None:
+    llama, qwen = BIG, BIG | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 32}
+    assert (load_text(model_dir(tmp_path, config=llama)).eos_ids, load_text(tmp_path).bos_id) == ((2,), 1)
+    assert load_text(model_dir(tmp_path, config=qwen)).eos_ids == ()
+    assert load_text(model_dir(tmp_path, config=llama | {"eos_token_id": None})).eos_ids == ()
+    named = {"eos_token": "<|im_end|>"}
+    assert load_text(model_dir(tmp_path, config=llama, tokenizer_config=named)).eos_ids == (259,)
+
+
 def prompt(text: ModelText) -> list[int]:
     assert text.chat_template is not None
     return text.tokenizer.encode(text.chat_template.render(HELLO), add_special_tokens=False)
@@ -95,15 +218,44 @@ def test_named_templates(tmp_path: Path, name: str, expected: str) -> None:
         ({"generation_config": {"eos_token_id": [1, -2]}}, r"generation_config\.json: eos_token_id"),
         ({"config": {"bos_token_id": True}}, r"config\.json: bos_token_id"),
         ({"tokenizer_config": {"eos_token": 5}}, r"tokenizer_config\.json: eos_token"),
+        ({"tokenizer_config": {"eos_token": {"text": "a"}}}, r"tokenizer_config\.json: eos_token"),
+        ({"tokenizer_config": {"eos_token": "a" * 20_000}}, r"tokenizer_config\.json: eos_token"),
+        ({"tokenizer_config": {"eos_token": {"content": "a", "lstrip": 1}}}, r"tokenizer_config\.json: eos_token"),
+        ({"tokenizer_config": {"added_tokens_decoder": []}}, r"tokenizer_config\.json: added_tokens_decoder"),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"600": {"content": "<X>"}}}},
+            r"tokenizer_config\.json: added_tokens_decoder\.600: '<X>' is to have id 600, but .* has 512",
+        ),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}},
+            r"tokenizer_config\.json: added_tokens_decoder\.7: .* but in tokenizer\.json it has 259",
+        ),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "a"}}}}, r"added_tokens_decoder\.x: must"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"7": "a"}}}, r"added_tokens_decoder\.7: must be an object"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"7": {}}}}, r"added_tokens_decoder\.7: must be a string"),
+        ({"tokenizer_config": {"extra_special_tokens": 7}}, r"tokenizer_config\.json: extra_special_tokens: must"),
+        ({"tokenizer_config": {"extra_special_tokens": [7]}}, r"tokenizer_config\.json: extra_special_tokens: must"),
+        ({"tokenizer_config": {"split_special_tokens": True}}, r"tokenizer_config\.json: split_special_tokens"),
+        ({"special_tokens_map": {"eos_token": 5}}, r"special_tokens_map\.json: eos_token"),
+        ({"added_tokens": {"<X>": "one"}}, r"added_tokens\.json: <X>: must be a token id"),
+        ({"added_tokens": {"<X>": 700}}, r"added_tokens\.json: <X>: .* is to have id 700, but .* has 512"),
         ({"tokenizer_config": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template"),
         ({"tokenizer_config": {"chat_template": []}}, r"tokenizer_config\.json: chat_template: .* empty"),
         ({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, r"tokenizer_config\.json: chat_template"),
+        ({"tokenizer_config": {"chat_template": "a" * (2 << 20)}}, r"tokenizer_config\.json: chat_template: more than"),
         ({"tokenizer_config": {"chat_template": "{% if %}"}}, "chat template"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_text(model_dir(tmp_path, **files))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a" * (2 << 20)], ids=["not UTF-8", "too long"])
+def test_a_template_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    (model_dir(tmp_path) / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: "):
+        load_text(tmp_path)
 
 
 def test_the_echo_text_matches_the_echo_model() -> None:

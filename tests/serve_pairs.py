@@ -1,0 +1,14 @@
+"""As `serve_echo`, with tokens of one or two printable characters.
+
+python -m tests.serve_pairs [arguments of jaxctx-serve]
+"""
+
+import sys
+
+from jaxctx_server import assemble
+from jaxctx_server.command import main
+from tests.echo import echo_model, pairs_text
+
+if __name__ == "__main__":
+    assemble._model = lambda config, mesh, progress: echo_model(pairs_text(), max_positions=8192)
+    sys.exit(main())
