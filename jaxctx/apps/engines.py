@@ -166,7 +166,8 @@ class Engines:
         try:
             while True:
                 try:
-                    stats = await asyncio.wait_for(engine.stats(), None if patient else self.silence_s)
+                    async with asyncio.timeout(None if patient else self.silence_s):
+                        stats = await engine.stats()
                 except Exception:  # whatever it is, it does not answer
                     self.lose(node)
                 else:

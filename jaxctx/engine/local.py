@@ -205,7 +205,8 @@ class LocalEngine(Snapshots, Engine):
     async def stats(self) -> answers.EngineStats:
         """As they are; or as they were, while a step takes longer than BUSY_S: a busy engine is no silent one."""
         with suppress(TimeoutError):
-            self._stats = await asyncio.wait_for(self.loop.call(self.core.stats), BUSY_S if self._stats else None)
+            async with asyncio.timeout(BUSY_S if self._stats else None):
+                self._stats = await self.loop.call(self.core.stats)
         return replace(cast(answers.EngineStats, self._stats), snapshots=self.store.count())
 
     async def drain(self) -> None:

@@ -104,7 +104,8 @@ class RemoteEngine(RemoteCalls, ProgramEngine):
             told = from_rpc_error(error)
             raise (lost() if told.reason == "NOT_SERVING" else told) from error  # what gRPC says of who is not there
         except asyncio.CancelledError:
-            if call in self._calls:
+            task = asyncio.current_task()
+            if call in self._calls or (task is not None and task.cancelling()):  # its caller was, and not only the call
                 raise
             raise lost() from None
         finally:

@@ -80,7 +80,8 @@ class KeyStore:
         """Read the file again whenever it has changed or somebody asks. Never returns."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), None if self._path is None else LOOK_S)
+                async with asyncio.timeout(None if self._path is None else LOOK_S):
+                    await self._asked.wait()
             try:
                 if self._asked.is_set():
                     self._asked.clear()

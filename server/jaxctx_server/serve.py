@@ -136,7 +136,8 @@ async def _drain(serving: Serving, timeout_s: float) -> bool:
     """Whether all running work finished in time."""
     log.info("draining: no new work; running work has %.0f s (a second signal stops at once)", timeout_s)
     try:
-        await asyncio.wait_for(serving.drain(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await serving.drain()
     except TimeoutError:
         log.warning("the drain's time is up; what still runs is cut off")
         return False

@@ -618,3 +618,21 @@ async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, addre
     assert error.value.reason == "ENGINE_LOST"
     await remote.aclose()
     forwarder.open.set()
+
+
+async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
+    engine: LocalEngine, address: str, clock: Clock
+) -> None:
+    forwarder = Forwarder(int(address.rpartition(":")[2]))
+    remote = RemoteEngine(f"127.0.0.1:{await forwarder.begin()}", "", "", clock)
+    remote._headers = ()
+    await remote.stats()
+    forwarder.open.clear()
+    creating = asyncio.create_task(remote.create(Asker(), requests.CreateRequest()))
+    await asyncio.sleep(0.05)
+    remote._cut()
+    creating.cancel()
+    await asyncio.wait([creating], timeout=1)
+    assert creating.cancelled()
+    await remote.aclose()
+    forwarder.open.set()

@@ -73,7 +73,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 yield Health(status=status)
                 sent = status
             with suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await change.wait()
 
     def _status(self, service: str) -> int:
         if service and service not in self._services:

@@ -170,7 +170,8 @@ class Router(Service):
                     if programs.draining:
                         raise draining()
                     with suppress(TimeoutError):
-                        change = await asyncio.wait_for(changes.get(), LOOK_S)
+                        async with asyncio.timeout(LOOK_S):
+                            change = await changes.get()
                         if change.change == reset.change:
                             break
                         yield change
