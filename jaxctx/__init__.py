@@ -9,22 +9,102 @@
 
 import importlib.metadata
 
-from jaxctx import aio as aio
-from jaxctx import errors as errors
-from jaxctx import loops as loops
-from jaxctx import programs as programs
-from jaxctx.client.streams import Completion as Completion
-from jaxctx.client.streams import Piece as Piece
-from jaxctx.errors import JaxctxError as JaxctxError
-from jaxctx.v1.answers import *  # noqa: F403
-from jaxctx.v1.blocking.clients import Client as Client
-from jaxctx.v1.blocking.contexts import Context as Context
-from jaxctx.v1.blocking.contexts import Stream as Stream
-from jaxctx.v1.blocking.sessions import Session as Session
-from jaxctx.v1.blocking.sessions import Variable as Variable
-from jaxctx.v1.options import GenerateOptions as GenerateOptions
-from jaxctx.v1.options import Output as Output
-from jaxctx.v1.options import SamplingOptions as SamplingOptions
+from jaxctx import aio, decoding, errors
+from jaxctx.client._sync.client import Client
+from jaxctx.client._sync.context import Context, Stream
+from jaxctx.client._sync.session import Session, Variable
+from jaxctx.client.options import ForwardOutputOptions, GenerateOptions, SamplingOptions
+from jaxctx.client.streams import Completion, Piece
+from jaxctx.client.templates import Call, Input, Output, Template, semantic
+from jaxctx.errors import JaxctxError
+from jaxctx.types import (
+    Comparison,
+    ContextChange,
+    ContextEvent,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    Criterion,
+    EngineInfo,
+    EngineStats,
+    EngineStatus,
+    Expiry,
+    FillResult,
+    FinishReason,
+    ForwardOutputResult,
+    ForwardResult,
+    GeneratePiece,
+    GetContextResult,
+    GraphTask,
+    Model,
+    PlanResult,
+    Publication,
+    RenderedChat,
+    SessionInfo,
+    Snapshot,
+    SubmitCallResult,
+    TaskPhase,
+    Tier,
+    TokenIds,
+    TokenLogprob,
+    Usage,
+    VariableInfo,
+    VariableState,
+)
+
+__all__ = [
+    "Call",
+    "Client",
+    "Comparison",
+    "Completion",
+    "Context",
+    "ContextChange",
+    "ContextEvent",
+    "ContextInfo",
+    "ContextPages",
+    "ContextState",
+    "Criterion",
+    "EngineInfo",
+    "EngineStats",
+    "EngineStatus",
+    "Expiry",
+    "FillResult",
+    "FinishReason",
+    "ForwardOutputOptions",
+    "ForwardOutputResult",
+    "ForwardResult",
+    "GenerateOptions",
+    "GeneratePiece",
+    "GetContextResult",
+    "GraphTask",
+    "Input",
+    "JaxctxError",
+    "Model",
+    "Output",
+    "Piece",
+    "PlanResult",
+    "Publication",
+    "RenderedChat",
+    "SamplingOptions",
+    "Session",
+    "SessionInfo",
+    "Snapshot",
+    "Stream",
+    "SubmitCallResult",
+    "TaskPhase",
+    "Template",
+    "Tier",
+    "TokenIds",
+    "TokenLogprob",
+    "Usage",
+    "Variable",
+    "VariableInfo",
+    "VariableState",
+    "aio",
+    "decoding",
+    "errors",
+    "semantic",
+]
 
 try:
     __version__ = importlib.metadata.version("jaxctx")

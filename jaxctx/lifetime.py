@@ -42,7 +42,7 @@ class Lifetime:
 FOREVER = Lifetime()
 
 
-class Alarms(Generic[T]):
+class DeadlineQueue(Generic[T]):
     """Who is due when. Everybody has one alarm at most; to set it anew costs O(log n), however often it is done."""
 
     def __init__(self) -> None:

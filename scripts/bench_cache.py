@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxctx.cache.contexts import Context, ContextCache, Identity
-from jaxctx.cache.memory import Memory
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import Context, ContextCache, Identity
 
 PAGE_SIZE = 16
 PAGES = 16_384
@@ -27,7 +27,7 @@ IDENTITY = Identity("bench", "model")
 def new_cache(host_slots: int = 0, disk_slots: int = 0) -> ContextCache:
     """An empty cache with numbered contexts."""
     ids = itertools.count()
-    memory = Memory(PAGES, PAGE_SIZE, host_slots, disk_slots)
+    memory = BlockManager(PAGES, PAGE_SIZE, host_slots, disk_slots)
     return ContextCache(memory, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
 
 
@@ -102,7 +102,7 @@ def restore_s() -> tuple[float, float]:
     for _ in range(5):
         start = time.process_time()
         cache.suspend(context)
-        cache.memory.evict(pages)
+        cache.block_manager.evict(pages)
         suspended.append(time.process_time() - start)
         start = time.process_time()
         cache.match(context)

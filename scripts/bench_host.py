@@ -20,22 +20,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxctx.cache.contexts import Identity
-from jaxctx.engine.config import EngineConfig, World
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.mail import Promise
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.core.output_stream import ResultFuture
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import JaxctxError
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 
 LENGTH, STEPS = 2000, 120
 ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all streams decode
 
 
-class Nobody(Promise):
+class Nobody(ResultFuture):
     """Reads along, and keeps nothing."""
 
     def done(self, result: Any) -> None:
@@ -66,10 +67,10 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
     """Of each step with all streams decoding."""
     caller, rng = Caller(), np.random.default_rng(streams)
     for _ in range(streams):
-        context_id = core.contexts.create(caller, CreateRequest()).id
+        context_id = core.contexts.create(caller, CreateContextRequest()).id
         core.fill(caller, context_id, rng.integers(3, 500, LENGTH).astype(np.int32), True, Nobody())
         request = GenerateRequest(
-            context_id=context_id, max_tokens=ROOM, sampling=Sampling(temperature=0.0), ignore_eos=True
+            context_id=context_id, max_tokens=ROOM, sampling=SamplingParams(temperature=0.0), ignore_eos=True
         )
         core.generate(caller, request, context_id, 0, Nobody())
     while len(core.scheduler.running) < streams or any(not s.decoding for s in core.scheduler.running):
@@ -82,14 +83,14 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
 def main() -> None:
     loaded = load_model(BUNDLED, dtype="float32")
     config = EngineConfig(pages=64 * 240, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + ROOM)
-    device = Device(loaded.model, loaded.params, config)
+    device = ModelRunner(loaded.model, loaded.params, config)
     device.compile()
     print("streams  drafts   sent  booked  (ms, medians of", STEPS - 20, "steps)")
     for streams in map(int, sys.argv[1:] or ("1", "16", "32")):
         for drafts in (0, 8):
             identity = Identity(namespace="", model_revision=loaded.revision, kv_dtype=loaded.model.kv.dtype)
             sizes = replace(config, draft_tokens=drafts)
-            core = EngineCore(sizes, device, load_text(BUNDLED), identity, "bundled", World())
+            core = EngineCore(sizes, device, load_text(BUNDLED), identity, "bundled", RuntimeDeps())
             sent, booked = (statistics.median(each) for each in zip(*measure(core, streams), strict=True))
             print(f"{streams:7d}  {drafts:6d} {sent:6.2f} {booked:7.2f}")
 

@@ -41,9 +41,9 @@ import grpc
 import grpc.aio
 
 from jaxctx.errors import JaxctxError
+from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
-from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error
 
 START_TIMEOUT_S = 600.0
 SERVICE = b"jaxctx.v1.ContextService"  # serves once the model is loaded
@@ -235,7 +235,7 @@ def _tell(name: str, row: dict[str, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--command", default=f"{sys.executable} -m jaxctx_server.command")
+    parser.add_argument("--command", default=f"{sys.executable} -m jaxctx_server.cli")
     parser.add_argument("--loads", type=float, nargs="+", default=[1.0, 2.0, 5.0, 10.0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of every load, after its first deadline")

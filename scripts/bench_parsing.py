@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 
 import jaxctx
+from jaxctx.rpc import CHANNEL_OPTIONS
 from jaxctx.v1.context_service_pb2 import FillRequest, ForwardRequest
-from jaxctx.wire import CHANNEL_OPTIONS
 
 MOST = 4_194_240  # entries of two bytes in a message of 8 MiB
 SERVICE = "/jaxctx.v1."

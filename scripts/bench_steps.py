@@ -6,7 +6,7 @@
 Each step is planned, dispatched and waited for, without a server around it; "nothing" attends to nothing, so it is the
 matrix products and what goes with them. Medians of the rounds, with the fastest; the batches take turns, so that
 whatever else the machine does meets all of them. BATCH picks those whose name contains it. As in a server, memory that
-was freed is kept (`jaxctx_server.command.MALLOC`), unless GLIBC_TUNABLES says otherwise.
+was freed is kept (`jaxctx_server.cli.MALLOC`), unless GLIBC_TUNABLES says otherwise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import jax
 import numpy as np
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.device import Device
-from jaxctx.engine.step import StepShape
+from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.weights import load_model
-from jaxctx_kernels import Segment, plan_attention
-from jaxctx_server.command import MALLOC
+from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_server.cli import MALLOC
 
 PAGE = 16
 Batch = tuple[int, list[Segment]]  # rows to pad to, and what is in them
@@ -89,7 +89,7 @@ BATCHES = {
 }
 
 
-def packed(device: Device, shape: StepShape, parts: Sequence[Segment], rng: np.random.Generator) -> np.ndarray:
+def packed(device: ModelRunner, shape: StepShape, parts: Sequence[Segment], rng: np.random.Generator) -> np.ndarray:
     """The step's inputs, with tokens that are random."""
     vector, views = device.blank(shape)
     views.tokens[:] = rng.integers(0, 1000, shape.rows)
@@ -98,7 +98,7 @@ def packed(device: Device, shape: StepShape, parts: Sequence[Segment], rng: np.r
         positions = np.arange(part.position, part.position + part.rows)
         views.positions[rows] = positions
         views.kv_slots[rows] = part.pages[positions // PAGE] * PAGE + positions % PAGE
-    plan_attention(parts, shape.plan, views.plan)
+    build_attention_metadata(parts, shape.plan, views.plan)
     return vector
 
 
@@ -112,7 +112,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": MALLOC})
     loaded = load_model(options.model, dtype="bfloat16")
     config = EngineConfig(pages=4096, page_size=PAGE, max_context_tokens=16384)
-    device = Device(loaded.model, loaded.params, config)
+    device = ModelRunner(loaded.model, loaded.params, config)
     device.compile()
     rng = np.random.default_rng(0)
     chosen = {n: b for n, b in BATCHES.items() if not options.batches or any(part in n for part in options.batches)}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxctx.store import Lineage, SnapshotStore, Version
+from jaxctx.store import ContextRecord, SnapshotStore, SnapshotVersion
 
 FILE_BYTES = 32 << 20
 
@@ -46,12 +46,12 @@ def plain_read(folder: Path, page_bytes: int) -> None:
                 pass
 
 
-def save(store: SnapshotStore, lineage: Lineage, pages: list[bytes]) -> None:
+def save(store: SnapshotStore, lineage: ContextRecord, pages: list[bytes]) -> None:
     """One durable snapshot of which nothing is stored yet."""
     writer = store.begin(lineage)
     for number in writer.missing:
         writer.add(number, pages[number])
-    version = Version(
+    version = SnapshotVersion(
         tenant="", name="bench", context_id="", tokens=0, seq_len=0, pages=0, size_bytes=0, model_revision="", salt="",
         manual_commit=False,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def one_round(root: Path, number: int, pages: list[bytes], times: dict[str, list
     plain.mkdir()
     store = SnapshotStore(str(kept), clock=time.time, new_id=lambda: secrets.token_hex(16))
     page_bytes, tokens = len(pages[0]), np.arange(len(pages) * 16, dtype=np.int32)
-    lineage = Lineage(
+    lineage = ContextRecord(
         identity=b"bench", model_revision="", salt="", kv_dtype="", page_size=16, page_bytes=page_bytes, tokens=tokens,
         marks={}, seq_len=len(tokens), committed_pages=len(pages), working_tokens=0, manual_commit=False,
     )  # fmt: skip

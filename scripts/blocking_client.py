@@ -3,8 +3,7 @@
 
     scripts/blocking_client.py FOLDER
 
-Writes FOLDER/blocking from the modules of jaxctx/client that call a server, and from FOLDER/operations.py;
-`scripts/stubs` runs it. What only computes (requests, templates, streams) is one module for both clients.
+Writes FOLDER/_sync from the modules of jaxctx/client that call a server; `scripts/stubs` runs it. What only computes (requests, templates, streams) is one module for both clients.
 
 REPLACED has all that is said differently: whole words, in code, comments and docstrings alike. What needs more is no
 replacement: there both clients call a function each, which stand side by side (jaxctx/client/gathering.py).
@@ -18,11 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "jaxctx" / "client"
-MODULES = ("clients", "contexts", "link", "loops", "sessions")  # of CLIENT: what is written for both
+MODULES = ("channel", "client", "context", "decoding", "operations", "session")  # of CLIENT: what is written for both
 REPLACED = {  # by patterns of what the asyncio client says: what the blocking one does
     # Modules.
-    rf"\bjaxctx\.client\.(?=(?:{'|'.join(MODULES)})\b)": "jaxctx.v1.blocking.",
-    r"\bjaxctx\.v1\.operations\b": "jaxctx.v1.blocking.operations",
+    rf"\bjaxctx\.client\.(?=(?:{'|'.join(MODULES)})\b)": "jaxctx.client._sync.",
     r"\bgrpc\.aio\b": "grpc",
     # Statements and expressions.
     r"\basync (?=def|for|with)\b": "",
@@ -63,9 +61,8 @@ def sources() -> Iterator[Path]:
 
 
 def main(folder: str) -> None:
-    target = Path(folder, "blocking")
-    written = {target / "operations.py": (Path(folder, "operations.py"), "jaxctx/v1/operations.py")}
-    written |= {target / path.relative_to(CLIENT): (path, path.relative_to(ROOT).as_posix()) for path in sources()}
+    target = Path(folder, "_sync")
+    written = {target / path.relative_to(CLIENT): (path, path.relative_to(ROOT).as_posix()) for path in sources()}
     for path, (source, name) in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(HEAD.format(name) + blocking(source.read_text(encoding="utf-8")), encoding="utf-8")

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract, as_model
 from jaxctx.model.config import ModelConfig, from_hf, read_json
 from jaxctx.model.decoder import Decoder
+from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract, as_model
 from jaxctx.model.weights import write_orbax
 from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, SINGLE, HostArray
 

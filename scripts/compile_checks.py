@@ -33,14 +33,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.device import Program
-from jaxctx.engine.targets import TARGETS, compiling_for, memory_of
+from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_of
+from jaxctx.engine.runner.model_runner import CompiledModel
 from jaxctx.errors import FailedPrecondition
-from jaxctx.model.bind import abstract
 from jaxctx.model.config import SHAPES
+from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import TENSOR, logical_sharding
 from jaxctx.model.weights import read_config
-from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
+from jaxctx_kernels import KVPages, attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SLACK = 1.02  # growth that is none
@@ -70,17 +70,17 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
     def lower(chips: Chips) -> jax.stages.Lowered:
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
-        pool = pool_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
-        name = kernel_for(device.platform, pool)
+        pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
+        name = select_kernel(device.platform, pool)
         if name == "reference":
             raise LookupError("no kernel is chosen")
-        shape = plan_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
+        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
 
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
 
-        def run(q: jax.Array, k: Pool, v: Pool, packed: jax.Array) -> jax.Array:
-            return attend(q, k, v, unpack(shape, packed), shape=shape)
+        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+            return attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
 
         stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), pool)
         query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)
@@ -97,7 +97,7 @@ def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bf
         if split:
             places = [logical_sharding(chips.four, spec.axes) for spec in model.specs]
             params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
-        program = Program(model, params, SIZES, chips.four if split else chips.one)
+        program = CompiledModel(model, params, SIZES, chips.four if split else chips.one)
         if program.shapes[0].plan.kernel == "reference":
             raise LookupError("no kernel is chosen")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 import jaxctx
-from jaxctx.answers import GraphTask, VariableInfo
+from jaxctx.types import GraphTask, VariableInfo
 
 WIDTH, HEIGHT, BESIDE, BELOW = 180, 48, 60, 30  # of a box, and of the lanes between boxes
 ROWS, COLUMNS = 12, 8  # of boxes, at most

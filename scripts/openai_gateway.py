@@ -46,6 +46,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jaxctx.errors import FieldViolation, InvalidArgument, JaxctxError
+from jaxctx.rpc import from_rpc_error, method_of
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import (
     CloseContextRequest,
@@ -57,7 +58,6 @@ from jaxctx.v1.context_service_pb2 import (
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
 from jaxctx.v1.rules_pb2 import rule as rule_of
-from jaxctx.wire import from_rpc_error, method_of
 
 ABANDONED = {"duration": "60s", "sliding": True}  # a context whose gateway has died
 CREATE = {"model": "model_id", "cache_salt": "salt"}

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Engines of a core on a Ray cluster that is there: as many as the load asks for, and others for those that die.
+"""Engines of a router on a Ray cluster that is there: as many as the load asks for, and others for those that die.
 
-    scripts/ray_engines.py --core HOST:PORT --engines LEAST[:MOST] [-- ARGUMENTS OF jaxctx-serve]
+    scripts/ray_engines.py --router HOST:PORT --engines LEAST[:MOST] [-- ARGUMENTS OF jaxctx-serve]
 
 Each engine is a process of `jaxctx-serve --role engine` that an actor begins on its node and takes along when it dies.
 Ray decides which node that is, and knows when an actor or a node is gone; this script asks for another one then, and
-compares what the core says of its engines with LEAST and MOST, until a signal lets it drain all engines and end; a
-second one ends them at once. It never starts or stops Ray, a node of it, or the core, and sends no engine any work:
-engines register with the core by themselves. If this script dies, its engines do too, and their work waits at the core.
+compares what the router says of its engines with LEAST and MOST, until a signal lets it drain all engines and end; a
+second one ends them at once. It never starts or stops Ray, a node of it, or the router, and sends no engine any work:
+engines register with the router by themselves. If this script dies, its engines do too, and their work waits at the router.
 
 Paths (a model, a cluster key, a compilation cache) are those of the nodes, and have to be the same on all of them.
 
@@ -34,14 +34,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 1.0  # the core's figures are of its last beat, and a beat takes as long
+LOOK_S = 1.0  # the router's figures are of its last beat, and a beat takes as long
 ADD_AFTER_S = 5.0  # some beats: work that comes and goes sooner is done before another engine has loaded its weights
 REMOVE_AFTER_S = 300.0  # much longer: an engine takes minutes to come back, with nothing in its cache
 FIT = 0.75  # of the places of one engine less: at all of them it would be added again at once
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before another is begun for one that died; doubled for each in turn
 SOUND_S = 60.0  # of being ready: one that dies later than that did not fail to start
 PLACED_S = 30.0  # Ray places within a second or two where there is room
-CORE_S = 5.0  # for the core to say what it knows
+CORE_S = 5.0  # for the router to say what it knows
 SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is no second one
 # The kernel ends an engine when whoever began it is killed: two of them would not fit on one device.
 BOUND = (
@@ -98,7 +98,7 @@ def decide(
 ) -> tuple[int, Trend]:
     """How many engines are wanted from now on, and what to remember until the next look.
 
-    `loads` are of those that the core has and that take work; `starting` others of ours are on their way. None is added
+    `loads` are of those that the router has and that take work; `starting` others of ours are on their way. None is added
     while one is on its way, as it may be what is missing. After a change both times are counted anew.
     """
     full = bool(loads) and not starting and all(load.is_full for load in loads)
@@ -122,9 +122,9 @@ def pause_s(failures: int) -> float:
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
 
 
-def on_loopback(core: str) -> bool:
+def on_loopback(router: str) -> bool:
     """Whether HOST:PORT can be reached on its own machine only. OSError for a name that nobody knows."""
-    host = core.rpartition(":")[0].strip("[]")
+    host = router.rpartition(":")[0].strip("[]")
     found = {str(address[0]).partition("%")[0] for *_, address in socket.getaddrinfo(host, None)}
     return all(ipaddress.ip_address(each).is_loopback for each in found)
 
@@ -138,7 +138,7 @@ class Engine:
 
         self._node = ray.get_runtime_context().get_node_id()
         host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
-        command = command or (sys.executable, "-m", "jaxctx_server.command")
+        command = command or (sys.executable, "-m", "jaxctx_server.cli")
         self._process = subprocess.Popen(
             [sys.executable, "-c", BOUND, *command, *arguments, "--host", host, "--grpc-port", "0"],
             stdin=subprocess.DEVNULL,
@@ -281,25 +281,25 @@ class Fleet:
 
 
 class Core:
-    """What a core knows of its engines."""
+    """What a router knows of its engines."""
 
     def __init__(self, client: Any, full: int | None) -> None:
         self._client, self._full = client, full
         self._answers = True
 
     def loads(self) -> dict[str, Load] | None:
-        """Of the engines that take work, by address; None if the core does not answer."""
+        """Of the engines that take work, by address; None if the router does not answer."""
         import jaxctx
 
         try:
             engines = self._client.engines(timeout_s=CORE_S)
         except jaxctx.errors.JaxctxError as error:
             if self._answers:
-                log.warning("the core does not answer: %s", error)
+                log.warning("the router does not answer: %s", error)
             self._answers = False
             return None
         if not self._answers:
-            log.info("the core answers again")
+            log.info("the router answers again")
         self._answers = True
         return {
             each.address: Load(
@@ -310,11 +310,11 @@ class Core:
         }
 
 
-def supervise(core: Core, fleet: Fleet, bounds: Bounds, stop: threading.Event, hurry: threading.Event) -> None:
+def supervise(router: Core, fleet: Fleet, bounds: Bounds, stop: threading.Event, hurry: threading.Event) -> None:
     """Until `stop`; then drain all of them, until `hurry`."""
     trend = Trend()
     while not stop.is_set():
-        loads, now = core.loads(), time.monotonic()
+        loads, now = router.loads(), time.monotonic()
         if loads is None:
             trend = Trend()
         else:
@@ -353,10 +353,10 @@ def on_signals(stop: threading.Event, hurry: threading.Event) -> None:
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--core", required=True, metavar="HOST:PORT", help="on loopback: all nodes are this machine")
+    parser.add_argument("--router", required=True, metavar="HOST:PORT", help="on loopback: all nodes are this machine")
     parser.add_argument("--engines", required=True, type=Bounds.of, metavar="LEAST[:MOST]")
     parser.add_argument("--address", default="auto", help="of Ray; auto: RAY_ADDRESS, or the cluster of this machine")
-    parser.add_argument("--cluster-key", type=Path, metavar="FILE", help="the core's, here and on every node")
+    parser.add_argument("--cluster-key", type=Path, metavar="FILE", help="the router's, here and on every node")
     parser.add_argument("--cpus", type=float, default=1.0, metavar="N", help="that Ray keeps for an engine")
     parser.add_argument(
         "--gpus", type=float, default=0.0, metavar="N", help="that Ray keeps for, and shows to, an engine"
@@ -366,15 +366,15 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         metavar="N",
         help="requests at which an engine is full, if fewer than its --max-batch; 4 where programs ask for latency, as "
-        "a core gives an engine no more of those at once",
+        "a router gives an engine no more of those at once",
     )
     parser.add_argument("--command", type=shlex.split, default=[], help="instead of jaxctx-serve")
     parser.add_argument("arguments", nargs="*", help="of jaxctx-serve, after --")
     chosen = parser.parse_args(argv)
     try:
-        chosen.loopback = on_loopback(chosen.core)
+        chosen.loopback = on_loopback(chosen.router)
     except OSError as error:
-        parser.error(f"--core {chosen.core}: {error.strerror}")
+        parser.error(f"--router {chosen.router}: {error.strerror}")
     if not chosen.loopback and chosen.cluster_key is None:
         parser.error("--cluster-key: engines beyond loopback need one")
     return chosen
@@ -399,15 +399,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         elsewhere = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         elsewhere -= {ray.util.get_node_ip_address(), "127.0.0.1"}
         if elsewhere:
-            sys.exit(f"--core {chosen.core}: out of reach for {', '.join(sorted(elsewhere))}")
-    arguments = [*chosen.arguments, "--role", "engine", "--core", chosen.core]
+            sys.exit(f"--router {chosen.router}: out of reach for {', '.join(sorted(elsewhere))}")
+    arguments = [*chosen.arguments, "--role", "engine", "--router", chosen.router]
     if chosen.cluster_key:
         arguments += ["--cluster-key", str(chosen.cluster_key)]
     actor = ray.remote(Engine).options(
         num_cpus=chosen.cpus, num_gpus=chosen.gpus, scheduling_strategy="SPREAD", max_restarts=0
     )
     fleet = Fleet(lambda: actor.remote(chosen.command, arguments, chosen.loopback), chosen.engines.least)
-    with jaxctx.Client(chosen.core, api_key=key) as client:
+    with jaxctx.Client(chosen.router, api_key=key) as client:
         supervise(Core(client, chosen.full), fleet, chosen.engines, stop, hurry)
     ray.shutdown()
     return 0

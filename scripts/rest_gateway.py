@@ -47,12 +47,12 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxctx.answers import GraphTask, VariableInfo
-from jaxctx.codec import decode
+from jaxctx.convert import decode
 from jaxctx.errors import Internal, InvalidArgument, JaxctxError
+from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error, method_of
+from jaxctx.services import METHODS
+from jaxctx.types import GraphTask, VariableInfo
 from jaxctx.v1.rules_pb2 import rule as rule_of
-from jaxctx.v1.services import METHODS
-from jaxctx.wire import CHANNEL_OPTIONS, from_rpc_error, method_of
 
 SERVER, PORT = "127.0.0.1:50051", 8000
 PAGE = Path(__file__).with_name("rest_gateway.html")

@@ -34,8 +34,8 @@ import optax
 from dense import DenseCausal
 from tokenizers import Tokenizer
 
-from jaxctx.model.bind import DecoderModel, abstract
 from jaxctx.model.config import ModelConfig
+from jaxctx.model.functional import DecoderModel, abstract
 
 CONFIG = ModelConfig(
     architecture="Qwen3ForCausalLM",

@@ -23,9 +23,9 @@ import tokenizers
 from jaxtyping import Array, Float32, Int32
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxctx.engine.assembly import ServedModel
-from jaxctx.engine.step import PagedKV
-from jaxctx.model.interface import KVAccess, KVSpec, Params
+from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.runner.step import PagedAttention
+from jaxctx.model.interface import AttentionBackend, KVSpec, Params
 from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
 from tests.sums import stored_sum
 
@@ -64,10 +64,14 @@ class EchoModel:
         return KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32")
 
     def hidden(
-        self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess | Sums
+        self,
+        params: Params,
+        tokens: Int32[Array, " rows"],
+        positions: Int32[Array, " rows"],
+        kv: AttentionBackend | Sums,
     ) -> Float32[Array, "rows 2"]:
         values = _token_value(tokens, positions)
-        total = stored_sum(kv, values) if isinstance(kv, PagedKV) else kv.visible_sum(values)
+        total = stored_sum(kv, values) if isinstance(kv, PagedAttention) else kv.visible_sum(values)
         return jnp.stack([total >> 16, total & 0xFFFF], axis=1).astype(jnp.float32)
 
     def logits(self, params: Params, hidden: Float32[Array, "rows 2"]) -> Float32[Array, "rows vocab"]:
@@ -87,7 +91,7 @@ def _order(total: Words) -> Words:
 
 
 def _mix(h: Words) -> Words:
-    """The mixer of `jaxctx.model.draw`, here on its own so that a change there cannot change the echo."""
+    """The mixer of `jaxctx.model.token_sampling`, here on its own so that a change there cannot change the echo."""
     h = (h ^ (h >> 16)) * _MIX_A
     h = (h ^ (h >> 15)) * _MIX_B
     return h ^ (h >> 16)

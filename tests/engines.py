@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxctx.answers import ContextInfo, ContextPages
-from jaxctx.cache.contexts import Identity
-from jaxctx.engine.assembly import ServedModel, engine_info
-from jaxctx.engine.config import EngineConfig, World
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.device import Device
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel, engine_info
 from jaxctx.engine.interface import Caller, Engine
-from jaxctx.engine.local import LocalEngine
-from jaxctx.model.bind import DecoderModel, FlatParams
+from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.model.functional import DecoderModel, FlatParams
 from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.store import SnapshotStore
+from jaxctx.types import ContextInfo, ContextPages
 from tests.echo import echo_model
 from tests.jaxctx.cache.recount import check
 
@@ -36,7 +36,7 @@ ROOMY = EngineConfig(pages=512, max_batch=32, max_batch_tokens=64, max_context_t
 SMALL = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 
 
-def poison(device: Device) -> None:
+def poison(device: ModelRunner) -> None:
     """Fill all pages with what must never be read: NaN in the model's float type, or a telling integer."""
     values = {
         "float32": np.nan,
@@ -52,7 +52,7 @@ def poison(device: Device) -> None:
 class OnDemand(dict[object, object]):
     """What a device has compiled: each function when it is first called. For tests that need few of them."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: ModelRunner) -> None:
         self._compile = device._compile
 
     def __missing__(self, what: object) -> object:
@@ -60,9 +60,9 @@ class OnDemand(dict[object, object]):
         return self[what]
 
 
-def on_demand(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> Device:
+def on_demand(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> ModelRunner:
     """A device, also for `make_engine`'s `devices`, that costs only what is used of it."""
-    device = Device(served.model, served.params, config, mesh)
+    device = ModelRunner(served.model, served.params, config, mesh)
     device._compiled = OnDemand(device)  # type: ignore[assignment]
     return device
 
@@ -112,7 +112,7 @@ def echo_served() -> ServedModel:
 
 
 @pytest.fixture(scope="session")
-def devices() -> dict[object, Device]:
+def devices() -> dict[object, ModelRunner]:
     return {}
 
 
@@ -125,7 +125,7 @@ MakeEngine = Callable[..., LocalEngine]
 
 
 @pytest.fixture
-def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: Clock) -> Iterator[MakeEngine]:
+def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], clock: Clock) -> Iterator[MakeEngine]:
     """Start an engine; after the test its books must be consistent and, once its contexts are closed, no page held.
 
     A test that makes an engine fail says so in `make_engine.expected_failures`.
@@ -149,7 +149,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         poison(devices[key])
         # Engines that share a store, or a core, must not take each other's objects for their own.
         rng, ids = random.Random(1 + len(started)), itertools.count(1000 * len(started))
-        world = World(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
+        world = RuntimeDeps(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
         core = EngineCore(config, devices[key], served.text, identity, served.model_id, world)
         snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: f"{rng.getrandbits(128):032x}")
@@ -169,10 +169,10 @@ def make_engine(echo_served: ServedModel, devices: dict[object, Device], clock: 
         check(core.cache)
         assert core.scheduler.budget.pages_reserved == 0
         assert not core.scheduler.writers
-        for context in list(core.cache.registry):
+        for context in list(core.cache.context_table):
             core.cache.close(context)
         check(core.cache)
-        assert core.cache.memory.available == core.config.pages
+        assert core.cache.block_manager.available == core.config.pages
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ python -m tests.serve_echo [arguments of jaxctx-serve]
 
 import sys
 
-from jaxctx_server import assemble
-from jaxctx_server.command import main
+from jaxctx_server import engine_builder
+from jaxctx_server.cli import main
 from tests.echo import echo_model
 
 MAX_POSITIONS = 8192
 
 
 def put_echo_in_place() -> None:
-    """From now on `assemble.load` finds the echo model, whatever directory it is given."""
-    assemble._model = lambda config, mesh, progress: echo_model(max_positions=MAX_POSITIONS)
+    """From now on `engine_builder.load` finds the echo model, whatever directory it is given."""
+    engine_builder._model = lambda config, mesh, progress: echo_model(max_positions=MAX_POSITIONS)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from jaxctx.engine.step import PagedKV
-from jaxctx_kernels import PlanShape, write_rows
-from jaxctx_kernels.attention import Mask, Round, allowed_in, in_plan_order, read, walk
-from jaxctx_kernels.plan import AttentionPlan
-from jaxctx_kernels.pool import Pool
+from jaxctx.engine.runner.step import PagedAttention
+from jaxctx_kernels import MetadataShape, write_kv
+from jaxctx_kernels.kv_cache import KVPages
+from jaxctx_kernels.metadata import AttentionMetadata
+from jaxctx_kernels.reference import Mask, Round, allowed_in, in_plan_order, read, walk
 
 
-def stored_sum(kv: PagedKV, values: jax.Array) -> jax.Array:
+def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
     """Store uint32 `values` `[rows]` in layer 0; for each row the sum of all values that it sees, itself included."""
     pool = kv.pools[0]
-    pool = pool._replace(k=write_rows(pool.k, values[:, None, None], kv.kv_slots))
+    pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
     kv.pools = (pool,)
     return visible_sum(pool.k, kv.plan, shape=kv.shape, mask=kv.mask)
 
 
 def visible_sum(
-    pool: Pool, plan: AttentionPlan, *, shape: PlanShape, mask: Mask | None = None
+    pool: KVPages, plan: AttentionMetadata, *, shape: MetadataShape, mask: Mask | None = None
 ) -> UInt32[Array, " rows"]:
     """For each row the sum modulo 2**32 of the visible slots of a uint32 pool `[1, pages, page_size, 1]`."""
     spare = max(c.rows for c in shape.classes)

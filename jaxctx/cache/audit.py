@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from jaxctx.cache.context import Context
-from jaxctx.cache.prefix import PageNode
+from jaxctx.cache.prefix_index import PageNode
 
 
 def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:

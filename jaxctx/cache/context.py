@@ -8,8 +8,8 @@ A context is its last committed page's node, its working pages, and the tokens t
 
 Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned` and `pinned_until`, `version`,
 `priority` and `labels`, which are the engine's. A suspended context has given up its pages: its nodes are mere token
-lineage, and all its tokens count as buffered. What was in its working pages may be parked in other tiers, to be loaded
-instead of computed (`stash`).
+lineage, and all its tokens count as buffered. What was in its working pages may be offloaded in other tiers, to be loaded
+instead of computed (`offloaded_pages`).
 """
 
 from array import array
@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.cache.prefix import TOKEN_BYTES, Identity, PageNode, Stored
+from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, Stored
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 
 @dataclass(slots=True, eq=False)
-class Parked(Stored):
+class OffloadedPage(Stored):
     """Data of a page that is no committed one, to be loaded into a working page: `tokens` of it count."""
 
     tokens: int
@@ -61,19 +61,21 @@ class Context:
     working_tokens: int = 0  # in working pages
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended or, of one opened from a snapshot, saved
-    stash: dict[int, Parked] = field(default_factory=dict)  # data of pages it had, by place in its sequence
-    by_hand: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
+    offloaded_pages: dict[int, OffloadedPage] = field(
+        default_factory=dict
+    )  # data of pages it had, by place in its sequence
+    manual: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
     table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected again when asked for
 
-    def must_live(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raises NotFound if it is closed."""
         if self.closed:
             raise NotFound(f"no context {self.id!r}")
 
-    def must_be_resident(self) -> None:
+    def raise_if_suspended(self) -> None:
         """Raises NotFound if it is closed, FailedPrecondition if it is suspended."""
-        self.must_live()
+        self.raise_if_closed()
         if self.suspended:
             raise FailedPrecondition(f"context {self.id!r} is suspended")
 

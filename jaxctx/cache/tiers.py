@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from jaxctx.cache.context import Parked
-from jaxctx.cache.prefix import NOWHERE, PageNode
+from jaxctx.cache.context import OffloadedPage
+from jaxctx.cache.prefix_index import NOWHERE, PageNode
 
-Item: TypeAlias = PageNode | Parked
+TierEntry: TypeAlias = PageNode | OffloadedPage
 
 
-class Way(enum.Enum):
+class MoveKind(enum.Enum):
     """What a `Move` does, from one end of it to the other."""
 
     COPY = "page to page"
@@ -40,7 +40,7 @@ class Way(enum.Enum):
 class Move:
     """Bring the data of one page from `source` to `target`: a page, host slot or disk slot, as its way says."""
 
-    way: Way
+    way: MoveKind
     source: int
     target: int = NOWHERE
 
@@ -51,7 +51,7 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self.free = list(range(total - 1, -1, -1))
-        self.order: OrderedDict[Item, None] = OrderedDict()
+        self.order: OrderedDict[TierEntry, None] = OrderedDict()
 
     @property
     def used(self) -> int:
@@ -70,9 +70,9 @@ class Tiers:
 
     def copy(self, sources: Iterable[int], targets: Iterable[int]) -> None:
         """On the device, page by page."""
-        self.moves += map(partial(Move, Way.COPY), sources, targets)
+        self.moves += map(partial(Move, MoveKind.COPY), sources, targets)
 
-    def save(self, item: Item, page: int) -> None:
+    def save(self, item: TierEntry, page: int) -> None:
         """Its data leaves `page`: keep a copy if there is a place for one."""
         if item.host == NOWHERE:
             slot = self._host_slot(item)
@@ -80,39 +80,39 @@ class Tiers:
                 self._gone(item)
                 return
             item.host = slot
-            self.moves.append(Move(Way.SAVE, page, slot))
+            self.moves.append(Move(MoveKind.SAVE, page, slot))
         self.host.order[item] = None
         self.host.order.move_to_end(item)
 
-    def hold(self, item: Item) -> None:
+    def hold(self, item: TierEntry) -> None:
         """Its host copy does not give way until `load`, which follows as soon as there is a page for it."""
         self.host.order.pop(item, None)
 
-    def load(self, item: Item, page: int) -> None:
+    def load(self, item: TierEntry, page: int) -> None:
         """Bring it to `page`. Its copies are the first to go from now on."""
-        self.moves.append(Move(Way.LOAD, item.host, page))
+        self.moves.append(Move(MoveKind.LOAD, item.host, page))
         if item.host < self.host.total:
             self.host.order[item] = None
             self.host.order.move_to_end(item, last=False)
         if item.disk != NOWHERE:
             self.disk.order.move_to_end(item, last=False)
 
-    def fetch(self, item: Item) -> None:
+    def fetch(self, item: TierEntry) -> None:
         """Begin to bring it from disk to a host slot, if there is one for it."""
         slot = self._host_slot(item)
         if slot is not None:
             item.host = slot
             self.host.order[item] = None
-            self.moves.append(Move(Way.FETCH, item.disk, slot))
+            self.moves.append(Move(MoveKind.FETCH, item.disk, slot))
 
-    def stage(self, item: Parked) -> None:
+    def stage(self, item: OffloadedPage) -> None:
         """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
         item.host, self._staged = self._staged, self._staged + 1
 
-    def drop(self, item: Item) -> None:
+    def drop(self, item: TierEntry) -> None:
         """Its copies are not needed any more."""
         if item.host != NOWHERE:
-            self.moves.append(Move(Way.DROP, item.host))
+            self.moves.append(Move(MoveKind.DROP, item.host))
             if item.host < self.host.total:
                 self.host.order.pop(item, None)
                 self.host.free.append(item.host)
@@ -122,7 +122,7 @@ class Tiers:
             self.disk.free.append(item.disk)
             item.disk = NOWHERE
 
-    def lose(self, item: Item) -> None:
+    def lose(self, item: TierEntry) -> None:
         """Its copies are gone: as if dropped, and what is then nowhere is forgotten."""
         self.drop(item)
         self._gone(item)
@@ -131,7 +131,7 @@ class Tiers:
         for item in [*self.host.order, *self.disk.order]:
             self.lose(item)
 
-    def _host_slot(self, item: Item) -> int | None:
+    def _host_slot(self, item: TierEntry) -> int | None:
         """A slot for `item`, whose own copy on disk does not give way for it."""
         if self.host.free:
             return self.host.free.pop()
@@ -147,7 +147,7 @@ class Tiers:
             self.disk.order[item] = None
         return slot
 
-    def _keep_on_disk(self, item: Item, slot: int) -> None:
+    def _keep_on_disk(self, item: TierEntry, slot: int) -> None:
         if item.disk != NOWHERE:
             self.disk.order.move_to_end(item)
         elif self.disk.free or self.disk.order:
@@ -157,12 +157,12 @@ class Tiers:
             else:
                 victim, _ = self.disk.order.popitem(last=False)
                 item.disk, victim.disk = victim.disk, NOWHERE
-            self.moves.append(Move(Way.SPILL, slot, item.disk))
+            self.moves.append(Move(MoveKind.SPILL, slot, item.disk))
             self.disk.order[item] = None
             if victim is not None:
                 self._gone(victim)  # perhaps the parent of `item`
 
-    def _gone(self, item: Item) -> None:
+    def _gone(self, item: TierEntry) -> None:
         """Forget a node that is nowhere, with all that stand behind it."""
         gone = [item] if isinstance(item, PageNode) and item.lost and item.indexed else []
         for node in gone:
@@ -172,24 +172,24 @@ class Tiers:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """Pages that a context would find: on the device, `unheld` of them by nobody held, and behind these elsewhere."""
 
     device: int
     unheld: int
     host: int
     disk: int
-    parked: int = 0  # tokens of the last one, if it is in no committed page
+    offloaded: int = 0  # tokens of the last one, if it is in no committed page
 
 
-def on_device(path: Sequence[Item]) -> int:
+def on_device(path: Sequence[TierEntry]) -> int:
     """How many pages at the front of a path are on the device."""
     return next((count for count, item in enumerate(path) if item.page == NOWHERE), len(path))
 
 
-def found(path: Sequence[Item]) -> Found:
+def found(path: Sequence[TierEntry]) -> PrefixMatch:
     device = on_device(path)
     host = sum(item.host != NOWHERE for item in path[device:])
     unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    parked = path[-1].tokens if path and isinstance(path[-1], Parked) else 0
-    return Found(device, unheld, host, len(path) - device - host, parked)
+    offloaded = path[-1].tokens if path and isinstance(path[-1], OffloadedPage) else 0
+    return PrefixMatch(device, unheld, host, len(path) - device - host, offloaded)

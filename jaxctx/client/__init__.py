@@ -6,6 +6,6 @@ blocks do, and `loops` are programs over contexts. Operations that are one call 
 (jaxctx/v1/blocking, by scripts/stubs).
 
 The same for both are `requests`, which makes messages of what a caller chooses (jaxctx/v1/options.py), `streams`, what
-comes of a context, and `templates`, what programs of sessions are written with; `jaxctx.answers` is what a client is
+comes of a context, and `templates`, what programs of sessions are written with; `jaxctx.types` is what a client is
 told. `gathering` is where the two differ. It is the server that checks and decides.
 """

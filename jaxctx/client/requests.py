@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from jaxctx.client.options import SamplingOptions
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1.options import SamplingOptions
 
 M = TypeVar("M", bound=Message)
 REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from jaxctx.answers import FinishReason, GeneratePiece, Usage, named
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
+from jaxctx.types import FinishReason, GeneratePiece, Usage, named
 
 C = TypeVar("C", covariant=True)
 

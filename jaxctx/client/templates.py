@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack, get_type_hints
 
 from jaxctx.client import requests
-from jaxctx.v1.options import CallOutputOptions
+from jaxctx.client.options import CallOutputOptions
 
 Variable = TypeVar("Variable")  # that of a client
 

@@ -17,7 +17,7 @@ ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RuntimeDeps:
     """What the engine would otherwise take from the outside: clocks and chance. Those of the real world by default."""
 
     clock: Callable[[], float] = time.monotonic  # seconds, for deadlines

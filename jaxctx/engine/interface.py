@@ -6,20 +6,47 @@ are called on the door's asyncio loop; a local engine hands them to its step thr
 Cancellation: cancelling the task that awaits a method, or closing the iterator of `generate`, ends the work within one
 step; what was computed by then stays in the context. `deadline` is in seconds of the injected monotonic clock.
 
-Answers are those of `jaxctx.answers`; requests are generated from the contract, as these are, and as the
-methods that are one call of it each.
+Results and requests are the classes of `jaxctx.types`.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from jaxctx import answers
-from jaxctx.caller import Caller as Caller
-from jaxctx.v1.engine_calls import EngineCalls, ProgramCalls
-from jaxctx.v1.requests import *  # noqa: F403
+from jaxctx.types import (
+    Comparison,
+    ContextEvent,
+    ContextInfo,
+    CreateContextRequest,
+    EngineInfo,
+    EngineStats,
+    FillResult,
+    ForwardRequest,
+    ForwardResult,
+    GeneratePiece,
+    GenerateRequest,
+    GetContextResult,
+    OpenRequest,
+    PlanResult,
+    Publication,
+    RetentionUpdate,
+    SaveRequest,
+    Snapshot,
+    UpdateContextRequest,
+)
 
 LOCAL_ENGINE = "local"  # the id of the engine of this process
 PROGRAM_LABELS: Mapping[str, str] = {"jaxctx": "program"}  # of contexts that are made for programs
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose namespace a request runs in, and until when it may wait and run (None: without a limit)."""
+
+    tenant: str = ""
+    deadline: float | None = None
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:
@@ -27,27 +54,143 @@ def is_of_program(labels: Mapping[str, str]) -> bool:
     return PROGRAM_LABELS.items() <= labels.items()
 
 
-class ProgramEngine(ProgramCalls, Protocol):
+class ProgramEngine(Protocol):
     """What programs need of an engine. Every method may raise the errors of `jaxctx.errors`; NotFound for a context not
     the caller's.
     """
 
-    info: answers.EngineInfo
+    info: EngineInfo
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
-    ) -> answers.FillResult:
+    ) -> FillResult:
         """Append tokens, if any; compute what is buffered and in no committed page, or only buffer with `defer`."""
 
-    async def stats(self) -> answers.EngineStats: ...
+    async def stats(self) -> EngineStats:
+        """Load and memory now."""
+
+    async def create(self, caller: Caller, request: CreateContextRequest) -> ContextInfo:
+        """A new, empty context."""
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
+        """Change priority, pin, time to live or labels. What is unset stays as it is, labels replace all labels."""
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        """Go back to any length, across committed pages, without computing."""
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        """Give up the context. A running writer is cancelled first; forks of it live on."""
+
+    def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        """Continue the context and stream what comes."""
+
+    async def clear_cache(self, caller: Caller) -> int:
+        """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
 
 
-class Engine(ProgramEngine, EngineCalls, Protocol):
+class Engine(ProgramEngine, Protocol):
     """One engine: all that clients can ask of it."""
+
+    async def fork(
+        self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
+    ) -> Sequence[ContextInfo]:
+        """Children that begin as the context stands now, its pages shared.
+
+        All or none. Costs the same at any length.
+        """
+
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page."""
+
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: Rewind takes them back.
+        """
+
+    async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Allocate working pages ahead, so that what follows does not wait for them."""
+
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Make the first full working pages immutable and shareable."""
+
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
+        """Give back working pages from the tail, with the tokens in them."""
+
+    async def inspect(
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
+    ) -> GetContextResult:
+        """Read the counters; on request, also the pages and the tokens."""
+
+    async def list(
+        self, caller: Caller, page_token: str, limit: int, include_program_contexts: bool = False
+    ) -> Sequence[ContextInfo]:
+        """The caller's contexts in the order of their ids, but those that the server made for programs."""
+
+    def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[ContextEvent]:
+        """The caller's contexts as they are, but those that the server made for programs, and then every change of
+        them, until the caller leaves.
+
+        It reads, and uses none of them.
+        """
+
+    async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
+        """Where two contexts part."""
+
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
+        """Keep a context's present state under a name. The context goes on as it is."""
+
+    async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """A new context from a snapshot. Opening twice gives two that are independent."""
+
+    async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        NotFound.
+
+        If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
+        """
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
+        """One version of a snapshot."""
+
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
+        """The latest version of each name, in the order of the names."""
+
+    async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
+        """All versions of a name that are kept, latest first."""
+
+    async def update_snapshot(
+        self, caller: Caller, name: str, version: int | None, request: RetentionUpdate
+    ) -> Snapshot:
+        """Change time to live or labels of a version. What is unset stays as it is."""
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        """Delete a name or one version of it, and tell how many versions that were.
+
+        Contexts that were opened from it live on.
+        """
+
+    async def publish(self, caller: Caller, context_id: str, request: RetentionUpdate) -> Publication:
+        """Let contexts of all tenants share the full pages of a context."""
+
+    async def update_publication(self, caller: Caller, publication_id: str, request: RetentionUpdate) -> Publication:
+        """Change time to live or labels of a publication. What is unset stays as it is."""
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        """End a publication. Contexts that share its pages keep them."""
+
+    async def publications(self, caller: Caller) -> Sequence[Publication]:
+        """The caller's publications in the order of their ids."""
 
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
-    ) -> answers.PlanResult:
+    ) -> PlanResult:
         """Of an existing context extended by `tokens`, or of a new one filled with them."""
 
     async def drain(self) -> None:

@@ -1,7 +1,7 @@
 """The decoder: pre-norm transformer with grouped-query attention and a gated feed-forward block, in Flax NNX.
 
 Attention is injected: the decoder projects, normalises and rotates, and hands query, key and value of each row to a
-`KVAccess`. The same module therefore serves from pages, trains on whole sequences and runs in the parity tests.
+`AttentionBackend`. The same module therefore serves from pages, trains on whole sequences and runs in the parity tests.
 
 Numbers. Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis; products of bfloat16
 accumulate in float32 and stay float32, in the residual stream too, until the next product needs them narrow. Norms and
@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx.model import rope
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.interface import KVAccess
+from jaxctx.model.interface import AttentionBackend
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
@@ -103,7 +103,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Projections before and after `KVAccess.attend`. "heads" and "kv_heads" are axes of heads × head_dim elements."""
+    """Projections before and after `AttentionBackend.attend`. "heads" and "kv_heads" are axes of heads × head_dim elements."""
 
     def __init__(self, create: Create, config: ModelConfig) -> None:
         embed = (config.width, "embed")
@@ -164,7 +164,7 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """The whole model.
 
-    Layers are unrolled where `KVAccess` wants that. Else they are a loop around one trace of attention, in which each
+    Layers are unrolled where `AttentionBackend` wants that. Else they are a loop around one trace of attention, in which each
     picks its own products: a scan over stacked weights would copy them at every step, which takes as long as they do.
     """
 
@@ -177,7 +177,7 @@ class Decoder(nnx.Module):
         self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False)
 
     def hidden(
-        self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: KVAccess, kv_dtype: str
+        self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: AttentionBackend, kv_dtype: str
     ) -> Float32[Array, "rows embed"]:
         """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.

@@ -1,7 +1,7 @@
 """What the engine's step needs of a model, and what a model needs of the step. Neither knows more of the other.
 
 A model turns rows of tokens into hidden states and hidden states into logits. Rows are a ragged batch: prompt chunks
-and decode rows of many sequences side by side. Which keys a row may see is the business of `KVAccess`; a model never
+and decode rows of many sequences side by side. Which keys a row may see is the business of `AttentionBackend`; a model never
 sees a page, a context or a batch.
 """
 
@@ -27,7 +27,7 @@ class KVSpec:
     dtype: str
 
 
-class KVAccess(Protocol):
+class AttentionBackend(Protocol):
     """Handed to `Model.hidden` for one trace; it stores the rows' KV and reads what each row may see."""
 
     looped: bool
@@ -59,7 +59,7 @@ class Model(Protocol):
     @property
     def kv(self) -> KVSpec: ...
 
-    def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: KVAccess) -> jax.Array:
+    def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: AttentionBackend) -> jax.Array:
         """tokens, positions int32 `[rows]` → hidden states `[rows, width]` after the final norm."""
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:

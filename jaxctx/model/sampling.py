@@ -5,7 +5,7 @@ Order of operations, per row:
     logits ─▶ bias ─▶ min_tokens ─▶ penalties ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw
        └────▶ logprobs: log-softmax of the model's own, unmodified logits
 
-A row's token depends on nothing but the row, see `draw`. Rows never mix; a row of NaN yields some valid id and leaves
+A row's token depends on nothing but the row, see `draw_tokens`. Rows never mix; a row of NaN yields some valid id and leaves
 its neighbours as they are.
 
 Milliseconds of `sample` on two CPU cores that had other work too (`scripts/bench_sampling.py`):
@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jaxctx.model.draw import SamplingBatch, draw
+from jaxctx.model.token_sampling import SamplingBatch, draw_tokens
 
 TOP_LOGPROBS = 20
 FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 3
@@ -159,7 +159,7 @@ def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState
         lambda: _distance(x, batch),
     )
     greedy = jnp.argmin(distance, -1).astype(jnp.int32)
-    tokens: jax.Array = lax.cond(sampled.any(), draw, lambda *_: greedy, distance, batch)
+    tokens: jax.Array = lax.cond(sampled.any(), draw_tokens, lambda *_: greedy, distance, batch)
     return jnp.where(sampled, tokens, greedy)
 
 

@@ -15,8 +15,8 @@ never waits for the engine; the engine calls it from I/O threads of its own.
 `store.SnapshotStore` is the door; `records` says what is kept and how, `objects` where.
 """
 
-from jaxctx.store.records import Lineage, Version
+from jaxctx.store.records import ContextRecord, SnapshotVersion
 from jaxctx.store.store import SnapshotStore
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 
-__all__ = ["Lineage", "SnapshotReader", "SnapshotStore", "SnapshotWriter", "Version"]
+__all__ = ["ContextRecord", "SnapshotReader", "SnapshotStore", "SnapshotVersion", "SnapshotWriter"]

@@ -12,9 +12,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from jaxctx.store.catalogue import Catalogue
 from jaxctx.store.objects import READ_AHEAD, Objects, in_flight
-from jaxctx.store.records import Manifest, Place, decode_manifest
+from jaxctx.store.records import Manifest, PageLocation, decode_manifest
+from jaxctx.store.snapshot_index import SnapshotIndex
 
 GRACE_S = 3600.0  # no save takes longer
 RETRY_S = 10.0  # after a collection, or the removal of a version, that failed
@@ -24,7 +24,7 @@ class Pages:
     """Thread-safe. Reads the manifests that exist when they are first needed, never a page."""
 
     def __init__(
-        self, objects: Objects, catalogue: Catalogue, clock: Callable[[], float], new_id: Callable[[], str]
+        self, objects: Objects, catalogue: SnapshotIndex, clock: Callable[[], float], new_id: Callable[[], str]
     ) -> None:
         self._objects, self._catalogue, self._clock, self._new_id = objects, catalogue, clock, new_id
         self._run = new_id()
@@ -33,7 +33,7 @@ class Pages:
         self._loaded = False
         self.next_collection: float | None = clock()  # when there may be something to collect
         self._lock = threading.Lock()  # guards what follows
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, PageLocation] = {}
         self._packs: dict[str, frozenset[str] | None] = {}  # by manifest; None: it is damaged
         self._pins: Counter[str] = Counter()  # ids of manifests and packs
 
@@ -41,7 +41,7 @@ class Pages:
         """For a pack or manifest; tells when and by whom it was made."""
         return f"{int(self._clock()):010x}-{self._run}-{self._new_id()}"
 
-    def find(self, keys: Iterable[bytes]) -> list[Place | None]:
+    def find(self, keys: Iterable[bytes]) -> list[PageLocation | None]:
         """Where the pages of these keys are stored, if they are; the packs are pinned, once for each page."""
         if not self._loaded:
             with self._reading:
@@ -77,7 +77,7 @@ class Pages:
             for key, place in zip(manifest.keys, manifest.places, strict=True):
                 self._places.setdefault(key, place)
 
-    def forget(self, key: bytes, place: Place) -> None:
+    def forget(self, key: bytes, place: PageLocation) -> None:
         """The page is lost: whoever saves it again must store it again."""
         with self._lock:
             if self._places.get(key) == place:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from jaxctx.answers import named
-from jaxctx.codec import decode, encode
+from jaxctx.convert import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
-from jaxctx.v1.stored import LineageFields, VersionFields
+from jaxctx.store.stored_fields import LineageFields, VersionFields
+from jaxctx.types import named
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
 
 M = TypeVar("M", StoredName, StoredManifest)
@@ -27,7 +27,7 @@ checksum = xxhash.xxh3_128_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lineage(LineageFields):
+class ContextRecord(LineageFields):
     """What a snapshot holds, page data apart: `seq_len == committed_pages * page_size + working_tokens`."""
 
     tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
@@ -56,7 +56,7 @@ class Lineage(LineageFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version(VersionFields):
+class SnapshotVersion(VersionFields):
     """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's.
 
     For what else it says see Snapshot in snapshot.proto.
@@ -74,7 +74,7 @@ class Version(VersionFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageLocation:
     """Where a stored page is."""
 
     pack: str
@@ -87,16 +87,16 @@ class Manifest:
     """What one durable version holds, and where."""
 
     id: str
-    lineage: Lineage
+    lineage: ContextRecord
     keys: Sequence[bytes]  # of the pages
-    places: Sequence[Place]  # of the pages
+    places: Sequence[PageLocation]  # of the pages
 
     @property
     def packs(self) -> frozenset[str]:
         return frozenset(place.pack for place in self.places)
 
 
-def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[Version]) -> bytes:
+def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[SnapshotVersion]) -> bytes:
     """The record of a name, of these durable versions."""
     record = StoredName(tenant=tenant, name=name, last_version=last_version)
     for version in versions:
@@ -105,14 +105,14 @@ def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[Ve
     return _seal(record)
 
 
-def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Version, ...]] | None:
+def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[SnapshotVersion, ...]] | None:
     """The last version number and the durable versions; None if the record is damaged."""
     record = _unseal(StoredName(), data)
     if record is None or (record.tenant, record.name) != (tenant, name):
         return None
     known = {"tenant": tenant, "name": name, "durable": True}
     return record.last_version, tuple(
-        decode(stored, Version, lifetime=decode(stored, Lifetime), **known) for stored in record.versions
+        decode(stored, SnapshotVersion, lifetime=decode(stored, Lifetime), **known) for stored in record.versions
     )
 
 
@@ -129,7 +129,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "page_packs": [numbers[place.pack] for place in manifest.places],
         "page_offsets": [place.offset for place in manifest.places],
     }
-    return _seal(StoredManifest(**named(Lineage, lineage) | others))
+    return _seal(StoredManifest(**named(ContextRecord, lineage) | others))
 
 
 def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
@@ -137,10 +137,10 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     record = _unseal(StoredManifest(), data)
     if record is None or record.id != manifest_id:
         return None
-    lineage = decode(record, Lineage, tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False))
+    lineage = decode(record, ContextRecord, tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False))
     keys, checksums = _split(record.page_keys, _KEY), _split(record.page_checksums, _CHECKSUM)
     packs = [record.packs[number] for number in record.page_packs]
-    return Manifest(manifest_id, lineage, keys, [*map(Place, packs, record.page_offsets, checksums)])
+    return Manifest(manifest_id, lineage, keys, [*map(PageLocation, packs, record.page_offsets, checksums)])
 
 
 def _split(data: bytes, size: int) -> list[bytes]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
 from jaxctx.lifetime import Lifetime
-from jaxctx.store.catalogue import Catalogue, Edit, Entry, damaged, missing
 from jaxctx.store.objects import Objects, open_objects
 from jaxctx.store.pages import RETRY_S, Pages
-from jaxctx.store.records import Lineage, Version, decode_manifest
+from jaxctx.store.records import ContextRecord, SnapshotVersion, decode_manifest
+from jaxctx.store.snapshot_index import Edit, Entry, SnapshotIndex, damaged, missing
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 
 
@@ -45,27 +45,27 @@ class SnapshotStore:
             objects = open_objects("memory://none" if objects is None else objects)
         self._objects = objects
         self._clock = clock
-        self._catalogue = Catalogue(self._objects, clock)
+        self._catalogue = SnapshotIndex(self._objects, clock)
         self.look = self._catalogue.look
         self._pages = Pages(self._objects, self._catalogue, clock, new_id)
 
-    def on_gone(self, tell: Callable[[Sequence[Version]], object]) -> None:
+    def on_gone(self, tell: Callable[[Sequence[SnapshotVersion]], object]) -> None:
         """Call `tell` with versions that are gone from now on, for whatever reason; from any thread, with each once."""
         self._catalogue.on_gone = tell
 
     # What is there: answers at once. Raises NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
 
-    def get(self, tenant: str, name: str, version: int | None = None) -> Version:
+    def get(self, tenant: str, name: str, version: int | None = None) -> SnapshotVersion:
         """One version; None: the latest."""
         return _pick(self._catalogue.entry(tenant, name), self._clock(), name, version)
 
-    def history(self, tenant: str, name: str) -> Sequence[Version]:
+    def history(self, tenant: str, name: str) -> Sequence[SnapshotVersion]:
         """All versions of a name that are kept, latest first."""
         entry, now = self._catalogue.entry(tenant, name), self._clock()
         _pick(entry, now, name, None)
         return entry.live(now)[::-1]
 
-    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[Version]:
+    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[SnapshotVersion]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
         names, now = self._catalogue.names(tenant), self._clock()
         chosen = sorted(name for name in names if name > after and name.startswith(prefix))
@@ -75,7 +75,7 @@ class SnapshotStore:
         """Versions of all tenants, those that are over but not removed yet among them."""
         return sum(len(entry.versions) for _, _, entry in self._catalogue.all())
 
-    def usage(self, tenant: str, saving: Iterable[Version] = ()) -> tuple[int, int]:
+    def usage(self, tenant: str, saving: Iterable[SnapshotVersion] = ()) -> tuple[int, int]:
         """Versions of the tenant, and bytes of their pages; with those that are being saved, if they have `saving`."""
         now = self._clock()
         versions = [version for entry in self._catalogue.names(tenant).values() for version in entry.live(now)]
@@ -85,7 +85,7 @@ class SnapshotStore:
 
     # Changes: durable before they return, where they concern durable versions.
 
-    def put(self, version: Version, overwrite: int | None = None) -> Version:
+    def put(self, version: SnapshotVersion, overwrite: int | None = None) -> SnapshotVersion:
         """Give a snapshot in memory its name; the version as it is in the catalogue.
 
         Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
@@ -104,7 +104,7 @@ class SnapshotStore:
         """Raise what `put` or `finish` would now, before the work is done; answers at once."""
         _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
 
-    def take(self, version: Version, *, latest: bool) -> Sequence[Version]:
+    def take(self, version: SnapshotVersion, *, latest: bool) -> Sequence[SnapshotVersion]:
         """Delete this very version, with `latest` its name too; what is gone. Of two takers one gets it, or NotFound.
 
         Open it first: its pages stay until the reader is closed. With `latest` and another latest version by now:
@@ -122,7 +122,7 @@ class SnapshotStore:
 
         return self._change(version.tenant, version.name, edit)[0]
 
-    def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[Version]:
+    def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[SnapshotVersion]:
         """Delete one version, or with None the name, and even a damaged one; the versions that are gone."""
 
         def edit(entry: Entry, now: float) -> Entry:
@@ -133,7 +133,7 @@ class SnapshotStore:
 
         return self._change(tenant, name, edit)[0]
 
-    def _change(self, tenant: str, name: str, edit: Edit) -> tuple[Sequence[Version], Entry]:
+    def _change(self, tenant: str, name: str, edit: Edit) -> tuple[Sequence[SnapshotVersion], Entry]:
         """The versions that are gone, and the entry as it is now."""
         before, after = self._catalogue.change(tenant, name, edit)
         kept = {_itself(version) for version in after.versions}
@@ -150,11 +150,11 @@ class SnapshotStore:
         version: int | None = None,
         lifetime: Lifetime | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> Version:
+    ) -> SnapshotVersion:
         """Change what is given of a version, by default the latest."""
         given = {"lifetime": lifetime, "labels": labels}
         changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        changed: list[Version] = []
+        changed: list[SnapshotVersion] = []
 
         def edit(entry: Entry, now: float) -> Entry:
             found = _pick(entry, now, name, version)
@@ -164,10 +164,10 @@ class SnapshotStore:
         self._change(tenant, name, edit)
         return changed[-1]
 
-    def touch(self, version: Version) -> None:
+    def touch(self, version: SnapshotVersion) -> None:
         """A use of this very version, if it is still there: a sliding lifetime begins again."""
 
-        def used(one: Version, now: float) -> Version:
+        def used(one: SnapshotVersion, now: float) -> SnapshotVersion:
             return replace(one, lifetime=one.lifetime.used(now)) if _itself(one) == _itself(version) else one
 
         self._change(
@@ -189,7 +189,7 @@ class SnapshotStore:
             with suppress(JaxctxError):
                 self.collect()
 
-    def begin(self, lineage: Lineage) -> SnapshotWriter:
+    def begin(self, lineage: ContextRecord) -> SnapshotWriter:
         """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).
 
         The first call reads all manifests, to know which pages are stored. Two saves of equal pages at the same time
@@ -199,7 +199,7 @@ class SnapshotStore:
             raise FailedPrecondition("this server has no store for durable snapshots", reason="NO_STORE")
         return SnapshotWriter(self._objects, self._pages, self.put, lineage)
 
-    def open(self, version: Version) -> SnapshotReader:
+    def open(self, version: SnapshotVersion) -> SnapshotReader:
         """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
         self._pages.pin([version.manifest])
         try:
@@ -224,7 +224,7 @@ class SnapshotStore:
         self._objects.close()
 
 
-def _pick(entry: Entry, now: float, name: str, number: int | None) -> Version:
+def _pick(entry: Entry, now: float, name: str, number: int | None) -> SnapshotVersion:
     """That version, the latest for None, of a name's. Raises NotFound, DataLoss."""
     for version in reversed(entry.live(now)):
         if number in (None, version.version):
@@ -232,12 +232,12 @@ def _pick(entry: Entry, now: float, name: str, number: int | None) -> Version:
     raise damaged(name) if entry.damaged else missing(name)
 
 
-def _itself(version: Version) -> tuple[int, float, str, int]:
+def _itself(version: SnapshotVersion) -> tuple[int, float, str, int]:
     """What stays the same of a version that is changed; a number alone may be given anew."""
     return version.version, version.created_at, version.manifest, id(version.held)
 
 
-def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[Version, ...]:
+def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[SnapshotVersion, ...]:
     """The live versions of a name that may get another one."""
     if entry.damaged:
         raise damaged(name)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.store.objects import Buffer, Objects, Pending, in_flight
 from jaxctx.store.pages import Pages
-from jaxctx.store.records import Lineage, Manifest, Place, Version, checksum, encode_manifest
+from jaxctx.store.records import ContextRecord, Manifest, PageLocation, SnapshotVersion, checksum, encode_manifest
 
 PACK_BYTES = 32 << 20  # that are collected before they are written
 READ_AHEAD_BYTES = 8 << 20
 _UPLOADS = 2  # packs that become durable while the next one is collected
 
-Commit = Callable[[Version, int | None], Version]
+Commit = Callable[[SnapshotVersion, int | None], SnapshotVersion]
 
 
 class SnapshotWriter:
@@ -25,7 +25,7 @@ class SnapshotWriter:
     Methods wait for each other, so it may be aborted while another thread adds.
     """
 
-    def __init__(self, objects: Objects, pages: Pages, commit: Commit, lineage: Lineage) -> None:
+    def __init__(self, objects: Objects, pages: Pages, commit: Commit, lineage: ContextRecord) -> None:
         self._objects, self._pages, self._commit, self._lineage = objects, pages, commit, lineage
         self._keys = lineage.page_keys()
         self._places = pages.find(self._keys)
@@ -54,10 +54,10 @@ class SnapshotWriter:
                 self._pack = self._pages.new_id()
                 self._pages.pin([self._pack])
                 self._pins.append(self._pack)
-            self._places[number] = Place(self._pack, len(self._data) * size, checksum(view))
+            self._places[number] = PageLocation(self._pack, len(self._data) * size, checksum(view))
             self._data.append(view)
 
-    def finish(self, version: Version, overwrite: int | None = None) -> Version:
+    def finish(self, version: SnapshotVersion, overwrite: int | None = None) -> SnapshotVersion:
         """Make it durable and visible; `version` describes the lineage. Raises what `SnapshotStore.put` raises."""
         with self._lock:
             places = [place for place in self._places if place is not None]
@@ -117,7 +117,7 @@ class SnapshotReader:
     def __init__(self, objects: Objects, pages: Pages, manifest: Manifest) -> None:
         """The manifest and its packs are pinned already."""
         self._objects, self._pages, self._manifest = objects, pages, manifest
-        self.lineage: Lineage = manifest.lineage
+        self.lineage: ContextRecord = manifest.lineage
         self._open = True
 
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:

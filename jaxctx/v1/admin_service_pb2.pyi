@@ -231,9 +231,9 @@ class Engine(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     address: builtins.str
-    """Of a core's engine: where it listens. Empty: it is in the process that answers."""
+    """Of a router's engine: where it listens. Empty: it is in the process that answers."""
     epoch: builtins.int
-    """Of a core's engine: which life of all its engines this is, counted from 1. 0: it is in the process that answers."""
+    """Of a router's engine: which incarnation of all its engines this is, counted from 1. 0: it is in the process that answers."""
     @property
     def info(self) -> global___EngineInfo:
         """What it is."""

@@ -57,7 +57,7 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+        """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
         engine tells what it was before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -68,14 +68,14 @@ class AdminServiceServicer:
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
 
-        An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+        An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Drop every cached page that no context holds, and tell how many; in a core, of all engines.
+        """Drop every cached page that no context holds, and tell how many; in a router, of all engines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

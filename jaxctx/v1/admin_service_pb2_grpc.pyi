@@ -25,7 +25,7 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+    """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
     engine tells what it was before.
     """
 
@@ -36,14 +36,14 @@ class AdminServiceStub:
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
 
-    An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+    An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
     """
 
     ClearCache: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
+    """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
 
 class AdminServiceAsyncStub:
     """Load, memory, drain and cache of the server."""
@@ -52,7 +52,7 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+    """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
     engine tells what it was before.
     """
 
@@ -63,14 +63,14 @@ class AdminServiceAsyncStub:
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
 
-    An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+    An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
     """
 
     ClearCache: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
+    """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""
@@ -81,7 +81,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.GetStatsResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.GetStatsResponse]]:
-        """What the engines are, and how loaded; in a core as of their last beats. While a step takes longer than a second an
+        """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
         engine tells what it was before.
         """
 
@@ -94,7 +94,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
 
-        An engine of a core takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+        An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
         """
 
     @abc.abstractmethod
@@ -103,6 +103,6 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.ClearCacheResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ClearCacheResponse]]:
-        """Drop every cached page that no context holds, and tell how many; in a core, of all engines."""
+        """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -88,7 +88,7 @@ class Context(google.protobuf.message.Message):
     A context lives until it is closed, expires or the server ends, whatever happens to the connection that made it.
     Readers always succeed; writers are serialised, and a second concurrent writer gets ABORTED.
 
-    A core moves contexts of an engine that leaves to another one, with its labels, time to live, priority and pin. There
+    A router moves contexts of an engine that leaves to another one, with its labels, time to live, priority and pin. There
     they have been opened from a snapshot, which is gone: so say `snapshot`, `created_at` and `parent_id`, `version` begins
     anew, and pages that were reserved are not.
     """
@@ -166,7 +166,7 @@ class Context(google.protobuf.message.Message):
     snapshot: builtins.str
     """The snapshot that it was opened from: "NAME@VERSION". Empty: none."""
     engine_id: builtins.str
-    """The engine that it lives on, by the name that GraphTask.engine_id has: in a core the address where that listens, else
+    """The engine that it lives on, by the name that GraphTask.engine_id has: in a router the address where that listens, else
     "local". After a move it is another one. Empty: not told.
     23..39: adapter and bytes, when they come.
     """

@@ -51,7 +51,7 @@ class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CONTEXT_CHANGE_EXPIRED: _ContextChange.ValueType  # 8
     """Its time to live ended."""
     CONTEXT_CHANGE_RESET: _ContextChange.ValueType  # 9
-    """Changes were lost because the caller read slowly, or a core got or lost an engine. Forget everything: EXISTS follows
+    """Changes were lost because the caller read slowly, or a router got or lost an engine. Forget everything: EXISTS follows
     for what is there.
     """
 
@@ -77,7 +77,7 @@ CONTEXT_CHANGE_CLOSED: ContextChange.ValueType  # 7
 CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
 """Its time to live ended."""
 CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
-"""Changes were lost because the caller read slowly, or a core got or lost an engine. Forget everything: EXISTS follows
+"""Changes were lost because the caller read slowly, or a router got or lost an engine. Forget everything: EXISTS follows
 for what is there.
 """
 global___ContextChange = ContextChange
@@ -361,7 +361,7 @@ class GenerateRequest(google.protobuf.message.Message):
     13..31: output format (JSON schema, grammar), drafts, when they come.
     """
     @property
-    def sampling(self) -> jaxctx.v1.generation_pb2.Sampling:
+    def sampling(self) -> jaxctx.v1.generation_pb2.SamplingParams:
         """How tokens are drawn."""
 
     @property
@@ -379,7 +379,7 @@ class GenerateRequest(google.protobuf.message.Message):
         max_tokens: builtins.int | None = ...,
         min_tokens: builtins.int = ...,
         n: builtins.int | None = ...,
-        sampling: jaxctx.v1.generation_pb2.Sampling | None = ...,
+        sampling: jaxctx.v1.generation_pb2.SamplingParams | None = ...,
         logprobs: builtins.bool = ...,
         top_logprobs: builtins.int = ...,
         stop: collections.abc.Iterable[builtins.str] | None = ...,
@@ -507,7 +507,7 @@ class ForwardRequest(google.protobuf.message.Message):
         """
 
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassOutput]:
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.ForwardOutput]:
         """What to tell; up to 256, of different tokens."""
 
     def __init__(
@@ -518,7 +518,7 @@ class ForwardRequest(google.protobuf.message.Message):
         positions: collections.abc.Iterable[builtins.int] | None = ...,
         masks: collections.abc.Iterable[jaxctx.v1.forward_pb2.AttentionMask] | None = ...,
         keep_working: builtins.bool = ...,
-        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.PassOutput] | None = ...,
+        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.ForwardOutput] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "keep_working", b"keep_working", "masks", b"masks", "outputs", b"outputs", "positions", b"positions", "tokens", b"tokens"]) -> None: ...
 
@@ -533,7 +533,7 @@ class ForwardResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     CONTEXT_FIELD_NUMBER: builtins.int
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.PassResult]:
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.ForwardOutputResult]:
         """In the order of the request's `outputs`."""
 
     @property
@@ -543,7 +543,7 @@ class ForwardResponse(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.PassResult] | None = ...,
+        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.ForwardOutputResult] | None = ...,
         context: jaxctx.v1.context_pb2.Context | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...

@@ -32,7 +32,7 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
@@ -141,7 +141,7 @@ class ContextServiceServicer:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
@@ -381,7 +381,7 @@ class ContextService:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 

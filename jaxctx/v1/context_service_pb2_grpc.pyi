@@ -24,7 +24,7 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
@@ -148,7 +148,7 @@ class ContextServiceAsyncStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
@@ -271,7 +271,7 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a core, one whose
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
     engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 

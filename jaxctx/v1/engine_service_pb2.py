@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ejaxctx/v1/engine_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"^\n\x0fRegisterRequest\x12$\n\x04port\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\xe0\xff\xef@\x12\x14\n\x04life\x18\x02 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\\\n\rEngineService\x12\x45\n\x08Register\x12\x1a.jaxctx.v1.RegisterRequest\x1a\x1b.jaxctx.v1.RegisterResponse0\x01\x1a\x04\xf8\xd0*\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ejaxctx/v1/engine_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"e\n\x0fRegisterRequest\x12$\n\x04port\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\xe0\xff\xef@\x12\x1b\n\x0bincarnation\x18\x02 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\"!\n\x10RegisterResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\\\n\rEngineService\x12\x45\n\x08Register\x12\x1a.jaxctx.v1.RegisterRequest\x1a\x1b.jaxctx.v1.RegisterResponse0\x01\x1a\x04\xf8\xd0*\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERREQUEST'].fields_by_name['port']._loaded_options = None
   _globals['_REGISTERREQUEST'].fields_by_name['port']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\360?!\000\000\000\000\340\377\357@'
-  _globals['_REGISTERREQUEST'].fields_by_name['life']._loaded_options = None
-  _globals['_REGISTERREQUEST'].fields_by_name['life']._serialized_options = b'\362\320*\002P\001'
+  _globals['_REGISTERREQUEST'].fields_by_name['incarnation']._loaded_options = None
+  _globals['_REGISTERREQUEST'].fields_by_name['incarnation']._serialized_options = b'\362\320*\002P\001'
   _globals['_ENGINESERVICE']._loaded_options = None
   _globals['_ENGINESERVICE']._serialized_options = b'\370\320*\001'
   _globals['_REGISTERREQUEST']._serialized_start=68
-  _globals['_REGISTERREQUEST']._serialized_end=162
-  _globals['_REGISTERRESPONSE']._serialized_start=164
-  _globals['_REGISTERRESPONSE']._serialized_end=197
-  _globals['_ENGINESERVICE']._serialized_start=199
-  _globals['_ENGINESERVICE']._serialized_end=291
+  _globals['_REGISTERREQUEST']._serialized_end=169
+  _globals['_REGISTERRESPONSE']._serialized_start=171
+  _globals['_REGISTERRESPONSE']._serialized_end=204
+  _globals['_ENGINESERVICE']._serialized_start=206
+  _globals['_ENGINESERVICE']._serialized_end=298
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineServiceStub:
-    """The engines of a core.
+    """The engines of a router.
     """
 
     def __init__(self, channel):
@@ -43,14 +43,14 @@ class EngineServiceStub:
 
 
 class EngineServiceServicer:
-    """The engines of a core.
+    """The engines of a router.
     """
 
     def Register(self, request, context):
-        """Join a core. The core connects to the engine, asks for its load at every beat (AdminService.GetStats), and sends it
+        """Join a router. The router connects to the engine, asks for its load at every beat (AdminService.GetStats), and sends it
         work while it answers; after three beats without an answer it is lost until it answers again. One answer comes when
-        the engine is registered, and the call lasts as long as it is: its end is the engine's, or the core's.
-        FAILED_PRECONDITION from a server that is no core, UNAVAILABLE if the engine cannot be reached at its address.
+        the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
+        FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,7 +73,7 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService:
-    """The engines of a core.
+    """The engines of a router.
     """
 
     @staticmethod

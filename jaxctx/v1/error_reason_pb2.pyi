@@ -41,7 +41,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_NO_CHAT_TEMPLATE: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
     ERROR_REASON_WRONG_ROLE: _ErrorReason.ValueType  # 26
-    """FAILED_PRECONDITION: the server is not of the role that this is for (a core, or one with an engine of its own)."""
+    """FAILED_PRECONDITION: the server is not of the role that this is for (a router, or one with an engine of its own)."""
     ERROR_REASON_NO_STORE: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 25
@@ -114,7 +114,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     RetryInfo: yes.
     """
     ERROR_REASON_ENGINE_LOST: _ErrorReason.ValueType  # 74
-    """UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
+    """UNAVAILABLE: the router lost the engine, or has none that could do this now. Work may have been lost; retry.
     RetryInfo: yes.
     """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
@@ -174,7 +174,7 @@ ERROR_REASON_CONTEXT_EMPTY: ErrorReason.ValueType  # 22
 ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
 ERROR_REASON_WRONG_ROLE: ErrorReason.ValueType  # 26
-"""FAILED_PRECONDITION: the server is not of the role that this is for (a core, or one with an engine of its own)."""
+"""FAILED_PRECONDITION: the server is not of the role that this is for (a router, or one with an engine of its own)."""
 ERROR_REASON_NO_STORE: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 25
@@ -247,7 +247,7 @@ ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
 RetryInfo: yes.
 """
 ERROR_REASON_ENGINE_LOST: ErrorReason.ValueType  # 74
-"""UNAVAILABLE: the core lost the engine, or has none that could do this now. Work may have been lost; retry.
+"""UNAVAILABLE: the router lost the engine, or has none that could do this now. Work may have been lost; retry.
 RetryInfo: yes.
 """
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80

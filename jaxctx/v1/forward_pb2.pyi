@@ -36,7 +36,7 @@ class AttentionMask(google.protobuf.message.Message):
 global___AttentionMask = AttentionMask
 
 @typing.final
-class PassOutput(google.protobuf.message.Message):
+class ForwardOutput(google.protobuf.message.Message):
     """What to tell of one token of a pass: of the distribution of the token that follows it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -56,7 +56,7 @@ class PassOutput(google.protobuf.message.Message):
     entropy: builtins.bool
     """Tell how uncertain the distribution is."""
     @property
-    def sample(self) -> jaxctx.v1.generation_pb2.Sampling:
+    def sample(self) -> jaxctx.v1.generation_pb2.SamplingParams:
         """Draw from the distribution this way, without penalties and logit_bias, which a pass does not apply. Unset: do not
         draw.
         """
@@ -69,7 +69,7 @@ class PassOutput(google.protobuf.message.Message):
         self,
         *,
         index: builtins.int = ...,
-        sample: jaxctx.v1.generation_pb2.Sampling | None = ...,
+        sample: jaxctx.v1.generation_pb2.SamplingParams | None = ...,
         logprob_ids: collections.abc.Iterable[builtins.int] | None = ...,
         top: builtins.int = ...,
         logits: builtins.bool = ...,
@@ -78,11 +78,11 @@ class PassOutput(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["sample", b"sample"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["entropy", b"entropy", "index", b"index", "logits", b"logits", "logprob_ids", b"logprob_ids", "sample", b"sample", "top", b"top"]) -> None: ...
 
-global___PassOutput = PassOutput
+global___ForwardOutput = ForwardOutput
 
 @typing.final
-class PassResult(google.protobuf.message.Message):
-    """What a PassOutput asked for. Logarithms are natural ones of the model's distribution, before temperature and filters."""
+class ForwardOutputResult(google.protobuf.message.Message):
+    """What a ForwardOutput asked for. Logarithms are natural ones of the model's distribution, before temperature and filters."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -94,7 +94,7 @@ class PassResult(google.protobuf.message.Message):
     LOGITS_FIELD_NUMBER: builtins.int
     ENTROPY_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """As in the PassOutput."""
+    """As in the ForwardOutput."""
     token_id: builtins.int
     """The token drawn. It does not join the context."""
     seed: builtins.int
@@ -133,4 +133,4 @@ class PassResult(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
-global___PassResult = PassResult
+global___ForwardOutputResult = ForwardOutputResult

@@ -25,43 +25,43 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ajaxctx/v1/generation.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\xbd\x04\n\x08Sampling\x12\x30\n\x0btemperature\x18\x01 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00Y@H\x00\x88\x01\x01\x12(\n\x05top_k\x18\x02 \x01(\x05\x42\x19\xf2\xd0*\x15\x19\x00\x00\x00\x00\x00\x00\x00\x00*\nvocab_size\x12*\n\x05top_p\x18\x03 \x01(\x01\x42\x16\xf2\xd0*\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00\xf0?H\x01\x88\x01\x01\x12%\n\x05min_p\x18\x04 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00\xf0?\x12\x37\n\x12repetition_penalty\x18\x05 \x01(\x01\x42\x16\xf2\xd0*\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00$@H\x02\x88\x01\x01\x12\x30\n\x10presence_penalty\x18\x06 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\xc0!\x00\x00\x00\x00\x00\x00\x00@\x12\x31\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\xc0!\x00\x00\x00\x00\x00\x00\x00@\x12V\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".jaxctx.v1.Sampling.LogitBiasEntryB\x1e\xf2\xd0*\x1a\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@h\xac\x02\x92\x01\x02\x38\x01\x12 \n\x04seed\x18\t \x01(\x03\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\x00\x00H\x03\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"U\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\"\n\x03top\x18\x03 \x03(\x0b\x32\x15.jaxctx.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x17\n\x0frestored_tokens\x18\x05 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ajaxctx/v1/generation.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\xc9\x04\n\x0eSamplingParams\x12\x30\n\x0btemperature\x18\x01 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00Y@H\x00\x88\x01\x01\x12(\n\x05top_k\x18\x02 \x01(\x05\x42\x19\xf2\xd0*\x15\x19\x00\x00\x00\x00\x00\x00\x00\x00*\nvocab_size\x12*\n\x05top_p\x18\x03 \x01(\x01\x42\x16\xf2\xd0*\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00\xf0?H\x01\x88\x01\x01\x12%\n\x05min_p\x18\x04 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00\xf0?\x12\x37\n\x12repetition_penalty\x18\x05 \x01(\x01\x42\x16\xf2\xd0*\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00$@H\x02\x88\x01\x01\x12\x30\n\x10presence_penalty\x18\x06 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\xc0!\x00\x00\x00\x00\x00\x00\x00@\x12\x31\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\xc0!\x00\x00\x00\x00\x00\x00\x00@\x12\\\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.jaxctx.v1.SamplingParams.LogitBiasEntryB\x1e\xf2\xd0*\x1a\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@h\xac\x02\x92\x01\x02\x38\x01\x12 \n\x04seed\x18\t \x01(\x03\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\x00\x00H\x03\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"U\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\"\n\x03top\x18\x03 \x03(\x0b\x32\x15.jaxctx.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x17\n\x0frestored_tokens\x18\x05 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'jaxctx.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_SAMPLING'].fields_by_name['temperature']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['temperature']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000Y@'
-  _globals['_SAMPLING'].fields_by_name['top_k']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['top_k']._serialized_options = b'\362\320*\025\031\000\000\000\000\000\000\000\000*\nvocab_size'
-  _globals['_SAMPLING'].fields_by_name['top_p']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['top_p']._serialized_options = b'\362\320*\022\021\000\000\000\000\000\000\000\000!\000\000\000\000\000\000\360?'
-  _globals['_SAMPLING'].fields_by_name['min_p']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['min_p']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000\360?'
-  _globals['_SAMPLING'].fields_by_name['repetition_penalty']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['repetition_penalty']._serialized_options = b'\362\320*\022\021\000\000\000\000\000\000\000\000!\000\000\000\000\000\000$@'
-  _globals['_SAMPLING'].fields_by_name['presence_penalty']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['presence_penalty']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\300!\000\000\000\000\000\000\000@'
-  _globals['_SAMPLING'].fields_by_name['frequency_penalty']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['frequency_penalty']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\300!\000\000\000\000\000\000\000@'
-  _globals['_SAMPLING'].fields_by_name['logit_bias']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['logit_bias']._serialized_options = b'\362\320*\032\031\000\000\000\000\000\000Y\300!\000\000\000\000\000\000Y@h\254\002\222\001\0028\001'
-  _globals['_SAMPLING'].fields_by_name['seed']._loaded_options = None
-  _globals['_SAMPLING'].fields_by_name['seed']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\000\000'
-  _globals['_FINISHREASON']._serialized_start=909
-  _globals['_FINISHREASON']._serialized_end=1004
-  _globals['_SAMPLING']._serialized_start=65
-  _globals['_SAMPLING']._serialized_end=638
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=532
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=580
-  _globals['_TOKENLOGPROB']._serialized_start=640
-  _globals['_TOKENLOGPROB']._serialized_end=725
-  _globals['_TOPLOGPROB']._serialized_start=727
-  _globals['_TOPLOGPROB']._serialized_end=774
-  _globals['_USAGE']._serialized_start=777
-  _globals['_USAGE']._serialized_end=907
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['temperature']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['temperature']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000Y@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_k']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_k']._serialized_options = b'\362\320*\025\031\000\000\000\000\000\000\000\000*\nvocab_size'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_p']._serialized_options = b'\362\320*\022\021\000\000\000\000\000\000\000\000!\000\000\000\000\000\000\360?'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_p']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000\360?'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['repetition_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['repetition_penalty']._serialized_options = b'\362\320*\022\021\000\000\000\000\000\000\000\000!\000\000\000\000\000\000$@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['presence_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['presence_penalty']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\300!\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['frequency_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['frequency_penalty']._serialized_options = b'\362\320*\022\031\000\000\000\000\000\000\000\300!\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._serialized_options = b'\362\320*\032\031\000\000\000\000\000\000Y\300!\000\000\000\000\000\000Y@h\254\002\222\001\0028\001'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['seed']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['seed']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\000\000'
+  _globals['_FINISHREASON']._serialized_start=921
+  _globals['_FINISHREASON']._serialized_end=1016
+  _globals['_SAMPLINGPARAMS']._serialized_start=65
+  _globals['_SAMPLINGPARAMS']._serialized_end=650
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=544
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=592
+  _globals['_TOKENLOGPROB']._serialized_start=652
+  _globals['_TOKENLOGPROB']._serialized_end=737
+  _globals['_TOPLOGPROB']._serialized_start=739
+  _globals['_TOPLOGPROB']._serialized_end=786
+  _globals['_USAGE']._serialized_start=789
+  _globals['_USAGE']._serialized_end=919
 # @@protoc_insertion_point(module_scope)

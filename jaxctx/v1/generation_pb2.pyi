@@ -44,7 +44,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 global___FinishReason = FinishReason
 
 @typing.final
-class Sampling(google.protobuf.message.Message):
+class SamplingParams(google.protobuf.message.Message):
     """How the next token is drawn. With every field unset it is drawn from the model's own distribution. Order: logit_bias,
     min_tokens, penalties (repetition, then frequency and presence), temperature, top_k, top_p, min_p. Numbers must be finite.
     """
@@ -124,7 +124,7 @@ class Sampling(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
-global___Sampling = Sampling
+global___SamplingParams = SamplingParams
 
 @typing.final
 class TokenLogprob(google.protobuf.message.Message):

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ModelServiceStub:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -66,7 +66,7 @@ class ModelServiceStub:
 
 class ModelServiceServicer:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -143,7 +143,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 

@@ -19,7 +19,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class ModelServiceStub:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -56,7 +56,7 @@ class ModelServiceStub:
 
 class ModelServiceAsyncStub:
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -92,7 +92,7 @@ class ModelServiceAsyncStub:
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
     """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A core without engines knows none, and gives UNAVAILABLE
+    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 

@@ -83,41 +83,41 @@ VARIABLE_STATE_FAILED: VariableState.ValueType  # 3
 """It will not come."""
 global___VariableState = VariableState
 
-class _Phase:
+class _TaskPhase:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], builtins.type):
+class _TaskPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TaskPhase.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    PHASE_UNSPECIFIED: _Phase.ValueType  # 0
+    TASK_PHASE_UNSPECIFIED: _TaskPhase.ValueType  # 0
     """Never sent."""
-    PHASE_IDLE: _Phase.ValueType  # 1
+    TASK_PHASE_IDLE: _TaskPhase.ValueType  # 1
     """Nobody asked for it."""
-    PHASE_WAITING: _Phase.ValueType  # 2
+    TASK_PHASE_WAITING: _TaskPhase.ValueType  # 2
     """Somebody did, and it waits for inputs."""
-    PHASE_STARTED: _Phase.ValueType  # 3
+    TASK_PHASE_STARTED: _TaskPhase.ValueType  # 3
     """It has them, and waits for an engine (a native step for its turn) or runs."""
-    PHASE_DONE: _Phase.ValueType  # 4
+    TASK_PHASE_DONE: _TaskPhase.ValueType  # 4
     """It set its outputs."""
-    PHASE_FAILED: _Phase.ValueType  # 5
+    TASK_PHASE_FAILED: _TaskPhase.ValueType  # 5
     """It, or an input, failed."""
 
-class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+class TaskPhase(_TaskPhase, metaclass=_TaskPhaseEnumTypeWrapper):
     """Of a task."""
 
-PHASE_UNSPECIFIED: Phase.ValueType  # 0
+TASK_PHASE_UNSPECIFIED: TaskPhase.ValueType  # 0
 """Never sent."""
-PHASE_IDLE: Phase.ValueType  # 1
+TASK_PHASE_IDLE: TaskPhase.ValueType  # 1
 """Nobody asked for it."""
-PHASE_WAITING: Phase.ValueType  # 2
+TASK_PHASE_WAITING: TaskPhase.ValueType  # 2
 """Somebody did, and it waits for inputs."""
-PHASE_STARTED: Phase.ValueType  # 3
+TASK_PHASE_STARTED: TaskPhase.ValueType  # 3
 """It has them, and waits for an engine (a native step for its turn) or runs."""
-PHASE_DONE: Phase.ValueType  # 4
+TASK_PHASE_DONE: TaskPhase.ValueType  # 4
 """It set its outputs."""
-PHASE_FAILED: Phase.ValueType  # 5
+TASK_PHASE_FAILED: TaskPhase.ValueType  # 5
 """It, or an input, failed."""
-global___Phase = Phase
+global___TaskPhase = TaskPhase
 
 @typing.final
 class Session(google.protobuf.message.Message):
@@ -666,7 +666,7 @@ class CallOutput(google.protobuf.message.Message):
     include_stop: builtins.bool
     """Keep the matched stop string in the text."""
     @property
-    def sampling(self) -> jaxctx.v1.generation_pb2.Sampling:
+    def sampling(self) -> jaxctx.v1.generation_pb2.SamplingParams:
         """How tokens are drawn."""
 
     @property
@@ -681,7 +681,7 @@ class CallOutput(google.protobuf.message.Message):
         self,
         *,
         criterion: global___Criterion.ValueType = ...,
-        sampling: jaxctx.v1.generation_pb2.Sampling | None = ...,
+        sampling: jaxctx.v1.generation_pb2.SamplingParams | None = ...,
         max_tokens: builtins.int | None = ...,
         min_tokens: builtins.int = ...,
         stop: collections.abc.Iterable[builtins.str] | None = ...,
@@ -875,7 +875,7 @@ class GraphTask(google.protobuf.message.Message):
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """Its call."""
-    phase: global___Phase.ValueType
+    phase: global___TaskPhase.ValueType
     """How far it is."""
     criterion: global___Criterion.ValueType
     """How it was asked for. Unset: not yet."""
@@ -901,7 +901,7 @@ class GraphTask(google.protobuf.message.Message):
         self,
         *,
         call_id: builtins.str = ...,
-        phase: global___Phase.ValueType = ...,
+        phase: global___TaskPhase.ValueType = ...,
         criterion: global___Criterion.ValueType = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         output: builtins.str = ...,

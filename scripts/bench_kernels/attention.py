@@ -21,15 +21,15 @@ import numpy as np
 
 from bench_kernels.timing import Work
 from jaxctx_kernels import (
-    PlanShape,
+    MetadataShape,
     Segment,
     attend,
-    kernel_for,
-    plan_attention,
-    plan_shape,
-    pool_struct,
-    unpack,
-    write_rows,
+    build_attention_metadata,
+    kv_pages_struct,
+    metadata_shape,
+    select_kernel,
+    unpack_metadata,
+    write_kv,
 )
 
 UNSHARED, PLAIN = "unshared", "plain"
@@ -150,11 +150,11 @@ def scattered(batch: Batch, pool_pages: int) -> Batch:
 
 def random_pools(layer: Layer, pages: int) -> Pools:
     """Full of random numbers, a piece at a time: they pass through other types and layouts on their way."""
-    write = jax.jit(write_rows, donate_argnums=0)
+    write = jax.jit(write_kv, donate_argnums=0)
     arrays = []
     for number in range(2 * layer.layers):
         sizes = layer.kv_heads, pages, layer.page_size, layer.dim
-        pool = jax.tree.map(jnp.zeros_like, pool_struct(*sizes, "bfloat16", jax.default_backend()))
+        pool = jax.tree.map(jnp.zeros_like, kv_pages_struct(*sizes, "bfloat16", jax.default_backend()))
         shape = (min(WRITTEN_AT_ONCE, pages * layer.page_size), layer.kv_heads, layer.dim)
         values = jax.random.normal(jax.random.key(number), shape, jnp.bfloat16)
         for start in range(0, pages * layer.page_size, len(values)):
@@ -165,9 +165,9 @@ def random_pools(layer: Layer, pages: int) -> Pools:
 
 
 @partial(jax.jit, static_argnames="shape")
-def planned(q: jax.Array, pools: Pools, packed: jax.Array, *, shape: PlanShape) -> jax.Array:
+def planned(q: jax.Array, pools: Pools, packed: jax.Array, *, shape: MetadataShape) -> jax.Array:
     """Layer after layer, as in a step: what one returns is the next one's query."""
-    plan = unpack(shape, packed)
+    plan = unpack_metadata(shape, packed)
     for k, v in pools:
         q = attend(q, k, v, plan, shape=shape).astype(q.dtype)
     return q
@@ -226,10 +226,10 @@ class Attention:
         """`longest`: tokens of the longest context that plans have room for; equal ones are compiled once."""
         self.batch, self._layer, self._pools = batch, layer, pools
         pages = pools[0][0].shape[1]
-        kernel = kernel_for(jax.default_backend(), pools[0][0])
-        self._shape = plan_shape(batch.rows, layer.page_size, longest, pages, kernel)
+        kernel = select_kernel(jax.default_backend(), pools[0][0])
+        self._shape = metadata_shape(batch.rows, layer.page_size, longest, pages, kernel)
         listed = sum(len(table) for table in sees(batch.segments, layer.page_size))  # without sharing
-        most = plan_shape(batch.rows, layer.page_size, longest, listed, kernel)
+        most = metadata_shape(batch.rows, layer.page_size, longest, listed, kernel)
         self._unshared = replace(most, pool_pages=pages, share_tokens=NEVER)
         heads = layer.kv_heads * layer.group
         q = jax.random.normal(jax.random.key(1), (batch.rows, heads, layer.dim), jnp.bfloat16)
@@ -252,14 +252,14 @@ class Attention:
         if with_plain:
             yield each(f"{name}, {PLAIN}", self._plain(got)), None
 
-    def _planned(self, shape: PlanShape) -> tuple[Call, Reading, np.ndarray]:
+    def _planned(self, shape: MetadataShape) -> tuple[Call, Reading, np.ndarray]:
         packed = np.empty(shape.size(), np.int32)
         spent = []
         for _ in range(5):
             begin = time.perf_counter()
-            plan_attention(self.batch.segments, shape, packed)
+            build_attention_metadata(self.batch.segments, shape, packed)
             spent.append(time.perf_counter() - begin)
-        plan = unpack(shape, packed)
+        plan = unpack_metadata(shape, packed)
         items = plan.items[:, : plan.ends[-1]]
         pages = int((items[2] + -(-items[3] // self._layer.page_size)).max())  # entries of the page list
         seen = sum(len(table) for table in sees(self.batch.segments, self._layer.page_size))

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench_kernels.timing import Work
-from jaxctx.engine import step
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.device import Program
-from jaxctx.engine.step import StepShape
-from jaxctx.model.bind import DecoderModel, FlatParams, as_model
+from jaxctx.engine.runner import step
+from jaxctx.engine.runner.model_runner import CompiledModel
+from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder
+from jaxctx.model.functional import DecoderModel, FlatParams, as_model
 from jaxctx.model.sampling import row_words
-from jaxctx_kernels import Segment, plan_attention
+from jaxctx_kernels import Segment, build_attention_metadata
 
 DEFAULTS = EngineConfig(pages=1)
 TINY = ModelConfig(
@@ -82,7 +82,7 @@ class Steps:
     def __init__(self, config: ModelConfig, sizes: Sizes, dtype: str = "bfloat16") -> None:
         self.sizes, self._engine = sizes, sizes.engine()
         self._model, self._params = random_model(config, dtype)
-        self._program = Program(self._model, self._params, self._engine, jax.devices()[0])
+        self._program = CompiledModel(self._model, self._params, self._engine, jax.devices()[0])
         self._pools = jax.tree.map(random_like, self._program.pools)
         self._state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._program.state)
         self._compiled: dict[StepShape, jax.stages.Compiled] = {}
@@ -153,7 +153,7 @@ class Steps:
             views.positions[rows] = at
             views.kv_slots[rows] = s.pages[at // size] * size + at % size
             views.sample_rows[number], views.slots[number] = rows.stop - 1, number
-        plan_attention(segments, shape.plan, views.plan)
+        build_attention_metadata(segments, shape.plan, views.plan)
         return packed
 
     def _run(self, compiled: jax.stages.Compiled, packed: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 REQUEST_TIMEOUT_S = 600.0
-GREEDY = generation_pb2.Sampling(temperature=0)
+GREEDY = generation_pb2.SamplingParams(temperature=0)
 
 
 class ServerError(Exception):

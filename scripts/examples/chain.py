@@ -7,7 +7,7 @@ scripts/examples/chain.py [HOST:PORT]
 import sys
 
 import jaxctx
-from jaxctx.programs import Input, Output, semantic
+from jaxctx import Input, Output, semantic
 
 STEPS = ("A function to add two numbers", "Its test", "Its documentation")
 FEW = Output(max_tokens=32)

@@ -10,7 +10,7 @@ over one copy of the text's KV, and then the summary; no answer travels to the c
 import sys
 
 import jaxctx
-from jaxctx.programs import Output
+from jaxctx import Output
 
 TEXT = '''def read_settings(path):
     """Read settings from a JSON file, with defaults for what is missing."""

@@ -3,15 +3,14 @@
 
     scripts/examples/review.py [HOST:PORT]
 
-The reviewers' calls feed one call, so that they run together, as a group. On a core with several engines
-(`jaxctx-serve --role core`) the last lines tell which engine took which part, and why.
+The reviewers' calls feed one call, so that they run together, as a group. On a router with several engines
+(`jaxctx-serve --role router`) the last lines tell which engine took which part, and why.
 """
 
 import sys
 
 import jaxctx
-from jaxctx import Variable
-from jaxctx.programs import Output
+from jaxctx import Output, Variable
 
 TASK = "def parse_duration(text):"
 REVIEWERS = {"tester": "a test that fails", "reader": "what is hard to read", "user": "what a user would miss"}

@@ -17,7 +17,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 from cyclopts.validators import Number
 
-from jaxctx_server.start import OK, StartError
+from jaxctx_server.startup import OK, StartError
 
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1
@@ -59,12 +59,12 @@ class ServeConfig:
     """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it. Read
     again when it changes, and on SIGHUP: calls of keys that are gone then end."""
 
-    role: Literal["both", "core", "engine"] = "both"
-    """core: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
-    core: None | str = None
-    """HOST:PORT of the core whose engine this is."""
+    role: Literal["both", "router", "engine"] = "both"
+    """router: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
+    router: None | str = None
+    """HOST:PORT of the router whose engine this is."""
     cluster_key: None | Path = None
-    """File with a secret that a core and its engines share. None: they are on one machine, and listen on loopback."""
+    """File with a secret that a router and its engines share. None: they are on one machine, and listen on loopback."""
 
     dtype: Dtype = "auto"
     """Type of weights and activations; auto: as stored."""
@@ -132,7 +132,7 @@ class ServeConfig:
     prefix_timeout_s: Annotated[float, within(0, 315_576_000)] = 600.0
     """How long engines keep the constant prefix of a program's calls after its last use, in seconds; 0: not at all."""
     beat_s: Annotated[float, within(0.05, 60)] = 1.0
-    """How often a core asks its engines for their load, in seconds; one that has not answered for three times that is
+    """How often a router asks its engines for their load, in seconds; one that has not answered for three times that is
     lost."""
 
     compile_cache: None | Path = field(default_factory=default_compile_cache)
@@ -147,8 +147,8 @@ class ServeConfig:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
         if self.max_batch_tokens < self.max_batch:
             raise StartError("--max-batch-tokens: must be at least --max-batch")
-        if (self.role == "engine" and self.core is None) or (self.role == "core" and self.core is not None):
-            raise StartError("--core: must be set for an engine, and not for a core")
+        if (self.role == "engine" and self.router is None) or (self.role == "router" and self.router is not None):
+            raise StartError("--router: must be set for an engine, and not for a router")
         if self.disk_tokens and self.host_tokens == 0:
             raise StartError(
                 "--disk-tokens: what goes to disk comes from host memory: leave --host-tokens out, or raise it"

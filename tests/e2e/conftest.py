@@ -8,11 +8,11 @@ import pytest
 
 import jaxctx
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.local import LocalEngine
-from jaxctx_server.access import Key, Role
+from jaxctx.engine.engine import LocalEngine
+from jaxctx_server.auth import Key, Role
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
 from tests.echo import echo_text
 from tests.engines import Clock
@@ -49,12 +49,12 @@ async def served(
     max_calls: int = 1024,
 ) -> AsyncIterator[str]:
     """Where a server of this engine listens."""
-    serving = Serving()
+    serving = ServerLifecycle()
     server = make_server(serving, keys, max_calls=max_calls, clock=clock, cluster=cluster)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-    serving.opened(Served.of(engine, echo_text(), limits, clock))
+    serving.opened(ServingState.of(engine, echo_text(), limits, clock))
     yield f"127.0.0.1:{port}"
     serving.stop()
     await server.stop(None)

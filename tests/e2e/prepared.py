@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["jaxctx_server.command", "jaxctx_server.assemble"])
+FORKSERVER.set_forkserver_preload(["jaxctx_server.cli", "jaxctx_server.engine_builder"])
 
 
 def serve(arguments: Sequence[str], banner: Path, log: Path) -> None:
@@ -25,9 +25,9 @@ def serve(arguments: Sequence[str], banner: Path, log: Path) -> None:
         os.dup2(file, stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
 
-    from jaxctx_server import command
+    from jaxctx_server import cli
 
-    sys.exit(command.main(arguments))
+    sys.exit(cli.main(arguments))
 
 
 class PreparedServer:

@@ -19,10 +19,10 @@ import pytest
 from google.protobuf.message import Message
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.rpc import from_rpc_error
+from jaxctx.services import SERVICES
 from jaxctx.v1 import context_service_pb2, model_service_pb2, session_service_pb2, snapshot_service_pb2
-from jaxctx.v1.generation_pb2 import Sampling
-from jaxctx.v1.services import SERVICES
-from jaxctx.wire import from_rpc_error
+from jaxctx.v1.generation_pb2 import SamplingParams
 from tests.engines import Clock
 
 from .conftest import CONFIG, served
@@ -30,7 +30,7 @@ from .conftest import CONFIG, served
 SEEN_BY_TENANTS = ("ContextService", "SnapshotService", "SessionService", "ModelService")
 MODULES = (context_service_pb2, snapshot_service_pb2, session_service_pb2, model_service_pb2)
 DRAWN = re.compile(r"pub_c\d{6}|c\d{6}|\b[0-9a-f]{32}\b")  # ids that nobody can guess in a server that is no test's
-GREEDY, SEEDED = Sampling(temperature=0), Sampling(temperature=1, seed=7)
+GREEDY, SEEDED = SamplingParams(temperature=0), SamplingParams(temperature=1, seed=7)
 PROMPT = [token % 250 for token in range(3, 90)]
 AT = 1_700_000_000.0
 

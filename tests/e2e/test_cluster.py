@@ -1,4 +1,4 @@
-"""A core and its engines, each a server of its own, over gRPC in one process."""
+"""A router and its engines, each a server of its own, over gRPC in one process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from google.protobuf.message import Message
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.caller import Caller as Asker
-from jaxctx.codec import decode, encode
-from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.remote import LIFE, TENANT, RemoteEngine, bearing
-from jaxctx.v1 import context_service_pb2, requests
+from jaxctx import types as requests
+from jaxctx.convert import decode, encode
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller as Asker
+from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, RemoteEngine, authorization_metadata
+from jaxctx.rpc import from_rpc_error
+from jaxctx.v1 import context_service_pb2
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from jaxctx.wire import from_rpc_error
-from jaxctx_server.access import Key, Role
+from jaxctx_server.auth import Key, Role
 from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.test_programs import SYSTEM, Caller, forked_while_it_lives, out
@@ -41,12 +42,12 @@ USERS = [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for 
 
 @dataclass
 class Company:
-    """A core, and servers of engines that may join it."""
+    """A router, and servers of engines that may join it."""
 
     clock: Clock
     keys: list[Key] | None
     cluster: Cluster
-    core: str = ""
+    router: str = ""
     programs: Any = None
     serving: Any = None
     server: Any = None
@@ -61,7 +62,7 @@ class Company:
     async def joined(self, address: str, cluster: Cluster | None = None) -> None:
         """An engine joins, as this process, or again as the one it was."""
         port, own = int(address.rpartition(":")[2]), self.own.setdefault(address, cluster or self.cluster)
-        self.joining[address] = asyncio.create_task(join(self.core, own, port))
+        self.joining[address] = asyncio.create_task(join(self.router, own, port))
         await until(lambda: address in self.nodes)
 
     def leave(self, address: str) -> None:
@@ -80,16 +81,16 @@ def cluster() -> Cluster:
 
 
 @asynccontextmanager
-async def core_of(company: Company, port: int = 0) -> AsyncIterator[None]:
-    serving = Serving()
+async def router_of(company: Company, port: int = 0) -> AsyncIterator[None]:
+    serving = ServerLifecycle()
     server = make_server(
-        serving, company.keys, max_calls=1024, clock=company.clock, cluster=company.cluster, is_core=True
+        serving, company.keys, max_calls=1024, clock=company.clock, cluster=company.cluster, is_router=True
     )
-    company.core = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    company.router = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
-    core = Served.core(Limits(queue_limit=64), company.clock)
-    serving.opened(core)
-    company.programs, company.serving, company.server = core.programs, serving, server
+    router = ServingState.router(Limits(queue_limit=64), company.clock)
+    serving.opened(router)
+    company.programs, company.serving, company.server = router.programs, serving, server
     yield
     serving.stop()
     await server.stop(None)
@@ -99,11 +100,11 @@ async def core_of(company: Company, port: int = 0) -> AsyncIterator[None]:
 async def company(
     make_engine: Any, echo_served: Any, clock: Clock, keys: Any, cluster: Cluster
 ) -> AsyncIterator[Company]:
-    """A core that two engines have joined."""
+    """A router that two engines have joined."""
     accepted = None if keys is None else [*keys, cluster.accepted]
     found = Company(clock, accepted, cluster)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(core_of(found))
+        await stack.enter_async_context(router_of(found))
         for name in ("a", "b"):  # revisions of their own, or they would share a test's device
             engine, own = make_engine(CONFIG, replace(echo_served, revision=name), whole=False), Cluster(cluster.key)
             address = await stack.enter_async_context(served(engine, CONFIG, clock, accepted, own))
@@ -116,7 +117,7 @@ async def company(
 
 @asynccontextmanager
 async def caller_of(company: Company, key: str | None = None) -> AsyncIterator[Caller]:
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         yield await Caller(SessionServiceStub(channel), key).begin()
 
 
@@ -165,7 +166,7 @@ async def test_eight_latency_calls_sit_four_and_four(company: Company, caller: C
 
 
 async def test_the_core_tells_of_its_engines(company: Company) -> None:
-    async with jaxctx.aio.Client(company.core, timeout_s=10) as client:
+    async with jaxctx.aio.Client(company.router, timeout_s=10) as client:
         await until(lambda: all(node.stats for node in company.nodes.values()))
         told = await client.engines()
         assert [(each.address, each.epoch) for each in told] == [(a, n) for n, a in enumerate(company.engines, 1)]
@@ -196,18 +197,18 @@ async def test_an_engine_that_leaves_in_the_middle_of_an_output(company: Company
 
 
 async def test_a_new_core_finds_its_engines_again(company: Company, clock: Clock) -> None:
-    port = int(company.core.rpartition(":")[2])
+    port = int(company.router.rpartition(":")[2])
     company.serving.stop()
     await company.server.stop(None)
     again = Company(clock, None, ALONE)
-    async with core_of(again, port):
+    async with router_of(again, port):
         await until(lambda: again.nodes.keys() == company.engines.keys())
         async with caller_of(again) as caller:
             assert await caller.get((await caller.call("Say {{o}}", o=out()))["o"])
 
 
 async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller: Caller, clock: Clock) -> None:
-    """A core that is killed closes nothing; its calls' contexts live as long as a call may take, and a while."""
+    """A router that is killed closes nothing; its calls' contexts live as long as a call may take, and a while."""
     late = (await caller("CreateVariable", name="late")).variable.variable_id
     ids = await caller.call("First {{a}} then {{late}} and {{b}}", a=out(6), late={"variable_id": late}, b=out(6))
     waiting = asyncio.create_task(caller.get(ids["b"]))
@@ -223,7 +224,7 @@ async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller
 
 
 async def test_a_task_names_its_context_which_can_be_forked(company: Company, caller: Caller) -> None:
-    async with jaxctx.aio.Client(company.core, timeout_s=60) as client:
+    async with jaxctx.aio.Client(company.router, timeout_s=60) as client:
         await forked_while_it_lives(caller, client)
         (fork, early) = [each async for each in client.contexts()]
         assert fork.engine_id == early.engine_id
@@ -291,9 +292,9 @@ async def test_a_program_waits_for_pages(company: Company, caller: Caller) -> No
     """Where other tenants have pinned all of them, on every engine."""
     for engine in company.engines.values():
         for tenant in ("a", "b"):  # each may pin half
-            await engine.create(Asker(tenant), requests.CreateRequest(context_id="full"))
+            await engine.create(Asker(tenant), requests.CreateContextRequest(context_id="full"))
             await engine.reserve_pages(Asker(tenant), "full", CONFIG.pages // 2)
-            await engine.update(Asker(tenant), "full", requests.UpdateRequest(pinned=True))
+            await engine.update(Asker(tenant), "full", requests.UpdateContextRequest(pinned=True))
     asking = asyncio.create_task(caller.get((await caller.call("Tell: {{o}}", o=out()))["o"]))
     await asyncio.sleep(1.5)
     assert not asking.done()
@@ -334,12 +335,12 @@ async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller
     cut_off, other = company.engines
     forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
     port = await forwarder.begin()
-    life = company.programs.dispatcher.engines.nodes[cut_off].engine._headers[-1][1]
+    incarnation = company.programs.dispatcher.engines.nodes[cut_off].engine._headers[-1][1]
     company.leave(cut_off)
     company.leave(other)
     await until(lambda: not company.nodes)
-    async with grpc.aio.insecure_channel(company.core) as channel:
-        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, life=life))
+    async with grpc.aio.insecure_channel(company.router) as channel:
+        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, incarnation=incarnation))
         epoch = (await registered.read()).epoch
         ids = await caller.call("Tell: {{story}}", story=out(1000))
         reading = asyncio.create_task(caller.get(ids["story"]))
@@ -379,23 +380,23 @@ async def test_a_task_that_waits_to_try_again_is_waited_for(company: Company, ca
 
 async def test_before_any_engine_has_come(clock: Clock) -> None:
     company = Company(clock, None, ALONE)
-    async with core_of(company), caller_of(company) as caller:
+    async with router_of(company), caller_of(company) as caller:
         with pytest.raises(errors.Unavailable) as error:
             await caller.call("Say {{o}}", o=out())
         assert error.value.reason == "ENGINE_LOST"
 
 
 async def test_registering_again_ends_the_call_before(company: Company) -> None:
-    """As after a connection whose end was not noticed; and a core that stops ends all."""
+    """As after a connection whose end was not noticed; and a router that stops ends all."""
     address = next(iter(company.engines))
     port, node = int(address.rpartition(":")[2]), company.nodes[address]
-    life = node.engine._headers[-1][1]
+    incarnation = node.engine._headers[-1][1]
     company.leave(address)
     await until(lambda: address not in company.nodes)
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         calls = []
         for _ in range(2):
-            calls.append(EngineServiceStub(channel).Register(RegisterRequest(port=port, life=life)))
+            calls.append(EngineServiceStub(channel).Register(RegisterRequest(port=port, incarnation=incarnation)))
             assert (await calls[-1].read()).epoch == company.nodes[address].epoch
         assert await asyncio.wait_for(calls[0].read(), 5) is grpc.aio.EOF
         assert address in company.nodes
@@ -410,14 +411,14 @@ async def test_whoever_fills_an_engine_does_not_make_it_look_lost(
     own, company = Cluster(KEY), Company(clock, [*USERS, Cluster(KEY).accepted], Cluster(KEY))
     engine = make_engine(CONFIG, replace(echo_served, revision="a"), whole=False)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(core_of(company))
+        await stack.enter_async_context(router_of(company))
         address = await stack.enter_async_context(served(engine, CONFIG, clock, company.keys, own, max_calls=2))
         await company.joined(address, own)
         separate = [("grpc.use_local_subchannel_pool", 1)]  # a connection has no more streams than the server calls
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=separate)) for _ in range(2)
         ]
-        everything, alice = context_service_pb2.WatchContextsRequest(), bearing("alice")
+        everything, alice = context_service_pb2.WatchContextsRequest(), authorization_metadata("alice")
         watches = [ContextServiceStub(channels[0]).WatchContexts(everything, metadata=alice) for _ in range(2)]
         await asyncio.sleep(0.1)
         listing = context_service_pb2.ListContextsRequest()
@@ -434,7 +435,7 @@ async def test_whoever_fills_an_engine_does_not_make_it_look_lost(
 
 async def test_an_engine_that_does_not_answer_cannot_register(company: Company) -> None:
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         error = await refused(register(channel, port=silent.sockets[0].getsockname()[1]))
         assert error.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
     silent.close()
@@ -447,15 +448,15 @@ async def refused(call: Any) -> errors.JaxctxError:
 
 
 def register(channel: Any, key: str = "", **fields: Any) -> Any:
-    request = RegisterRequest(**{"port": 1, "life": "l", **fields})
-    return EngineServiceStub(channel).Register(request, metadata=bearing(key), timeout=20)
+    request = RegisterRequest(**{"port": 1, "incarnation": "l", **fields})
+    return EngineServiceStub(channel).Register(request, metadata=authorization_metadata(key), timeout=20)
 
 
 async def test_who_may_register(company: Company) -> None:
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         error = await refused(register(channel, port=1))
         assert error.code == "UNAVAILABLE"
-        for fields, name in (({"port": 0}, "port"), ({"port": 70000}, "port"), ({"life": ""}, "life")):
+        for fields, name in (({"port": 0}, "port"), ({"port": 70000}, "port"), ({"incarnation": ""}, "incarnation")):
             error = await refused(register(channel, **fields))
             assert [each.field for each in error.violations] == [name]
     async with grpc.aio.insecure_channel(next(iter(company.engines))) as channel:
@@ -472,7 +473,7 @@ class TestWithKeys:
         return Cluster(KEY)
 
     async def test_registering_needs_the_clusters_key(self, company: Company) -> None:
-        async with grpc.aio.insecure_channel(company.core) as channel:
+        async with grpc.aio.insecure_channel(company.router) as channel:
             assert isinstance(await refused(register(channel)), errors.Unauthenticated)
             assert isinstance(await refused(register(channel, "alice")), errors.PermissionDenied)
 
@@ -498,29 +499,37 @@ class TestWithKeys:
 
     async def test_the_headers_of_a_core_are_a_cores_alone(self, company: Company) -> None:
         address, engine = next(iter(company.engines.items()))
-        await engine.create(Asker("bob"), requests.CreateRequest(context_id="bobs"))
+        await engine.create(Asker("bob"), requests.CreateContextRequest(context_id="bobs"))
         wanted = context_service_pb2.GetContextRequest(context_id="bobs")
         async with grpc.aio.insecure_channel(address) as channel:
             get = ContextServiceStub(channel).GetContext
             assert isinstance(
-                await refused(get(wanted, metadata=(*bearing("alice"), (TENANT, "bob")))), errors.NotFound
+                await refused(get(wanted, metadata=(*authorization_metadata("alice"), (TENANT_HEADER, "bob")))),
+                errors.NotFound,
             )
-            assert (await get(wanted, metadata=(*bearing(KEY), (TENANT, "bob")))).context.context_id == "bobs"
-            error = await refused(get(wanted, metadata=(*bearing(KEY), (TENANT, "bob"), (LIFE, "another"))))
+            assert (
+                await get(wanted, metadata=(*authorization_metadata(KEY), (TENANT_HEADER, "bob")))
+            ).context.context_id == "bobs"
+            error = await refused(
+                get(
+                    wanted,
+                    metadata=(*authorization_metadata(KEY), (TENANT_HEADER, "bob"), (INCARNATION_HEADER, "another")),
+                )
+            )
             assert (error.code, error.reason) == ("UNAVAILABLE", "ENGINE_LOST")
         await engine.close(Asker("bob"), "bobs")
 
 
 # --- an engine elsewhere --------------------------------------------------------------------------------------------
 
-SAMPLING = requests.Sampling(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5})
+SAMPLING = requests.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5})
 
 
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [
         (
-            requests.CreateRequest(
+            requests.CreateContextRequest(
                 context_id="c",
                 salt="s",
                 priority=3,
@@ -532,9 +541,9 @@ SAMPLING = requests.Sampling(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.
             ),
             context_service_pb2.CreateContextRequest,
         ),
-        (requests.CreateRequest(), context_service_pb2.CreateContextRequest),
-        (requests.UpdateRequest(ttl=requests.Ttl(600, sliding=True)), context_service_pb2.UpdateContextRequest),
-        (requests.UpdateRequest(labels={}, priority=0, pinned=False), context_service_pb2.UpdateContextRequest),
+        (requests.CreateContextRequest(), context_service_pb2.CreateContextRequest),
+        (requests.UpdateContextRequest(ttl=requests.Ttl(600, sliding=True)), context_service_pb2.UpdateContextRequest),
+        (requests.UpdateContextRequest(labels={}, priority=0, pinned=False), context_service_pb2.UpdateContextRequest),
         (
             requests.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
             context_service_pb2.GenerateRequest,
@@ -567,7 +576,7 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     assert await remote.stats() == await engine.stats()
     assert remote.info == engine.info
     tokens = await remote.encode("Hello there, you", True)
-    created = await remote.create(me, requests.CreateRequest(labels={"a": "b"}))
+    created = await remote.create(me, requests.CreateContextRequest(labels={"a": "b"}))
     assert created == await context_info(engine, me, created.context_id)
     filled = await remote.fill(me, created.context_id, tokens[:5])
     assert (filled.computed, filled.context.seq_len) == (5, 5)
@@ -576,12 +585,12 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     ) - 5
     assert (await remote.fill(me, created.context_id)).context.seq_len == len(tokens)
     wanted = requests.GenerateRequest(
-        context_id=created.context_id, max_tokens=5, sampling=requests.Sampling(temperature=0)
+        context_id=created.context_id, max_tokens=5, sampling=requests.SamplingParams(temperature=0)
     )
     pieces = [piece async for piece in remote.generate(me, wanted)]
     assert sum(len(piece.token_ids) for piece in pieces) == 5
     assert pieces[-1].finish is not None
-    assert (await remote.update(me, created.context_id, requests.UpdateRequest(priority=7))).priority == 7
+    assert (await remote.update(me, created.context_id, requests.UpdateContextRequest(priority=7))).priority == 7
     await remote.close(me, created.context_id)
     with pytest.raises(errors.NotFound):
         await remote.close(me, created.context_id)
@@ -610,7 +619,7 @@ async def test_calls_end_when_the_engine_falls_silent(engine: LocalEngine, addre
     remote._headers = ()
     await remote.stats()
     forwarder.open.clear()
-    creating = asyncio.create_task(remote.create(Asker(), requests.CreateRequest()))
+    creating = asyncio.create_task(remote.create(Asker(), requests.CreateContextRequest()))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(remote.stats(), 0.1)
     with pytest.raises(errors.Unavailable) as error:
@@ -628,7 +637,7 @@ async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at
     remote._headers = ()
     await remote.stats()
     forwarder.open.clear()
-    creating = asyncio.create_task(remote.create(Asker(), requests.CreateRequest()))
+    creating = asyncio.create_task(remote.create(Asker(), requests.CreateContextRequest()))
     await asyncio.sleep(0.05)
     remote._cut()
     creating.cancel()

@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
-from jaxctx.programs import Output
-from jaxctx_server.command import MALLOC
+from jaxctx import Output
+from jaxctx_server.cli import MALLOC
 from tests.readme import ROOT, example
 
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))

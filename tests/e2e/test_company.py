@@ -9,7 +9,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
 from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs

@@ -7,8 +7,8 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.factory import ServedModel
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
@@ -64,7 +64,8 @@ def dense(bundled) -> np.ndarray:
 
 
 EVERYTHING = [
-    jaxctx.Output(index=row, logits=True, logprob_ids=IDS, top=20, entropy=True, sample=GREEDY) for row in range(8)
+    jaxctx.ForwardOutputOptions(index=row, logits=True, logprob_ids=IDS, top=20, entropy=True, sample=GREEDY)
+    for row in range(8)
 ]
 
 

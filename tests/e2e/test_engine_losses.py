@@ -1,7 +1,7 @@
 """Outputs of the bundled model in float32 whose engines are killed or frozen: each says what it says undisturbed.
 
 A real tokenizer (byte-level BPE) and real arithmetic: greedy and seeded outputs, with penalties, with stop strings that
-begin before a loss and end behind it. On the echo model, in the quick suite: tests/jaxctx/apps/test_execution.py.
+begin before a loss and end behind it. On the echo model, in the quick suite: tests/jaxctx/programs/test_execution.py.
 
     scripts/campaign tests/e2e/test_engine_losses.py -s       # JAXCTX_KILLS: how many, 1000 if it is not set
 """
@@ -64,11 +64,11 @@ class Fleet:
     def __init__(self, cache: Path, folder: Path) -> None:
         self._cache, self._folder = cache, folder
         self._log = (folder / "router").open("w")
-        self.router = Server("--role", "core", cache=cache, command=(COMMAND,), stderr=self._log)
+        self.router = Server("--role", "router", cache=cache, command=(COMMAND,), stderr=self._log)
         self.engines: list[PreparedServer] = []
 
     def begin(self) -> PreparedServer:
-        arguments = (*SMALL, "--dtype", "float32", "--role", "engine", "--core", self.router.address)
+        arguments = (*SMALL, "--dtype", "float32", "--role", "engine", "--router", self.router.address)
         engine = PreparedServer(*arguments, cache=self._cache, folder=self._folder)
         self.engines.append(engine)
         return engine

@@ -1,4 +1,4 @@
-"""Statement 8 of programs: engines that are real processes die, freeze and come back, and the core goes on.
+"""Statement 8 of programs: engines that are real processes die, freeze and come back, and the router goes on.
 
 An output that went on elsewhere must say, character for character, what the echo model would have said without: any
 token that was lost, came twice or was cut otherwise changes all that follow. Its tokens are a character or a pair of
@@ -61,21 +61,21 @@ def said(prompt: str, tokens: int) -> str:
 
 
 class Cluster:
-    """A core and engines, each a process."""
+    """A router and engines, each a process."""
 
     def __init__(self, cache: Path, log: Path) -> None:
         self._cache = cache
         self._log = log.open("w")  # a pipe that nobody reads would stop them in the end
         self._said = log.open()
         self._servers: list[Server] = []
-        self.core = self._begun("--role", "core", command=(COMMAND,)).address
+        self.router = self._begun("--role", "router", command=(COMMAND,)).address
 
     def _begun(self, *arguments: str, command: Any = PAIRS) -> Server:
         self._servers.append(Server(*arguments, cache=self._cache, command=command, stderr=self._log))
         return self._servers[-1]
 
     def engine(self, *arguments: str) -> Server:
-        return self._begun(*SMALL, "--role", "engine", "--core", self.core, *arguments)
+        return self._begun(*SMALL, "--role", "engine", "--router", self.router, *arguments)
 
     async def without_engines(self) -> None:
         """Kill those of other tests."""
@@ -91,7 +91,7 @@ class Cluster:
         self._said.close()
 
     async def gone(self, address: str) -> float:
-        """When the core noticed that an engine had ended, in unix seconds: by its log, as this process may be busy."""
+        """When the router noticed that an engine had ended, in unix seconds: by its log, as this process may be busy."""
         line = ""
         while not (found := re.search(rf'"time": "([^"]+)".*\bengine {address} is gone.*\n', line)):
             line = ("" if line.endswith("\n") else line) + self._said.readline()
@@ -101,7 +101,7 @@ class Cluster:
 
     async def engines(self) -> dict[str, int]:
         """Epochs, by address."""
-        async with jaxctx.aio.Client(self.core, timeout_s=10) as client:
+        async with jaxctx.aio.Client(self.router, timeout_s=10) as client:
             return {each.address: each.epoch for each in await client.engines()}
 
     async def until(self, *there: Server) -> None:
@@ -120,7 +120,7 @@ def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:  #
 
 @pytest.fixture
 async def stub(cluster: Cluster) -> AsyncIterator[SessionServiceStub]:
-    async with grpc.aio.insecure_channel(cluster.core) as channel:
+    async with grpc.aio.insecure_channel(cluster.router) as channel:
         yield SessionServiceStub(channel)
 
 
@@ -205,7 +205,7 @@ async def test_contexts_by_a_core(cluster: Cluster, tmp_path: Path) -> None:
     engines = [cluster.engine("--store", str(tmp_path)) for _ in range(2)]
     await cluster.until(*engines)
     greedy: Any = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    async with jaxctx.aio.Client(cluster.core, timeout_s=20) as client:
+    async with jaxctx.aio.Client(cluster.router, timeout_s=20) as client:
         context = await client.create(SYSTEM, context_id="story")
         story = Story(SYSTEM)
         assert str(await context.complete(**greedy)) == story.say(20)
@@ -234,7 +234,7 @@ async def test_contexts_of_an_engine_that_is_told_to_end_go_on_elsewhere(cluster
     engines = {each.address: each for each in (cluster.engine("--store", str(tmp_path)) for _ in range(2))}
     await cluster.until(*engines.values())
     greedy: Any = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    async with jaxctx.aio.Client(cluster.core, timeout_s=60) as client:
+    async with jaxctx.aio.Client(cluster.router, timeout_s=60) as client:
         idle = await client.create(SYSTEM, context_id="idle", labels={"a": "b"})
         story = Story(SYSTEM)
         assert str(await idle.complete(**greedy)) == story.say(20)
@@ -265,7 +265,7 @@ async def ids_on(address: str) -> AsyncIterator[str]:
 @pytest.mark.campaign
 @pytest.mark.timeout(6 * 3600)
 async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: SessionServiceStub) -> None:
-    """Under load: every request ends once, with all of its text; the core notices an end within a second."""
+    """Under load: every request ends once, with all of its text; the router notices an end within a second."""
     rng = random.Random(8)
     engines = [cluster.engine() for _ in range(2)]
     ready: asyncio.Queue[Server] = asyncio.Queue(1)
@@ -278,7 +278,7 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
 
     async def work(number: int) -> None:
         nonlocal done
-        caller, ended = await Caller(stub, timeout_s=120.0).begin(), 0  # engines begin beside it, on the same cores
+        caller, ended = await Caller(stub, timeout_s=120.0).begin(), 0  # engines begin beside it, on the same routers
         while not stop:
             prompt, tokens = f"{SYSTEM} Worker {number}, request {ended}: ", 20 + (ended * 37) % 200
             ids = await caller.call(prompt + "{{a}} and {{b}}", a=out(tokens), b=out(20))

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 import jaxctx
-from jaxctx.programs import Output, Template
+from jaxctx import Output, Template
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

@@ -8,8 +8,8 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.answers import Tier
 from jaxctx.engine.config import EngineConfig
+from jaxctx.types import Tier
 
 from .conftest import CONFIG, TENANTS
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle, unchanged
@@ -76,7 +76,7 @@ async def test_11_speculation(client) -> None:
     context = await filled(client, THOUSAND[:999])
     right = oracle(THOUSAND, 5)
     drafts = [*right[:2], *[(token + 1) % 256 for token in right[2:]]]
-    rows = [jaxctx.Output(index=row, sample={"temperature": 0.0}) for row in range(6)]
+    rows = [jaxctx.ForwardOutputOptions(index=row, sample={"temperature": 0.0}) for row in range(6)]
     result = await context.forward([THOUSAND[999], *drafts], keep_working=True, outputs=rows)
     assert [output.token_id for output in result.outputs[:3]] == right[:3]
     assert (await context.truncate(3)).seq_len == 1002
@@ -117,7 +117,7 @@ class TestNames:
         assert await two.tokens() == THOUSAND[:130]
         assert await (await client.open("a", version=1)).tokens() == THOUSAND[:100]
         assert await client.delete_snapshot("a") == 2
-        await until(lambda: len(engine.core.cache.registry) == 4)  # what the versions held is given up
+        await until(lambda: len(engine.core.cache.context_table) == 4)  # what the versions held is given up
         async with unchanged(client, context, one, two):
             for refused in (client.open("a"), client.take("a"), client.delete_snapshot("a"), client.snapshot("a")):
                 with pytest.raises(errors.NotFound) as missing:

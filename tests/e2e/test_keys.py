@@ -90,10 +90,10 @@ def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads another process's signals on Linux")
-@pytest.mark.parametrize("role", ["both", "core", "engine"])
+@pytest.mark.parametrize("role", ["both", "router", "engine"])
 def test_the_signal_ends_no_server_whatever_it_does(role: str, compile_cache: Path, logged: Path) -> None:  # noqa: F811
     """From when the process ignores it, which is what it does first, until it serves, and while it does."""
-    arguments = [*SMALL, "--role", role, *(["--core", "127.0.0.1:9"] if role == "engine" else [])]
+    arguments = [*SMALL, "--role", role, *(["--router", "127.0.0.1:9"] if role == "engine" else [])]
     command = [*ECHO, *arguments, "--grpc-port", "0", "--compile-cache", str(compile_cache)]
     with logged.open("w") as stderr:
         process = subprocess.Popen(

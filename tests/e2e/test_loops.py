@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxctx.aio import loops
+from jaxctx.aio import decoding
 from jaxctx.seeds import derive_seed
 from tests.echo import echo_logprobs
 
@@ -18,7 +18,7 @@ WRONG = next(token for token in range(256, 512) if token not in PLAIN)
 
 @pytest.mark.parametrize("drafts", ["right", "wrong at first", "mixed"])
 async def test_11_speculation_for_every_length_of_drafts(client, engine, monkeypatch, drafts) -> None:
-    index, committed = engine.core.cache.memory.index, set[int]()
+    index, committed = engine.core.cache.block_manager.index, set[int]()
     commit = index.commit
 
     def watched(parent, owner, tokens, *rest):
@@ -39,7 +39,7 @@ async def test_11_speculation_for_every_length_of_drafts(client, engine, monkeyp
 
         context = await client.create(salt=str(length))
         await context.fill(tokens=PROMPT)
-        assert await loops.speculative(context, guesses, max_tokens=len(PLAIN)) == PLAIN, length
+        assert await decoding.speculative(context, guesses, max_tokens=len(PLAIN)) == PLAIN, length
         assert await context.tokens() == PROMPT + PLAIN
         assert await greedy(context, 3) == oracle(PROMPT + PLAIN, 3), length
 
@@ -59,10 +59,10 @@ async def test_windows(client, sinks, window) -> None:
             seen = sorted({*range(min(sinks, len(expected))), *range(first, len(expected))})
             expected = [*expected, int(echo_logprobs(expected, seen).argmax())]
         context = await filled(client, THOUSAND[:length])
-        assert await loops.windowed(context, max_tokens=20, sinks=sinks, window=window) == expected[length:], length
+        assert await decoding.windowed(context, max_tokens=20, sinks=sinks, window=window) == expected[length:], length
         assert await context.tokens() == expected
         again = await filled(client, THOUSAND[:length])
-        stopped = await loops.windowed(
+        stopped = await decoding.windowed(
             again, max_tokens=20, sinks=sinks, window=window, stop_token_ids=[expected[length + 5]]
         )
         assert stopped == expected[length : expected.index(expected[length + 5], length) + 1]
@@ -84,10 +84,10 @@ async def test_best_of_n_is_the_likeliest_of_n_outputs(client, engine) -> None:
             sum(echo_logprobs([*prompt, *output[:place]])[token] for place, token in enumerate(output))
             for output in outputs
         ]
-        best = await loops.best_of(context, 5, max_tokens=20, seed=7)
+        best = await decoding.best_of(context, 5, max_tokens=20, seed=7)
         likeliest = max(range(5), key=likelihoods.__getitem__)
         assert (best.index, list(best.token_ids)) == (likeliest, outputs[likeliest])
-        assert loops.likelihood(best) == pytest.approx(likelihoods[likeliest], abs=1e-4)
+        assert decoding.likelihood(best) == pytest.approx(likelihoods[likeliest], abs=1e-4)
         assert await greedy(best.context, 3) == oracle([*prompt, *outputs[likeliest]], 3)
         assert {each.id async for each in client.contexts()} == {context.id, best.context.id}, "the others are closed"
         for each in (context, best.context):
@@ -119,7 +119,7 @@ async def test_beam_search(client, engine, width, length) -> None:
     _, unstopped = likeliest(prompt, width, 5, [])
     for steps, stops in ((1, []), (5, []), (5, unstopped[2:3])):
         context = await filled(client, prompt)
-        beam = await loops.beam_search(context, width=width, max_tokens=steps, stop_token_ids=stops)
+        beam = await decoding.beam_search(context, width=width, max_tokens=steps, stop_token_ids=stops)
         score, tokens = likeliest(prompt, width, steps, stops)
         assert list(beam.tokens) == tokens
         assert beam.logprob == pytest.approx(score, abs=1e-4)

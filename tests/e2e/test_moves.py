@@ -1,4 +1,4 @@
-"""Contexts of an engine that leaves its core go on at another engine on the same store, and nobody notices."""
+"""Contexts of an engine that leaves its router go on at another engine on the same store, and nobody notices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.answers import Change, ContextState
-from jaxctx.caller import Caller as Asker
 from jaxctx.engine.interface import PROGRAM_LABELS
+from jaxctx.engine.interface import Caller as Asker
+from jaxctx.types import ContextChange, ContextState
 from jaxctx_server.cluster import ALONE, Cluster, join
 from jaxctx_server.grpc import router
 from jaxctx_server.grpc.router import CARRY_TIMEOUT_S, Router
 from tests.e2e.conftest import CONFIG, served
-from tests.e2e.test_cluster import Company, core_of, until
+from tests.e2e.test_cluster import Company, router_of, until
 from tests.e2e.test_router import where
 from tests.engines import Clock
 
@@ -35,10 +35,10 @@ def store(tmp_path: Any) -> Callable[[str], str | None]:
 
 @pytest.fixture
 async def company(make_engine: Any, clock: Clock, store: Callable[[str], str | None]) -> AsyncIterator[Company]:
-    """A core that two engines of one model have joined."""
+    """A router that two engines of one model have joined."""
     found = Company(clock, None, ALONE)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(core_of(found))
+        await stack.enter_async_context(router_of(found))
         for name in ("a", "b"):
             engine, own = make_engine(CONFIG, store=store(name), whole=False, device=name), Cluster()
             address = await stack.enter_async_context(served(engine, CONFIG, clock, None, own))
@@ -52,13 +52,13 @@ async def company(make_engine: Any, clock: Clock, store: Callable[[str], str | N
 
 @pytest.fixture
 async def client(company: Company) -> AsyncIterator[jaxctx.aio.Client]:
-    async with jaxctx.aio.Client(company.core, timeout_s=30) as client:
+    async with jaxctx.aio.Client(company.router, timeout_s=30) as client:
         yield client
 
 
 async def leave(company: Company, address: str, leaving_s: float = 30.0) -> None:
     """As an engine does before it drains."""
-    await join(company.core, company.own[address], int(address.rpartition(":")[2]), leaving_s=leaving_s)
+    await join(company.router, company.own[address], int(address.rpartition(":")[2]), leaving_s=leaving_s)
 
 
 def other_than(company: Company, address: str) -> str:
@@ -149,7 +149,7 @@ async def test_calls_wait_for_a_context_that_moves(
         return await save(*arguments)
 
     monkeypatch.setattr(company.engines[first], "save", slowly)
-    seen: list[tuple[Change, str]] = []
+    seen: list[tuple[ContextChange, str]] = []
 
     async def watch() -> None:
         async for event in client.watch():
@@ -167,7 +167,7 @@ async def test_calls_wait_for_a_context_that_moves(
     assert (await filling).context.seq_len == len(await context.tokens())
     await leaving
     assert await where(company, "mine") == other_than(company, first)
-    assert Change.CLOSED not in dict(seen)
+    assert ContextChange.CLOSED not in dict(seen)
     watching.cancel()
 
 
@@ -295,7 +295,7 @@ async def test_a_core_that_ends_between_loses_nothing(
     await company.server.stop(None)
     await leaving
     again = Company(clock, None, ALONE, own=company.own)
-    async with core_of(again), jaxctx.aio.Client(again.core, timeout_s=10) as client:
+    async with router_of(again), jaxctx.aio.Client(again.router, timeout_s=10) as client:
         for address in company.engines:
             await again.joined(address)
         assert [each.id async for each in client.contexts()] == ["mine"]
@@ -318,7 +318,7 @@ async def test_a_core_that_is_new_moves_what_it_has_not_heard_of(
     company.serving.stop()
     await company.server.stop(None)
     again, (first, second) = Company(clock, None, ALONE, own=company.own), company.engines
-    async with core_of(again):
+    async with router_of(again):
         for address in company.engines:
             await again.joined(address)
         await leave(again, first)
@@ -330,7 +330,7 @@ async def test_a_core_that_is_new_moves_what_it_has_not_heard_of(
 async def test_contexts_that_ended_by_themselves_take_no_time(
     company: Company, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A core remembers many more of these than there are others, where contexts have a time to live."""
+    """A router remembers many more of these than there are others, where contexts have a time to live."""
     carry, carried = Router._carry, list[str]()
 
     async def spied(self: Router, home: Any, tenant: str, context_id: str) -> bool:
@@ -379,7 +379,7 @@ async def test_the_last_engine_has_nowhere_to_move_to(company: Company, client: 
     await leave(company, first)
     assert (await context.fill("more")).context.state is ContextState.IDLE
     assert await client.create("More")
-    await leave(company, second)  # of which the core does not know
+    await leave(company, second)  # of which the router does not know
 
 
 async def test_a_leave_that_takes_too_long_ends(company: Company, client: jaxctx.aio.Client) -> None:

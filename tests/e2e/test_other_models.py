@@ -8,8 +8,8 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.factory import ServedModel
 from jaxctx.model.interface import KVSpec
 from tests.echo import EchoModel
 from tests.engines import on_demand

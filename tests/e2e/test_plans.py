@@ -3,8 +3,8 @@
 import pytest
 
 import jaxctx
-from jaxctx.answers import FillResult, PlanResult
 from jaxctx.engine.config import EngineConfig
+from jaxctx.types import FillResult, PlanResult
 
 from .test_scenarios import THOUSAND, filled, greedy, oracle
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import jaxctx
-from jaxctx import errors
-from jaxctx.programs import Input, Output, Template, semantic
+from jaxctx import Input, Output, Template, errors, semantic
 from tests.e2e.test_programs import SYSTEM
 
 FEW = Output(max_tokens=8, temperature=0, ignore_eos=True)

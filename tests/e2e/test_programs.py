@@ -11,10 +11,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import jaxctx
-from jaxctx.apps.execution import PREFIX_TIMEOUT_S
+from jaxctx.programs.executor import PREFIX_TIMEOUT_S
+from jaxctx.rpc import from_rpc_error
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from jaxctx.wire import from_rpc_error
 from tests.e2e.conftest import TENANTS
 from tests.engines import Clock
 

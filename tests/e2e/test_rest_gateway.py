@@ -21,8 +21,8 @@ import pytest
 import uvicorn
 
 import jaxctx
-from jaxctx.v1.services import METHODS
-from jaxctx_server.access import Key
+from jaxctx.services import METHODS
+from jaxctx_server.auth import Key
 from tests.e2e.conftest import TENANTS
 from tests.readme import commands
 from tests.server.test_reading import ENUMS, holding, named

@@ -1,4 +1,4 @@
-"""What is no program, asked of a core: it comes to the engine that is its place, wherever that is."""
+"""What is no program, asked of a router: it comes to the engine that is its place, wherever that is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.answers import Change
-from jaxctx.caller import Caller as Asker
+from jaxctx import types as requests
+from jaxctx.engine.interface import Caller as Asker
+from jaxctx.rpc import method_of
+from jaxctx.services import METHODS
+from jaxctx.types import ContextChange
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1 import requests
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
-from jaxctx.v1.services import METHODS
-from jaxctx.wire import method_of
-from jaxctx_server.access import Key
+from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc import router
 from jaxctx_server.grpc.router import Router
@@ -36,8 +36,8 @@ from tests.e2e.test_cluster import (
     alone,
     cluster,  # noqa: F401 - a fixture
     company,  # noqa: F401 - a fixture
-    core_of,
     refused,
+    router_of,
     until,
 )
 from tests.engines import Clock
@@ -47,7 +47,7 @@ LONG = "You are a careful assistant who answers in one short sentence, and never
 
 @pytest.fixture
 async def client(company: Company) -> AsyncIterator[jaxctx.aio.Client]:  # noqa: F811
-    async with jaxctx.aio.Client(company.core, timeout_s=30) as client:
+    async with jaxctx.aio.Client(company.router, timeout_s=30) as client:
         yield client
 
 
@@ -63,8 +63,8 @@ async def where(company: Company, context_id: str, tenant: str = "") -> str:  # 
 
 
 async def made_on(company: Company, address: str, **chosen: Any) -> str:  # noqa: F811
-    """A context that was there before the core knew of it."""
-    info = await company.engines[address].create(Asker(), requests.CreateRequest(**chosen))
+    """A context that was there before the router knew of it."""
+    info = await company.engines[address].create(Asker(), requests.CreateContextRequest(**chosen))
     return str(info.context_id)
 
 
@@ -119,7 +119,7 @@ async def test_wrong_requests_are_named(client: jaxctx.aio.Client) -> None:
 
 
 async def test_a_context_is_found_wherever_it_is(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
-    """Of what the core did not make it knows nothing."""
+    """Of what the router did not make it knows nothing."""
     for n, address in enumerate(company.engines):
         context = await client.context(await made_on(company, address, context_id=f"there{n}"))
         await context.fill("Hello")
@@ -310,7 +310,7 @@ async def test_lists_come_in_parts(company: Company, client: jaxctx.aio.Client) 
     ids = [f"c{n:02}" for n in range(21)]
     for n, chosen in enumerate(ids):
         await made_on(company, (first, second)[n % 3 == 0], context_id=chosen)
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         stub = ContextServiceStub(channel)
         for limit in (1, 2, 3, 7, 20, 21, 22, 1000):
             found, token, parts = [], "", 0
@@ -330,7 +330,7 @@ async def test_a_watch_sees_all_engines(company: Company, client: jaxctx.aio.Cli
     first, second = company.engines
     await made_on(company, first, context_id="a")
     await made_on(company, second, context_id="b")
-    seen: list[tuple[Change, str]] = []
+    seen: list[tuple[ContextChange, str]] = []
 
     async def watch() -> None:
         async for event in client.watch():
@@ -340,23 +340,26 @@ async def test_a_watch_sees_all_engines(company: Company, client: jaxctx.aio.Cli
     await until(lambda: len(seen) == 2)
     assert sorted(each for _, each in seen) == ["a", "b"]
     await made_on(company, second, context_id="c")
-    await until(lambda: (Change.CREATED, "c") in seen)
+    await until(lambda: (ContextChange.CREATED, "c") in seen)
     company.leave(second)
-    await until(lambda: Change.RESET in dict(seen))
-    await until(lambda: seen[-1] == (Change.EXISTS, "a"))
+    await until(lambda: ContextChange.RESET in dict(seen))
+    await until(lambda: seen[-1] == (ContextChange.EXISTS, "a"))
     await company.joined(second)
-    await until(lambda: sorted(seen[-3:], key=lambda each: each[1])[1:] == [(Change.EXISTS, "b"), (Change.EXISTS, "c")])
+    await until(
+        lambda: sorted(seen[-3:], key=lambda each: each[1])[1:]
+        == [(ContextChange.EXISTS, "b"), (ContextChange.EXISTS, "c")]
+    )
 
-    # One that the core made, and remembers on an earlier life of its engine, is told of too.
+    # One that the router made, and remembers on an earlier life of its engine, is told of too.
     mine = await client.create(context_id="mine")
-    await until(lambda: (Change.CREATED, "mine") in seen)
+    await until(lambda: (ContextChange.CREATED, "mine") in seen)
     home = await where(company, "mine")
     company.leave(home)
-    await until(lambda: seen[-1][0] is Change.EXISTS and "mine" not in {each for _, each in seen[-3:]})
+    await until(lambda: seen[-1][0] is ContextChange.EXISTS and "mine" not in {each for _, each in seen[-3:]})
     await company.joined(home)
-    await until(lambda: (Change.EXISTS, "mine") in seen[-4:])
+    await until(lambda: (ContextChange.EXISTS, "mine") in seen[-4:])
     await mine.close()
-    await until(lambda: seen[-1] == (Change.CLOSED, "mine"))
+    await until(lambda: seen[-1] == (ContextChange.CLOSED, "mine"))
     assert not watching.done()
     draining = asyncio.create_task(company.serving.drain())
     with pytest.raises(errors.Unavailable) as error:
@@ -372,7 +375,7 @@ async def test_a_watch_begins_anew_where_an_engine_ended_it(
 ) -> None:
     first, _ = company.engines
     watched, ended = company.engines[first].watch, asyncio.Event()
-    seen: list[tuple[Change, str]] = []
+    seen: list[tuple[ContextChange, str]] = []
 
     async def ending(caller: Asker, include_program_contexts: bool) -> AsyncIterator[Any]:
         async for event in watched(caller, include_program_contexts):
@@ -390,7 +393,7 @@ async def test_a_watch_begins_anew_where_an_engine_ended_it(
     await asyncio.sleep(0.1)
     await made_on(company, first, context_id="a")
     await ended.wait()
-    await until(lambda: seen[-2:] == [(Change.RESET, ""), (Change.EXISTS, "a")])
+    await until(lambda: seen[-2:] == [(ContextChange.RESET, ""), (ContextChange.EXISTS, "a")])
     watching.cancel()
 
 
@@ -468,7 +471,7 @@ async def test_a_context_that_moves_is_not_closed_for_who_watches(
     _, second = company.engines
     await (await client.context(await made_on(company, second))).fill(LONG)
     await crowd(company, second)
-    seen: list[Change] = []
+    seen: list[ContextChange] = []
 
     async def watch() -> None:
         async for event in client.watch():
@@ -478,12 +481,12 @@ async def test_a_context_that_moves_is_not_closed_for_who_watches(
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0.1)
     context = await client.create(context_id="mine")
-    await until(lambda: seen == [Change.CREATED])
+    await until(lambda: seen == [ContextChange.CREATED])
     await context.fill(LONG)
     assert await where(company, "mine") == second
     await context.close()
-    await until(lambda: Change.CLOSED in seen)
-    assert set(seen[:-1]) <= {Change.CREATED, Change.CHANGED}
+    await until(lambda: ContextChange.CLOSED in seen)
+    assert set(seen[:-1]) <= {ContextChange.CREATED, ContextChange.CHANGED}
     watching.cancel()
 
 
@@ -492,7 +495,7 @@ async def test_a_context_that_moves_is_not_closed_for_who_watches(
 
 async def test_without_engines(clock: Clock) -> None:
     company = Company(clock, None, ALONE)  # noqa: F811
-    async with core_of(company), grpc.aio.insecure_channel(company.core) as channel:
+    async with router_of(company), grpc.aio.insecure_channel(company.router) as channel:
         for rpc, fields in (
             ("CreateContext", {}),
             ("CreateContext", {"context_id": "c"}),
@@ -523,7 +526,7 @@ async def test_there_are_no_models_only_where_no_engine_is(company: Company, cli
         assert (error.value.reason, error.value.message) == ("ENGINE_LOST", "no engine is there now")
         assert error.value.retry_after_s
     empty = Company(company.clock, None, ALONE)
-    async with core_of(empty), jaxctx.aio.Client(empty.core, timeout_s=30) as early:
+    async with router_of(empty), jaxctx.aio.Client(empty.router, timeout_s=30) as early:
         for asking in (early.models(), early.model()):
             with pytest.raises(errors.Unavailable) as error:
                 await asking
@@ -570,13 +573,13 @@ async def test_what_an_engine_may_have_that_is_cut_off_is_not_found_nor_free(
 ) -> None:
     cut_off, other = company.engines
     await made_on(company, cut_off, context_id="there")
-    life = company.nodes[cut_off].engine._headers[-1][1]
+    incarnation = company.nodes[cut_off].engine._headers[-1][1]
     forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
     port = await forwarder.begin()
     company.leave(cut_off)
     await until(lambda: cut_off not in company.nodes)
-    async with grpc.aio.insecure_channel(company.core) as channel:
-        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, life=life))
+    async with grpc.aio.insecure_channel(company.router) as channel:
+        registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, incarnation=incarnation))
         await registered.read()
         forwarder.open.clear()
         await until(lambda: company.nodes.keys() == {other})
@@ -654,7 +657,7 @@ async def test_an_engine_drains(company: Company, client: jaxctx.aio.Client) -> 
 
 
 async def test_health(company: Company) -> None:  # noqa: F811
-    async with grpc.aio.insecure_channel(company.core) as channel:
+    async with grpc.aio.insecure_channel(company.router) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def serving(service: str) -> bool:
@@ -687,8 +690,8 @@ class TestWithKeys:
 
     async def test_tenants_travel(self, company: Company) -> None:  # noqa: F811
         async with (
-            jaxctx.aio.Client(company.core, api_key="alice", timeout_s=10) as alice,
-            jaxctx.aio.Client(company.core, api_key="bob", timeout_s=10) as bob,
+            jaxctx.aio.Client(company.router, api_key="alice", timeout_s=10) as alice,
+            jaxctx.aio.Client(company.router, api_key="bob", timeout_s=10) as bob,
         ):
             for client in (alice, bob):
                 await client.create("Hello", context_id="mine")
@@ -699,6 +702,6 @@ class TestWithKeys:
             assert [each.id async for each in bob.contexts()] == ["mine"]
             with pytest.raises(errors.PermissionDenied):
                 await bob.clear_cache()
-        async with grpc.aio.insecure_channel(company.core) as channel:
+        async with grpc.aio.insecure_channel(company.router) as channel:
             error = await refused(ContextServiceStub(channel).ListContexts(pb.ListContextsRequest()))
             assert isinstance(error, errors.Unauthenticated)

@@ -11,7 +11,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
 from tests.echo import echo_next
 
 THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
@@ -224,7 +224,7 @@ async def test_stop_strings_cut_the_text_and_are_never_half_shown(client) -> Non
 async def test_windows_without_end(client, engine, sinks, window, most) -> None:
     """However long the output, pages stay few; right behind a cut the context is like any other of these tokens."""
     context = await filled(client, THOUSAND[:20])
-    tokens = await jaxctx.aio.loops.windowed(context, max_tokens=120, sinks=sinks, window=window, most=most)
+    tokens = await jaxctx.aio.decoding.windowed(context, max_tokens=120, sinks=sinks, window=window, most=most)
     assert len(tokens) == 120
     kept = await context.tokens()
     assert len(kept) <= most + 1

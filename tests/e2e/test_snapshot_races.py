@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from jaxctx import errors
-from jaxctx.answers import Snapshot
 from jaxctx.engine.config import EngineConfig
+from jaxctx.types import Snapshot
 
 from .conftest import CONFIG
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle
@@ -57,7 +57,7 @@ async def test_a_take_of_what_was_replaced_meanwhile(client, engine, gate, monke
     assert [each.id async for each in client.contexts()] == [successor.id]
     # What versions in memory hold: of ANEW a copied page, of PROMPT 13.
     contexts, pages = (0, 0) if durable else {"deleted": (0, 0), "saved anew": (1, 1), "overwritten": (2, 14)}[how]
-    await until(lambda: len(engine.core.cache.registry) == 1 + contexts)
+    await until(lambda: len(engine.core.cache.context_table) == 1 + contexts)
     assert await held(engine) == 3 + pages
     if how == "deleted":
         assert await snapshots(client) == []
@@ -69,7 +69,7 @@ async def test_a_take_of_what_was_replaced_meanwhile(client, engine, gate, monke
     for each in (opened, successor):
         await each.close()
     assert await client.delete_snapshot("a") == (2 if how == "overwritten" else 1)
-    await until(lambda: len(engine.core.cache.registry) == 0)
+    await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await held(engine) == 0
 
 
@@ -95,7 +95,7 @@ async def test_of_four_saves_of_one_name_at_once_one_succeeds(client, engine, ga
     assert await snapshots(client) == [("a", 1)]
     winner = results.index(saved)
     assert await (await client.open("a")).tokens() == [winner] * 20
-    await until(lambda: len(engine.core.cache.registry) == (5 if durable else 6))
+    await until(lambda: len(engine.core.cache.context_table) == (5 if durable else 6))
     assert await held(engine) == before + (1 if durable else 2)
 
 
@@ -120,7 +120,7 @@ class TestOneSnapshot:
         assert [each.reason for each in results if each is not saved] == ["QUOTA"] * 7
         assert saved.size_bytes == 2 * PAGE_BYTES
         assert await snapshots(client) == [(saved.name, 1)]
-        await until(lambda: len(engine.core.cache.registry) == (8 if durable else 9))
+        await until(lambda: len(engine.core.cache.context_table) == (8 if durable else 9))
         assert await held(engine) == before + (0 if durable else 1)
         await client.delete_snapshot(saved.name)
         assert (await contexts[0].save("next", durable=durable)).version == 1, "what was refused is not counted"

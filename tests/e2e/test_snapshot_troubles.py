@@ -14,8 +14,8 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.scheduler import ALONE
-from jaxctx.engine.snapshots import READ_AHEAD
+from jaxctx.engine.scheduler.scheduler import ALONE
+from jaxctx.engine.snapshots.save_open import READ_AHEAD
 from jaxctx.store.objects import open_objects
 from tests.jaxctx.store.interrupted import Interrupted
 
@@ -114,7 +114,7 @@ async def test_a_save_that_is_given_up_leaves_nothing(client, engine, gate, fold
     await context.truncate(3)
     await until(lambda: not packs(folder))
     assert await snapshots(client) == []
-    await until(lambda: len(engine.core.cache.registry) == 1)
+    await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await held(engine) == before, "the frozen fork is gone"
     assert (await context.save("a", durable=True)).version == 1
     assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
@@ -134,7 +134,7 @@ async def test_an_open_that_is_given_up_leaves_nothing(client, engine, gate, fol
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else errors.DeadlineExceeded):
         await opening
     gate.open()
-    await until(lambda: len(engine.core.cache.registry) == 0)
+    await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await held(engine) == 0
     opened = await client.open("a")
     assert opened.opened is not None
@@ -155,7 +155,7 @@ async def test_a_take_that_is_given_up_while_it_reads_takes_nothing(client, engi
     with pytest.raises(asyncio.CancelledError):
         await taking
     gate.open()
-    await until(lambda: len(engine.core.cache.registry) == 1)
+    await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await snapshots(client) == [("a", 1)]
 
 
@@ -183,7 +183,7 @@ async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
         await taking
     await asyncio.sleep(0.1)  # until the server knows
     gate.open()
-    await until(lambda: len(engine.core.cache.registry) == 1)
+    await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await snapshots(client) == []
     assert [(each.id, each.info.snapshot) async for each in client.contexts()] == [("mine", "a@1")]
     assert await greedy(await client.context("mine"), 3) == oracle(PROMPT, 3)
@@ -201,7 +201,7 @@ async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, eng
         await deleting
     await asyncio.sleep(0.1)
     gate.open()
-    await until(lambda: len(engine.core.cache.registry) == 0)
+    await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await snapshots(client) == []
     assert await held(engine) == 0
 
@@ -219,7 +219,7 @@ async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_a
         await saving
     await asyncio.sleep(0.1)
     gate.open()
-    await until(lambda: len(engine.core.cache.registry) == 2)  # the context, and what version 1 holds
+    await until(lambda: len(engine.core.cache.context_table) == 2)  # the context, and what version 1 holds
     assert await snapshots(client) == [("a", 1)]
     assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)
 
@@ -242,7 +242,7 @@ async def test_a_full_disk_keeps_the_old_version_and_nobody_else_notices(client,
     assert await streaming == oracle([7, 8, 9], 100)
     gate.error = None
     assert await snapshots(client) == [("a", 1)]
-    await until(lambda: len(engine.core.cache.registry) == 2)
+    await until(lambda: len(engine.core.cache.context_table) == 2)
     assert {*stored} <= {*packs(folder)}
     opened = await client.open("a")
     assert await opened.tokens() == PROMPT
@@ -267,7 +267,7 @@ class TestFullPool:
         with pytest.raises(errors.ResourceExhausted):
             await context.save("a", durable=durable, timeout_s=2)
         assert await snapshots(client) == []
-        assert len(engine.core.cache.registry) == 2
+        assert len(engine.core.cache.context_table) == 2
         await other.close()
         assert (await context.save("a", durable=durable)).tokens == 200
         assert await greedy(context, 3) == oracle(PROMPT, 3)
@@ -281,7 +281,7 @@ class TestFullPool:
         await other.fill(tokens=[3] * 330)
         with pytest.raises((errors.ResourceExhausted, errors.DeadlineExceeded)):
             await client.open("a", timeout_s=1)
-        await until(lambda: {each.id for each in engine.core.cache.registry if not each.tenant} == {other.id})
+        await until(lambda: {each.id for each in engine.core.cache.context_table if not each.tenant} == {other.id})
         assert await greedy(other, 3) == oracle([3] * 330, 3)
         await other.close()
         assert await greedy(await client.open("a"), 3) == oracle(PROMPT, 3)

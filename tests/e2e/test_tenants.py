@@ -9,9 +9,9 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.answers import Tier
 from jaxctx.engine.config import EngineConfig
-from jaxctx_server.access import Key, Role
+from jaxctx.types import Tier
+from jaxctx_server.auth import Key, Role
 
 from .test_scenarios import THOUSAND, filled, greedy, oracle
 

@@ -13,9 +13,9 @@ import jax
 import pytest
 
 import jaxctx
-from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel
 from jaxctx.errors import NotFound
 from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random

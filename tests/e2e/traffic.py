@@ -8,8 +8,8 @@ from typing import Any
 
 import jaxctx
 from jaxctx.aio import Context
+from jaxctx.client.options import ForwardOutputOptions
 from jaxctx.errors import BY_CODE, DataLoss, Internal, InvalidArgument
-from jaxctx.v1.options import Output
 
 VOCABULARY = 512  # of the echo model, and of others that are served with its text
 ANSWER_S = 120.0  # in which every request must have ended, however busy the machine
@@ -162,7 +162,7 @@ class Visitor:
                 top=lambda: choose.choice([1, 64]),
                 logits=lambda: True,
             )
-            outputs.append(Output(index=index, **{"entropy": True, **asked}))
+            outputs.append(ForwardOutputOptions(index=index, **{"entropy": True, **asked}))
         tokens = [choose.randrange(VOCABULARY) for _ in indices]
         result = await context.forward(tokens, outputs=outputs, **options, **self.deadline())
         told = [output.index for output in result.outputs]

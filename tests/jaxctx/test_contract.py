@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor
 
+from jaxctx import types
 from jaxctx.client import streams
-from jaxctx.engine import interface
+from jaxctx.client.options import ForwardOutputOptions
 from jaxctx.v1 import (
     admin_service_pb2,
     content_pb2,
@@ -22,7 +23,6 @@ from jaxctx.v1 import (
     generation_pb2,
     lifetime_pb2,
     model_service_pb2,
-    options,
     rules_pb2,
     session_service_pb2,
     snapshot_pb2,
@@ -48,15 +48,15 @@ FILES = [
     stored_pb2,
 ]
 PAIRS: list[tuple[type, Any]] = [
-    (interface.CreateRequest, context_service_pb2.CreateContextRequest),
-    (interface.Sampling, generation_pb2.Sampling),
-    (interface.GenerateRequest, context_service_pb2.GenerateRequest),
-    (interface.PassOutput, forward_pb2.PassOutput),
-    (interface.ForwardRequest, context_service_pb2.ForwardRequest),
-    (interface.SaveRequest, snapshot_service_pb2.SaveRequest),
-    (interface.OpenRequest, snapshot_service_pb2.OpenRequest),
-    (interface.Ttl, lifetime_pb2.Ttl),
-    (options.Output, forward_pb2.PassOutput),
+    (types.CreateContextRequest, context_service_pb2.CreateContextRequest),
+    (types.SamplingParams, generation_pb2.SamplingParams),
+    (types.GenerateRequest, context_service_pb2.GenerateRequest),
+    (types.ForwardOutput, forward_pb2.ForwardOutput),
+    (types.ForwardRequest, context_service_pb2.ForwardRequest),
+    (types.SaveRequest, snapshot_service_pb2.SaveRequest),
+    (types.OpenRequest, snapshot_service_pb2.OpenRequest),
+    (types.Ttl, lifetime_pb2.Ttl),
+    (ForwardOutputOptions, forward_pb2.ForwardOutput),
     (streams.Piece, context_service_pb2.GenerateResponse),
 ]
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxctx.lifetime import FOREVER, Alarms, Lifetime
+from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
 from tests.jaxctx.cache.planting import Bug
 
 
@@ -24,7 +24,7 @@ def test_for_ever() -> None:
 
 
 def test_alarms_against_a_plain_dict() -> None:
-    source, alarms, plain = random.Random(7), Alarms[int](), {}
+    source, alarms, plain = random.Random(7), DeadlineQueue[int](), {}
     for turn in range(3000):
         now, owner = turn // 16, source.randrange(40)
         at = source.choice([None, now + 0.5 + source.randrange(60)])
@@ -41,7 +41,7 @@ def test_alarms_against_a_plain_dict() -> None:
 
 
 def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
-    alarms = Alarms[str]()
+    alarms = DeadlineQueue[str]()
     for at in range(10_000):
         alarms.set("a", 1e9 - at)
     alarms.set("a", None)
@@ -52,21 +52,31 @@ def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
 
 
 BUGS = [
-    Bug("the alarm before rings too", Alarms, "due", "self._numbers.get(owner) == number", "owner in self._numbers"),
-    Bug("what was called off rings", Alarms, "set", "self._numbers.pop(owner, None)", "pass"),
-    Bug("late", Alarms, "due", "<= now", "< now - 1"),
-    Bug("one at a time", Alarms, "due", "while self._heap and", "if self._heap and"),
     Bug(
-        "who is due stays due", Alarms, "due", "heapq.heappop(self._heap)", "self._heap[0]; self._heap = self._heap[1:]"
+        "the alarm before rings too",
+        DeadlineQueue,
+        "due",
+        "self._numbers.get(owner) == number",
+        "owner in self._numbers",
+    ),
+    Bug("what was called off rings", DeadlineQueue, "set", "self._numbers.pop(owner, None)", "pass"),
+    Bug("late", DeadlineQueue, "due", "<= now", "< now - 1"),
+    Bug("one at a time", DeadlineQueue, "due", "while self._heap and", "if self._heap and"),
+    Bug(
+        "who is due stays due",
+        DeadlineQueue,
+        "due",
+        "heapq.heappop(self._heap)",
+        "self._heap[0]; self._heap = self._heap[1:]",
     ),
     Bug(
         "what was set anew is never dropped",
-        Alarms,
+        DeadlineQueue,
         "set",
         "if len(self._heap) > 2 * len(self._numbers) + 64:",
         "if False:",
     ),
-    Bug("no order after a clearing", Alarms, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),
+    Bug("no order after a clearing", DeadlineQueue, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),
 ]
 
 

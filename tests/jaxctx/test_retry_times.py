@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxctx import errors
-from jaxctx.cache.pages import OutOfPages
+from jaxctx.cache.page_pool import OutOfPages
 
 ROOT = Path(__file__).parents[2]
 PROTO = (ROOT / "protos/jaxctx/v1/error_reason.proto").read_text()

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from jaxctx import errors, wire
+from jaxctx import errors, rpc
 from jaxctx.v1 import error_reason_pb2
 
 Abort = Callable[[grpc.ServicerContext], None]
@@ -43,7 +43,7 @@ def through_sync(failing: SimpleNamespace, abort: Abort) -> errors.JaxctxError:
     with grpc.insecure_channel(failing.target) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(METHOD)(b"", timeout=10)
-        return wire.from_rpc_error(raised.value)
+        return rpc.from_rpc_error(raised.value)
 
 
 async def through_aio(failing: SimpleNamespace, abort: Abort) -> errors.JaxctxError:
@@ -51,7 +51,7 @@ async def through_aio(failing: SimpleNamespace, abort: Abort) -> errors.JaxctxEr
     async with grpc.aio.insecure_channel(failing.target) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             await channel.unary_unary(METHOD)(b"", timeout=10)
-        return wire.from_rpc_error(raised.value)
+        return rpc.from_rpc_error(raised.value)
 
 
 def same(ours: errors.JaxctxError, theirs: errors.JaxctxError) -> bool:
@@ -77,7 +77,7 @@ async def test_every_class_comes_back_whole(failing: SimpleNamespace, error_clas
     plain = error_class("plain")
     full = error_class(**FULL)  # type: ignore[arg-type]
     for error in (plain, full):
-        abort: Abort = lambda context, error=error: context.abort_with_status(wire.to_status(error))  # noqa: E731
+        abort: Abort = lambda context, error=error: context.abort_with_status(rpc.to_status(error))  # noqa: E731
         assert same(through_sync(failing, abort), error)
         assert same(await through_aio(failing, abort), error)
 
@@ -119,13 +119,13 @@ def test_rewritten_details_leave_code_and_message(failing: SimpleNamespace, garb
 def test_the_longest_error_still_fits_into_the_trailers(failing: SimpleNamespace, letter: str) -> None:
     violations = [errors.FieldViolation(letter * 5000, letter * 5000)] * 1000
     long = errors.InvalidArgument(letter * 100_000, violations=violations)
-    error = through_sync(failing, lambda context: context.abort_with_status(wire.to_status(long)))
+    error = through_sync(failing, lambda context: context.abort_with_status(rpc.to_status(long)))
     assert type(error) is errors.InvalidArgument
     assert error.reason == "INVALID_FIELD"
-    assert len(error.violations) == wire.MAX_VIOLATIONS
+    assert len(error.violations) == rpc.MAX_VIOLATIONS
 
 
 def test_the_longest_label_is_named_whole(failing: SimpleNamespace) -> None:
     sent = errors.InvalidArgument.field(f"labels[{'k' * 64}]", "must be text of 0 to 256 bytes")
-    error = through_sync(failing, lambda context: context.abort_with_status(wire.to_status(sent)))
+    error = through_sync(failing, lambda context: context.abort_with_status(rpc.to_status(sent)))
     assert error.violations == sent.violations

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import Pool, Segment, pool_struct
-from jaxctx_kernels.pool import Scaled, numbers
+from jaxctx_kernels import KVPages, Segment, kv_pages_struct
+from jaxctx_kernels.kv_cache import QuantizedKV, numbers
 
 Generator = np.random.Generator
 
@@ -135,16 +135,16 @@ def dense_attention(
     return out
 
 
-def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: str) -> Pool:
+def pool_array(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: str) -> KVPages:
     """A pool of zeros as the default platform stores it."""
-    struct = pool_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend())
-    pool: Pool = jax.tree.map(jnp.zeros_like, struct)
+    struct = kv_pages_struct(kv_heads, pages, page_size, head_dim, dtype, jax.default_backend())
+    pool: KVPages = jax.tree.map(jnp.zeros_like, struct)
     return pool
 
 
-def dequantised(pool: Pool) -> np.ndarray:
+def dequantised(pool: KVPages) -> np.ndarray:
     """float64 `[kv_heads, pages, page_size, head_dim]`: the numbers that a pool on a CPU stands for, exactly."""
-    if not isinstance(pool, Scaled):
+    if not isinstance(pool, QuantizedKV):
         return np.asarray(numbers(pool), np.float64)
     heads, pages, beside, size = pool.scales.shape
     held = np.asarray(numbers(pool.numbers), np.float64).reshape(heads, pages, size, beside, -1)
@@ -185,7 +185,7 @@ def dense() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def exact() -> Callable[[Pool], np.ndarray]:
+def exact() -> Callable[[KVPages], np.ndarray]:
     return dequantised
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from jaxctx_kernels import (
-    PlanShape,
+    MetadataShape,
     Segment,
     attend,
-    plan_attention,
-    plan_shape,
-    unpack,
-    write_rows,
+    build_attention_metadata,
+    metadata_shape,
+    unpack_metadata,
+    write_kv,
 )
-from jaxctx_kernels import pool as pool_module
-from jaxctx_kernels.attention import exp2
+from jaxctx_kernels import kv_cache as pool_module
+from jaxctx_kernels.reference import exp2
 from tests.sums import visible_sum
 
 from .conftest import pool_array
@@ -31,18 +31,18 @@ EIGHT = ("int8", "float8_e4m3fn")
 
 
 @partial(jax.jit, static_argnames="shape")
-def run_attend(q: jax.Array, k: jax.Array, v: jax.Array, packed: np.ndarray, shape: PlanShape) -> jax.Array:
-    return attend(q, k, v, unpack(shape, packed), shape=shape)
+def run_attend(q: jax.Array, k: jax.Array, v: jax.Array, packed: np.ndarray, shape: MetadataShape) -> jax.Array:
+    return attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
 
 
 @partial(jax.jit, static_argnames="shape")
-def run_sum(pool: jax.Array, packed: np.ndarray, shape: PlanShape) -> jax.Array:
-    return visible_sum(pool, unpack(shape, packed), shape=shape)
+def run_sum(pool: jax.Array, packed: np.ndarray, shape: MetadataShape) -> jax.Array:
+    return visible_sum(pool, unpack_metadata(shape, packed), shape=shape)
 
 
-def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
+def packed_plan(segments: list[Segment], shape: MetadataShape) -> np.ndarray:
     packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
-    plan_attention(segments, shape, packed)
+    build_attention_metadata(segments, shape, packed)
     return packed
 
 
@@ -51,7 +51,7 @@ def filled_pool(values: np.ndarray, dtype: str) -> jax.Array:
     heads, pages, size, dim = values.shape
     rows = values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim)
     rows = jnp.asarray(rows, "float32" if dtype in EIGHT else dtype)
-    return write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
+    return write_kv(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_equals_dense_attention(
     monkeypatch.setattr(pool_module, "NARROW_PRODUCTS", narrow)
     jax.clear_caches()
     kv_heads = 2
-    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
     for kind in kinds:
         forest = grow(kind, ROWS, page_size, POOL)
         scale = rng.choice([1, 4])
@@ -125,7 +125,7 @@ def test_8_bits_are_close_to_what_they_stand_for(
     The mean over rows and heads hardly depends on the numbers drawn: of 150 batches, int8 is 0.0093 off (at most
     0.0098), float8 0.036 (0.038). The worst row of a batch may be twice that.
     """
-    shape, sizes = plan_shape(ROWS, 16, POOL * 16, POOL), rng.choice([0.1, 1, 30], (2, 2, 1, 1, 1))
+    shape, sizes = metadata_shape(ROWS, 16, POOL * 16, POOL), rng.choice([0.1, 1, 30], (2, 2, 1, 1, 1))
     segments = grow("many_prefixes", ROWS, 16, POOL).segments
     k, v = rng.normal(size=(2, 2, POOL, 16, 128)) * sizes
     q = rng.normal(size=(ROWS, 8, 128)) / np.repeat(sizes[0], 4).reshape(8, 1)
@@ -142,7 +142,7 @@ def test_8_bits_are_close_to_what_they_stand_for(
 def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> None:
     """Steps with one, two or all three classes of items, a chunk that takes several rounds, and a full batch."""
     size, pool = 16, 40
-    shape = plan_shape(rows, size, 512, pool)
+    shape = metadata_shape(rows, size, 512, pool)
     pages = rng.permutation(np.arange(1, pool)).astype(np.int32)
     segments = [Segment(0, rows, 512 - rows, pages[:32])]
     if rows > 2:
@@ -155,7 +155,7 @@ def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> Non
 
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> None:
     """A sequence whose query, keys or values are NaN spoils its own rows only, though it shares items with others."""
-    shape = plan_shape(16, 16, 1024, POOL)
+    shape = metadata_shape(16, 16, 1024, POOL)
     forest = grow("nothing", 16, 16, POOL)
     prefix = forest.pages(20)
     for rows in (1, 4, 1, 1):
@@ -182,7 +182,7 @@ def test_the_cheap_exponential() -> None:
 
 
 def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callable) -> None:
-    shape = plan_shape(4, 16, 1024, POOL)
+    shape = metadata_shape(4, 16, 1024, POOL)
     forest = grow("nothing", 4, 16, POOL)
     forest.add(forest.pages(0), 40, 1)
     k, v = rng.normal(size=(2, 1, POOL, 16, 64)).astype(np.float32)
@@ -196,7 +196,7 @@ def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callabl
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 32])
 def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
-    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
     for kind in kinds:
         forest = grow(kind, ROWS, page_size, POOL)
         values = rng.integers(0, 2**32, size=(1, POOL, page_size, 1), dtype=np.uint32)
@@ -210,7 +210,7 @@ def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[st
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
     """No shape of page tree compiles anything."""
-    shape = plan_shape(ROWS, 16, POOL * 16, POOL)
+    shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
     pool = filled_pool(rng.integers(0, 9, size=(1, POOL, 16, 1), dtype=np.uint32), "uint32")
     before = None
     for kind in kinds:

@@ -16,25 +16,25 @@ import numpy as np
 import pytest
 
 from jaxctx_kernels import (
-    PlanShape,
-    Pool,
+    KVPages,
+    MetadataShape,
     Segment,
     attend,
-    kernel_for,
-    plan_attention,
-    plan_shape,
-    pool_struct,
-    unpack,
-    write_rows,
+    build_attention_metadata,
+    kv_pages_struct,
+    metadata_shape,
+    select_kernel,
+    unpack_metadata,
+    write_kv,
 )
 
 if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
 
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state  # not exported
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import gpu
+from jaxctx_kernels import mosaic_hopper
 
 from .conftest import dequantised, pool_array
 
@@ -44,14 +44,14 @@ Generator = np.random.Generator
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
-    monkeypatch.setattr(gpu, "PROCESSORS", 4)
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 4)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
 
 
-def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
+def packed_plan(segments: list[Segment], shape: MetadataShape) -> np.ndarray:
     packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
-    plan_attention(segments, shape, packed)
+    build_attention_metadata(segments, shape, packed)
     return packed
 
 
@@ -59,10 +59,10 @@ def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
     return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
 
 
-def filled_pool(values: np.ndarray, dtype: str = "bfloat16") -> Pool:
+def filled_pool(values: np.ndarray, dtype: str = "bfloat16") -> KVPages:
     heads, pages, size, dim = values.shape
     rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim))
-    pool: Pool = write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
+    pool: KVPages = write_kv(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
     return pool
 
 
@@ -79,9 +79,11 @@ class Case:
         pool_pages: int = 60,
         dtype: str = "bfloat16",
     ) -> None:
-        self.shape = plan_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
-        self.run = jax.jit(lambda q, k, v, p: gpu.attend(q, k, v, unpack(self.shape, p), shape=self.shape))
+        self.run = jax.jit(
+            lambda q, k, v, p: mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, p), shape=self.shape)
+        )
 
     def check(
         self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
@@ -193,12 +195,14 @@ def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: li
 
 
 def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = plan_shape(3, 16, 960, 60, "gpu")
+    shape = metadata_shape(3, 16, 960, 60, "gpu")
     called = []
-    monkeypatch.setattr(gpu, "attend", lambda q, *_, shape: called.append(shape) or q)
+    monkeypatch.setattr(mosaic_hopper, "attend", lambda q, *_, shape: called.append(shape) or q)
     forest = grow("nothing", 3, 16, 60)
     k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
-    run = partial(attend, jnp.zeros((3, 4, 64)), k, k, unpack(shape, packed_plan(forest.segments, shape)), shape=shape)
+    run = partial(
+        attend, jnp.zeros((3, 4, 64)), k, k, unpack_metadata(shape, packed_plan(forest.segments, shape)), shape=shape
+    )
     run()
     run(mask=jnp.ones((3, 960), bool))
     assert called == [shape]
@@ -216,38 +220,38 @@ def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch:
     ],
 )
 def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
-    shape = plan_shape(1, page_size, 64, 4, "gpu")
+    shape = metadata_shape(1, page_size, 64, 4, "gpu")
     pool = pool_array(1, 4, page_size, dim, dtype)
-    plan = unpack(shape, packed_plan([], shape))
+    plan = unpack_metadata(shape, packed_plan([], shape))
     with pytest.raises(ValueError, match="no kernel for"):
-        gpu.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
+        mosaic_hopper.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
 def test_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
-    of = {pages: kernel_for("gpu", pool_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
+    of = {pages: select_kernel("gpu", kv_pages_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
     assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
 
 
 def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = gpu.schedule
-    monkeypatch.setattr(gpu, "schedule", lambda plan, length, cut: schedule(plan, length - (length > 1), cut))
+    schedule = mosaic_hopper.schedule
+    monkeypatch.setattr(mosaic_hopper, "schedule", lambda plan, length, cut: schedule(plan, length - (length > 1), cut))
 
 
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
 
 
 def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
     """A part of the kernel leaves something out."""
-    careful, without = getattr(gpu, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
+    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
 
     def spoilt(*of: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(gpu, "plgpu", without)
+            patch.setattr(mosaic_hopper, "plgpu", without)
             careful(*of)
 
-    monkeypatch.setattr(gpu, part, spoilt)
+    monkeypatch.setattr(mosaic_hopper, part, spoilt)
 
 
 def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +267,7 @@ def spoil_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a step's tokens have the first one's."""
     concatenate = lambda pages: jnp.full((64,), pages[0][0])  # noqa: E731
-    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +293,7 @@ def test_the_check_finds(
     found: str,
 ) -> None:
     segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
-    monkeypatch.setattr(gpu, "PROCESSORS", 1)  # as many steps as buffers and more
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 1)  # as many steps as buffers and more
     spoil(monkeypatch)
     try:
         with pytest.raises(Exception, match=found):

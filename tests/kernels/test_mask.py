@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx_kernels import PlanShape, Segment, attend, plan_attention, plan_shape, unpack
+from jaxctx_kernels import MetadataShape, Segment, attend, build_attention_metadata, metadata_shape, unpack_metadata
 from tests.sums import visible_sum
 
 Generator = np.random.Generator
@@ -18,19 +18,19 @@ ROWS, POOL = 64, 120
 
 @partial(jax.jit, static_argnames="shape")
 def run_attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, packed: np.ndarray, mask: np.ndarray | None, shape: PlanShape
+    q: jax.Array, k: jax.Array, v: jax.Array, packed: np.ndarray, mask: np.ndarray | None, shape: MetadataShape
 ) -> jax.Array:
-    return attend(q, k, v, unpack(shape, packed), shape=shape, mask=mask)
+    return attend(q, k, v, unpack_metadata(shape, packed), shape=shape, mask=mask)
 
 
 @partial(jax.jit, static_argnames="shape")
-def run_sum(pool: jax.Array, packed: np.ndarray, mask: np.ndarray, shape: PlanShape) -> jax.Array:
-    return visible_sum(pool, unpack(shape, packed), shape=shape, mask=mask)
+def run_sum(pool: jax.Array, packed: np.ndarray, mask: np.ndarray, shape: MetadataShape) -> jax.Array:
+    return visible_sum(pool, unpack_metadata(shape, packed), shape=shape, mask=mask)
 
 
-def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
+def packed_plan(segments: list[Segment], shape: MetadataShape) -> np.ndarray:
     packed = np.full(shape.size(), 2**31 - 1, np.int32)
-    plan_attention(segments, shape, packed)
+    build_attention_metadata(segments, shape, packed)
     return packed
 
 
@@ -51,7 +51,7 @@ def test_equals_dense_attention(
 ) -> None:
     """Whatever the plan or the mask hides of a row's own tokens is NaN or infinite for somebody, and reaches nobody."""
     kv_heads = 2
-    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
     for kind in kinds:
         segments = grow(kind, ROWS, page_size, POOL).segments
         mask = random_mask(rng, ROWS, POOL * page_size)
@@ -71,7 +71,7 @@ def test_equals_dense_attention(
 
 
 def test_a_mask_that_hides_nothing_is_none(rng: Generator, grow: Callable) -> None:
-    shape = plan_shape(ROWS, 16, POOL * 16, POOL)
+    shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
     segments = grow("chunks_and_decode", ROWS, 16, POOL).segments
     k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
     q = rng.normal(size=(ROWS, 4, 64)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_a_mask_that_hides_nothing_is_none(rng: Generator, grow: Callable) -> No
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_value_spoils_those_that_see_it(rng: Generator, bad: float) -> None:
     """Rows of one item, of one sequence and of two: keys and values that a mask hides from a row cannot reach it."""
-    shape = plan_shape(16, 16, 1024, POOL)
+    shape = metadata_shape(16, 16, 1024, POOL)
     prefix = np.arange(1, 31, dtype=np.int32)
     segments = [Segment(4 * i, 4, 484, np.append(prefix, 31 + i).astype(np.int32)) for i in range(4)]
     k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
@@ -103,7 +103,7 @@ def test_a_bad_value_spoils_those_that_see_it(rng: Generator, bad: float) -> Non
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
-    shape = plan_shape(ROWS, page_size, POOL * page_size, POOL)
+    shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
     for kind in kinds:
         segments = grow(kind, ROWS, page_size, POOL).segments
         values = rng.integers(0, 2**32, size=(1, POOL, page_size, 1), dtype=np.uint32)

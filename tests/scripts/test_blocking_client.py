@@ -34,8 +34,8 @@ def test_what_is_said_differently(generator: ModuleType) -> None:
 
         from jaxctx.client import requests
         from jaxctx.client.gathering import gather_all
-        from jaxctx.client.loops import continuing
-        from jaxctx.v1.operations import ServerCalls
+        from jaxctx.client.decoding import continuing
+        from jaxctx.client.operations import ServerCalls
 
         class Client(AsyncIterator[str]):
             """Of the asyncio client. Leaving its `async with` block closes it. To be made where an event loop runs."""
@@ -61,8 +61,8 @@ def test_what_is_said_differently(generator: ModuleType) -> None:
 
         from jaxctx.client import requests
         from jaxctx.client.gathering import in_turn
-        from jaxctx.v1.blocking.loops import continuing
-        from jaxctx.v1.blocking.operations import ServerCalls
+        from jaxctx.client._sync.decoding import continuing
+        from jaxctx.client._sync.operations import ServerCalls
 
         class Client(Iterator[str]):
             """Of the blocking client. Leaving its `with` block closes it."""

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from jaxctx.answers import GraphTask, Phase, VariableInfo, VariableState
+from jaxctx.types import GraphTask, TaskPhase, VariableInfo, VariableState
 from tests.readme import ROOT
 
 spec = importlib.util.spec_from_file_location("draw_program", Path(ROOT) / "scripts" / "draw_program.py")
@@ -23,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def task(call: str, made: str, *inputs: str, phase: Phase = Phase.DONE, **fields: str) -> GraphTask:
+def task(call: str, made: str, *inputs: str, phase: TaskPhase = TaskPhase.DONE, **fields: str) -> GraphTask:
     return GraphTask(call_id=call, output=made, inputs=inputs, phase=phase, **fields)
 
 
@@ -128,13 +128,13 @@ def test_what_is_needed_stands_before_what_needs_it(tasks: int) -> None:
 
 
 def test_states_are_words_and_colours() -> None:
-    graph = [task(f"c{i}", f"v{i}", phase=phase) for i, phase in enumerate(Phase)]
+    graph = [task(f"c{i}", f"v{i}", phase=phase) for i, phase in enumerate(TaskPhase)]
     graph += [task("s", "v", *(state.value for state in VariableState), function="strip")]
     picture = svg(graph, [variable(state.value, state.value, state) for state in VariableState])
     root = ElementTree.fromstring(picture)
     words = {str(box.findall(f"{SVG}text")[1].text): box.find(f"{SVG}rect") for box in root.findall(f"{SVG}svg")}
     assert [each for each in words if each.startswith("call")] == [
-        f"call {i}, {p.value}" for i, p in enumerate(Phase, 1)
+        f"call {i}, {p.value}" for i, p in enumerate(TaskPhase, 1)
     ]
     assert {each for each in words if each.startswith("variable")} == {f"variable, {s.value}" for s in VariableState}
     assert "strip, done" in words
@@ -150,7 +150,7 @@ def test_the_engine_and_why_are_told() -> None:
 
 def test_why_a_task_failed_is_told() -> None:
     failed = VariableInfo(variable_id="v", name="said", state=VariableState.FAILED, text="", error_message="late")
-    (box,) = ElementTree.fromstring(svg([task("c", "v", phase=Phase.FAILED)], [failed])).findall(f"{SVG}svg")
+    (box,) = ElementTree.fromstring(svg([task("c", "v", phase=TaskPhase.FAILED)], [failed])).findall(f"{SVG}svg")
     assert box.findtext(f"{SVG}title") == "said\nv\nlate"
 
 

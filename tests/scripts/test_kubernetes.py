@@ -15,7 +15,7 @@ PARTS: list[Any] = list(yaml.safe_load_all(MANIFEST.read_text("utf-8")))
 PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in PARTS if "template" in each["spec"]}
 
 
-@pytest.mark.parametrize(("name", "role"), [("jaxctx-core", "core"), ("jaxctx-engine", "engine")])
+@pytest.mark.parametrize(("name", "role"), [("jaxctx-router", "router"), ("jaxctx-engine", "engine")])
 def test_a_pod_starts_the_server(name: str, role: str) -> None:
     pod = PODS[name]["spec"]
     (container,) = pod["containers"]
@@ -24,7 +24,7 @@ def test_a_pod_starts_the_server(name: str, role: str) -> None:
     assert isinstance(config, ServeConfig)
     assert config.role == role
     assert config.cluster_key is not None
-    assert (config.keys is not None) == (role == "core")  # or nobody could call it
+    assert (config.keys is not None) == (role == "router")  # or nobody could call it
     assert container["ports"] == [{"containerPort": config.grpc_port}]
     assert pod["terminationGracePeriodSeconds"] > config.drain_timeout_s
     probes = [
@@ -40,5 +40,5 @@ def test_the_parts_find_each_other() -> None:
         assert spec["selector"].items() <= PODS[name]["metadata"]["labels"].items()
     config = read_config(PODS["jaxctx-engine"]["spec"]["containers"][0]["args"], {}, "jaxctx-serve")
     assert isinstance(config, ServeConfig)
-    host, _, port = str(config.core).partition(":")
+    host, _, port = str(config.router).partition(":")
     assert int(port) in [each["port"] for each in services[host]["ports"]]

@@ -123,21 +123,32 @@ def test_numbers_of_engines_that_make_no_sense(script: ModuleType, text: str) ->
 
 def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = script.read_arguments(
-        ["--core", "127.0.0.1:1", "--engines", "2:5", "--command", "python -m that", "--", "model", "--max-batch", "4"]
+        [
+            "--router",
+            "127.0.0.1:1",
+            "--engines",
+            "2:5",
+            "--command",
+            "python -m that",
+            "--",
+            "model",
+            "--max-batch",
+            "4",
+        ]
     )
     assert (chosen.engines.least, chosen.engines.most, chosen.loopback) == (2, 5, True)
     assert chosen.command == ["python", "-m", "that"]
     assert chosen.arguments == ["model", "--max-batch", "4"]
     with pytest.raises(SystemExit):
-        script.read_arguments(["--core", "192.0.2.1:1", "--engines", "1"])
+        script.read_arguments(["--router", "192.0.2.1:1", "--engines", "1"])
     assert "--cluster-key" in capsys.readouterr().err
 
 
 class Supervisor:
     """The script as a process, and what it has said."""
 
-    def __init__(self, core: str, ray_address: str, cache: Path) -> None:
-        arguments = ["--core", core, "--address", ray_address, "--engines", str(ENGINES)]
+    def __init__(self, router: str, ray_address: str, cache: Path) -> None:
+        arguments = ["--router", router, "--address", ray_address, "--engines", str(ENGINES)]
         arguments += ["--command", shlex.join(PAIRS), "--", *SMALL, "--compile-cache", str(cache)]
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), *arguments],
@@ -189,26 +200,26 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.timeout(6 * SLOW_S)
 async def test_a_node_is_removed_under_load(ray_cluster: Any, tmp_path: Path) -> None:
     """All texts come whole, character for character, and soon there are as many engines as before; then all drain."""
-    with (tmp_path / "core").open("w") as core_log:
-        core = Server("--role", "core", cache=tmp_path, command=(COMMAND,), stderr=core_log)
-        supervisor = Supervisor(core.address, ray_cluster.address, tmp_path / "compiled")
+    with (tmp_path / "router").open("w") as core_log:
+        router = Server("--role", "router", cache=tmp_path, command=(COMMAND,), stderr=core_log)
+        supervisor = Supervisor(router.address, ray_cluster.address, tmp_path / "compiled")
         try:
-            await losing_a_node(ray_cluster, core.address, supervisor)
+            await losing_a_node(ray_cluster, router.address, supervisor)
             supervisor.process.send_signal(signal.SIGTERM)
             await until(lambda: supervisor.process.poll() is not None, "the supervisor ends")
             assert supervisor.process.returncode == 0
             assert len(supervisor.said("drains")) == ENGINES
-            with jaxctx.Client(core.address) as client:
+            with jaxctx.Client(router.address) as client:
                 assert client.engines() == []
         finally:
             supervisor.process.kill()
             supervisor.process.wait()
-            core.kill()
+            router.kill()
 
 
-async def losing_a_node(ray_cluster: Any, core: str, supervisor: Supervisor) -> None:
+async def losing_a_node(ray_cluster: Any, router: str, supervisor: Supervisor) -> None:
     def there() -> set[str]:
-        with jaxctx.Client(core, timeout_s=10) as client:
+        with jaxctx.Client(router, timeout_s=10) as client:
             return {each.address for each in client.engines()}
 
     ready = r"ready at (\S+), on node (\w+)"
@@ -219,7 +230,7 @@ async def losing_a_node(ray_cluster: Any, core: str, supervisor: Supervisor) -> 
     node = next(each for each in ray_cluster.worker_nodes if each.node_id in homes.values())
     doomed = {address for address, home in homes.items() if home == node.node_id}
 
-    async with grpc.aio.insecure_channel(core) as channel:
+    async with grpc.aio.insecure_channel(router) as channel:
         caller = await Caller(SessionServiceStub(channel)).begin()
 
         async def told(number: int) -> str:
@@ -238,11 +249,13 @@ async def losing_a_node(ray_cluster: Any, core: str, supervisor: Supervisor) -> 
         assert not any(story.done() for story in stories)
         began = time.monotonic()
         await asyncio.to_thread(ray_cluster.remove_node, node, allow_graceful=False)
-        lost = await until(lambda: not there() & doomed, "the core notices")
+        lost = await until(lambda: not there() & doomed, "the router notices")
         assert [await story for story in stories] == [said(f"Tell {number}: ", STORY) for number in range(4 * ENGINES)]
         finished = time.monotonic() - began
         await until(lambda: len(there()) == ENGINES, "there are as many again")
         again = time.monotonic() - began
-        print(f"{ENGINES} engines after {started:.1f} s; {len(doomed)} lost with their node, which the core knew after")
+        print(
+            f"{ENGINES} engines after {started:.1f} s; {len(doomed)} lost with their node, which the router knew after"
+        )
         print(f"{lost:.1f} s; all texts after {finished:.1f} s, as many engines again after {again:.1f} s", flush=True)
     assert len(supervisor.said("its node is gone|its actor is gone")) == len(doomed)

@@ -12,42 +12,40 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx.answers import (
-    Change,
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import AlreadyExists, NotFound
+from jaxctx.model.text import ModelText
+from jaxctx.types import (
     Comparison,
+    ContextChange,
     ContextEvent,
     ContextInfo,
     ContextPages,
     ContextState,
+    CreateContextRequest,
     EngineInfo,
     EngineStats,
     Expiry,
     FillResult,
     FinishReason,
+    ForwardOutputResult,
+    ForwardRequest,
     ForwardResult,
     GeneratePiece,
+    GenerateRequest,
     GetContextResult,
-    PassResult,
+    OpenRequest,
     PlanResult,
     Publication,
+    RetentionUpdate,
+    SaveRequest,
     Snapshot,
     Tier,
     TokenIds,
+    UpdateContextRequest,
     Usage,
-    moment,
+    utc_datetime,
 )
-from jaxctx.engine.interface import (
-    Caller,
-    Changes,
-    CreateRequest,
-    ForwardRequest,
-    GenerateRequest,
-    OpenRequest,
-    SaveRequest,
-    UpdateRequest,
-)
-from jaxctx.errors import AlreadyExists, NotFound
-from jaxctx.model.text import ModelText
 from jaxctx.v1 import (
     admin_service_pb2_grpc,
     context_service_pb2_grpc,
@@ -56,9 +54,9 @@ from jaxctx.v1 import (
     session_service_pb2_grpc,
     snapshot_service_pb2_grpc,
 )
-from jaxctx_server.access import Key
+from jaxctx_server.auth import Key
 from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
 from tests.echo import echo_text
 
@@ -109,7 +107,7 @@ STATS = EngineStats(
 )
 
 
-EXPIRY = Expiry(at=moment(1_700_000_600.5), seconds=300.25, sliding=True)
+EXPIRY = Expiry(at=utc_datetime(1_700_000_600.5), seconds=300.25, sliding=True)
 SNAPSHOT = Snapshot(
     name="n",
     version=3,
@@ -122,7 +120,7 @@ SNAPSHOT = Snapshot(
     model_revision="r1",
     salt="s",
     manual_commit=True,
-    created_at=moment(1_700_000_000.25),
+    created_at=utc_datetime(1_700_000_000.25),
     expiry=EXPIRY,
     context_id="a",
     parent_version=2,
@@ -133,7 +131,7 @@ PUBLICATION = Publication(
     tokens=4,
     pages=1,
     salt="s",
-    created_at=moment(1_700_000_000.25),
+    created_at=utc_datetime(1_700_000_000.25),
     expiry=None,
     labels={"k": "v"},
 )
@@ -189,7 +187,7 @@ class FakeEngine:
         return info
 
     def _add(
-        self, caller: Caller, context_id: str | None, parent_id: str | None, request: CreateRequest
+        self, caller: Caller, context_id: str | None, parent_id: str | None, request: CreateContextRequest
     ) -> ContextInfo:
         context_id = context_id or f"ctx_{next(self._ids):04}"
         if (caller.tenant, context_id) in self.contexts:
@@ -207,20 +205,20 @@ class FakeEngine:
             page_size=PAGE_SIZE,
             priority=request.priority,
             pinned=request.pinned,
-            pinned_until=None if request.pin_s is None else moment(1_700_000_000 + request.pin_s),
+            pinned_until=None if request.pin_s is None else utc_datetime(1_700_000_000 + request.pin_s),
             expiry=None if request.ttl.seconds is None else replace(EXPIRY, sliding=request.ttl.sliding),
             version=2**40,
             forked_at=3 if parent_id else 0,
             snapshot="n@3" if request.labels.get("opened") else "",
             salt=request.salt,
-            created_at=moment(1_700_000_000.25),
-            used_at=moment(1_700_000_001.5),
+            created_at=utc_datetime(1_700_000_000.25),
+            used_at=utc_datetime(1_700_000_001.5),
             labels=request.labels,
         )
         self.contexts[caller.tenant, context_id] = FakeContext(info)
         return info
 
-    async def create(self, caller: Caller, request: CreateRequest) -> ContextInfo:
+    async def create(self, caller: Caller, request: CreateContextRequest) -> ContextInfo:
         self._enter("create", caller, request)
         return self._add(caller, request.context_id, None, request)
 
@@ -280,7 +278,7 @@ class FakeEngine:
         self._enter("fork", caller, (context_id, list(child_ids), n))
         self._get(caller, context_id)
         ids = list(child_ids) or [None] * (n or 1)
-        return [self._add(caller, child, context_id, CreateRequest()) for child in ids]
+        return [self._add(caller, child, context_id, CreateContextRequest()) for child in ids]
 
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         self._enter("truncate", caller, (context_id, tokens))
@@ -304,7 +302,7 @@ class FakeEngine:
         self._enter("release_pages", caller, (context_id, pages))
         return self._info(self._get(caller, context_id))
 
-    async def update(self, caller: Caller, context_id: str, request: UpdateRequest) -> ContextInfo:
+    async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
         self._enter("update", caller, (context_id, request))
         return self._info(self._get(caller, context_id))
 
@@ -349,7 +347,7 @@ class FakeEngine:
         self._enter("forward", caller, request)
         context = self._get(caller, request.context_id)
         context.tokens += request.tokens
-        full = PassResult(
+        full = ForwardOutputResult(
             index=0,
             token_id=0,
             seed=0,
@@ -358,7 +356,7 @@ class FakeEngine:
             logits=b"\x00\x00\x80\x3f" * INFO.vocab_size,
             entropy=0.0,
         )
-        outputs = [full if each.logits else PassResult(index=each.index) for each in request.outputs]
+        outputs = [full if each.logits else ForwardOutputResult(index=each.index) for each in request.outputs]
         return ForwardResult(outputs=outputs, context=self._info(context))
 
     async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
@@ -370,11 +368,16 @@ class FakeEngine:
         try:
             for info in await self.list(caller):
                 yield ContextEvent(
-                    change=Change.EXISTS, at=moment(1_700_000_000.25), context_id=info.context_id, context=info
+                    change=ContextChange.EXISTS,
+                    at=utc_datetime(1_700_000_000.25),
+                    context_id=info.context_id,
+                    context=info,
                 )
-            for change in Change:
+            for change in ContextChange:
                 yield ContextEvent(
-                    change=change, at=moment(1_700_000_001.5), context_id="" if change is Change.RESET else "gone"
+                    change=change,
+                    at=utc_datetime(1_700_000_001.5),
+                    context_id="" if change is ContextChange.RESET else "gone",
                 )
             await asyncio.sleep(3600)
         finally:
@@ -391,7 +394,7 @@ class FakeEngine:
 
     async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
         self._enter("open", caller, (request, take))
-        info = self._add(caller, request.context_id, None, CreateRequest(labels={"opened": "yes"}))
+        info = self._add(caller, request.context_id, None, CreateContextRequest(labels={"opened": "yes"}))
         return FillResult(resident=4, restored=2, computed=1, context=info)
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
@@ -406,7 +409,9 @@ class FakeEngine:
         self._enter("history", caller, name)
         return [replace(SNAPSHOT, version=version, latest=version == 12) for version in (12, 11, 3, 1)]
 
-    async def update_snapshot(self, caller: Caller, name: str, version: int | None, changes: Changes) -> Snapshot:
+    async def update_snapshot(
+        self, caller: Caller, name: str, version: int | None, changes: RetentionUpdate
+    ) -> Snapshot:
         self._enter("update_snapshot", caller, (name, version, changes.ttl, changes.labels))
         return SNAPSHOT
 
@@ -414,11 +419,11 @@ class FakeEngine:
         self._enter("delete_snapshot", caller, (name, version))
         return 2
 
-    async def publish(self, caller: Caller, context_id: str, settings: Changes) -> Publication:
+    async def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> Publication:
         self._enter("publish", caller, (context_id, settings.ttl, settings.labels))
         return PUBLICATION
 
-    async def update_publication(self, caller: Caller, publication_id: str, changes: Changes) -> Publication:
+    async def update_publication(self, caller: Caller, publication_id: str, changes: RetentionUpdate) -> Publication:
         self._enter("update_publication", caller, (publication_id, changes.ttl, changes.labels))
         return PUBLICATION
 
@@ -450,11 +455,11 @@ class Door:
     """A running server and stubs of a client of it."""
 
     server: grpc.aio.Server
-    serving: Serving
+    serving: ServerLifecycle
     engine: FakeEngine
     target: str
     channel: grpc.aio.Channel
-    unopened: Served  # what `serving` opens
+    unopened: ServingState  # what `serving` opens
 
     @property
     def contexts(self) -> Any:
@@ -515,9 +520,9 @@ def open_door(text: ModelText) -> Callable[..., Any]:
         max_calls: int = 100,
         text: ModelText = text,
     ) -> AsyncIterator[Door]:
-        serving, engine = Serving(), FakeEngine()
+        serving, engine = ServerLifecycle(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
-        served = Served.of(engine, text, limits)
+        served = ServingState.of(engine, text, limits)
         server = make_server(serving, keys, max_calls=max_calls, clock=lambda: 1000.0)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"

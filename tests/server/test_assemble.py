@@ -14,12 +14,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxctx.engine.config import page_bytes
-from jaxctx.engine.device import CompileProgress, Program
-from jaxctx.engine.targets import MemoryPlan
+from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
 from jaxctx.model.config import ModelConfig
-from jaxctx_server import assemble
+from jaxctx_server import engine_builder
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.start import MODEL, USAGE, StartError
+from jaxctx_server.startup import MODEL, USAGE, StartError
 from scripts.checkpoints import write_random
 from tests.echo import echo_model, echo_text
 from tests.serve_echo import put_echo_in_place
@@ -35,13 +35,13 @@ class Silent:
 
 def refused(**settings: Any) -> StartError:
     with pytest.raises(StartError) as raised:
-        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
     return raised.value
 
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "_model", assemble._model)  # and back afterwards
+    monkeypatch.setattr(engine_builder, "_model", engine_builder._model)  # and back afterwards
     put_echo_in_place()
 
 
@@ -93,9 +93,11 @@ def test_a_window_that_limits_a_context_is_named(tmp_path: Path, monkeypatch: py
     assert error.exit_status == USAGE
     assert str(error).startswith("--max-context-tokens: the model has 64 positions: that is its attention window")
     configs = []
-    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
     for asked in (None, 32):
-        assemble.load(ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent())
+        engine_builder.build_engine(
+            ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
+        )
     assert [config.longest for config in configs] == ["64 tokens, the model's attention window", "32 tokens"]
 
 
@@ -147,10 +149,10 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None
 def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     """On a CPU, where there is no tier unless somebody asks for one."""
     configs = []
-    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
 
     def tiers(**settings: Any) -> tuple[int, int]:
-        assemble.load(ServeConfig(compile_cache=None, kv_tokens=1600, **settings), Silent())
+        engine_builder.build_engine(ServeConfig(compile_cache=None, kv_tokens=1600, **settings), Silent())
         return configs[-1].host_pages, configs[-1].disk_pages
 
     assert tiers() == (0, 0)
@@ -162,10 +164,10 @@ def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, e
 
 def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     configs = []
-    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
 
     def sizes(**settings: Any) -> tuple[int, int]:
-        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
         return configs[-1].pages, configs[-1].max_context_tokens
 
     assert sizes() == (32 * 8192 // 16, 8192)
@@ -189,17 +191,17 @@ def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.Mon
         assert name == "here"
         yield jax.devices(), 64 << 20
 
-    def plan_memory(program: Program, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+    def plan_memory(program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
         planned.append((program._config.pages, memory, share))
         return MemoryPlan(0, 0, 0, 0, 0, 0, 0, 600, 9600, 2)
 
-    monkeypatch.setattr(assemble, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
-    monkeypatch.setattr(assemble, "compiling_for", accelerator)
-    monkeypatch.setattr(assemble, "plan_memory", plan_memory)
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(engine_builder, "compiling_for", accelerator)
+    monkeypatch.setattr(engine_builder, "plan_memory", plan_memory)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
     def sizes(**settings: Any) -> tuple[int, int]:
-        assemble.load(ServeConfig(compile_cache=None, **settings), Silent())
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
         return configs[-1].pages, configs[-1].host_pages
 
     echo_page = page_bytes(echo_model().model.kv, 16)

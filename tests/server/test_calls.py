@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx.answers import ContextState, FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.engine.interface import Caller, Sampling, UpdateRequest
+from jaxctx.engine.interface import Caller
+from jaxctx.types import ContextState, FinishReason, GeneratePiece, SamplingParams, TokenLogprob, UpdateContextRequest
 from jaxctx.v1 import admin_service_pb2, content_pb2, context_pb2, generation_pb2, model_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.service import LONGEST_S
@@ -63,7 +63,7 @@ async def test_generate(door: Any) -> None:
         max_tokens=9,
         min_tokens=2,
         n=2,
-        sampling=generation_pb2.Sampling(
+        sampling=generation_pb2.SamplingParams(
             temperature=0,
             top_k=4,
             top_p=0.5,
@@ -83,7 +83,7 @@ async def test_generate(door: Any) -> None:
     )
     pieces = [piece async for piece in door.contexts.Generate(request)]
     asked = door.last("generate")[1]
-    assert asked.sampling == Sampling(
+    assert asked.sampling == SamplingParams(
         temperature=0.0,
         top_k=4,
         top_p=0.5,
@@ -111,7 +111,7 @@ async def test_generate_defaults(door: Any) -> None:
     async for _ in door.contexts.Generate(pb.GenerateRequest(context_id="a")):
         pass
     asked = door.last("generate")[1]
-    assert asked.sampling == Sampling()
+    assert asked.sampling == SamplingParams()
     assert (asked.max_tokens, asked.min_tokens, asked.n, asked.stop) == (None, 0, 1, ())
 
 
@@ -171,11 +171,11 @@ async def test_the_rest_of_the_context_service(door: Any) -> None:
     assert not forks.HasField("pages")
 
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", priority=0))
-    assert door.last("update")[1] == ("a", UpdateRequest(priority=0))
+    assert door.last("update")[1] == ("a", UpdateContextRequest(priority=0))
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", pinned=False, labels={}))
-    assert door.last("update")[1] == ("a", UpdateRequest(pinned=False, labels={}))
+    assert door.last("update")[1] == ("a", UpdateContextRequest(pinned=False, labels={}))
     await door.contexts.UpdateContext(pb.UpdateContextRequest(context_id="a", labels={"labels": {"k": "v"}}))
-    assert door.last("update")[1] == ("a", UpdateRequest(labels={"k": "v"}))
+    assert door.last("update")[1] == ("a", UpdateContextRequest(labels={"k": "v"}))
 
     await door.contexts.CloseContext(pb.CloseContextRequest(context_id="a"))
     assert door.engine.contexts == {}

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, default_compile_cache, read_config
-from jaxctx_server.start import USAGE, StartError
+from jaxctx_server.startup import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:
@@ -59,8 +59,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "grpc_port": ("0", 0),
     "unix_socket": ("/run/s", Path("/run/s")),
     "keys": ("keys", Path("keys")),
-    "role": ("core", "core"),
-    "core": ("host:1", "host:1"),
+    "role": ("router", "router"),
+    "router": ("host:1", "host:1"),
     "cluster_key": ("secret", Path("secret")),
     "dtype": ("bfloat16", "bfloat16"),
     "kv_dtype": ("int8", "int8"),
@@ -121,8 +121,8 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
     [
         ("--kv-tokens 64 --memory-fraction 0.5", "--kv-tokens and --memory-fraction: only one"),
         ("--max-batch 64 --max-batch-tokens 32", "--max-batch-tokens: must be at least --max-batch"),
-        ("--role engine", "--core: must be set"),
-        ("--role core --core here:1", "--core: must be set for an engine, and not for a core"),
+        ("--role engine", "--router: must be set"),
+        ("--role router --router here:1", "--router: must be set for an engine, and not for a router"),
         ("--disk-tokens 64 --host-tokens 0", "--disk-tokens: what goes to disk comes from host memory"),
         ("--disk-file pages", "--disk-file: means nothing without --disk-tokens"),
         ("--disk-tokens 31 --page-size 32", "--disk-tokens: must be 0, or at least --page-size"),
@@ -259,8 +259,8 @@ def test_variables_of_others_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--role", "engine"], ["--role", "core", "--core", "here:1"], ["--role", "both-ends"]]
+    "argv", [["--role", "engine"], ["--role", "router", "--router", "here:1"], ["--role", "both-ends"]]
 )
 def test_an_engine_has_a_core_and_a_core_has_none(argv: list[str]) -> None:
     assert refused(*argv)
-    assert read("--role", "engine", "--core", "here:1").core == "here:1"
+    assert read("--role", "engine", "--router", "here:1").router == "here:1"

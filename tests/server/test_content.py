@@ -15,7 +15,7 @@ from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx.model.text.sandbox import CPU_S
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import PlanRequest
-from jaxctx_server.content import LONG, LOOP_S, SHORT, Before, Nothing, Something, Texts
+from jaxctx_server.tokenizer_pool import LONG, LOOP_S, SHORT, Before, Nothing, Something, TokenizerPool
 from jaxctx_server.validate import Limits
 
 WITH_SYSTEM = (
@@ -31,8 +31,8 @@ BOS = 257
 HELLO = PlanRequest(messages=ChatMessages(messages=[{"role": "user", "content": "hello"}]))
 
 
-def texts_of(text: ModelText, limits: Limits, template: str) -> Texts:
-    return Texts(replace(text, chat_template=ChatTemplate(template), bos_id=BOS), limits)
+def texts_of(text: ModelText, limits: Limits, template: str) -> TokenizerPool:
+    return TokenizerPool(replace(text, chat_template=ChatTemplate(template), bos_id=BOS), limits)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits:
             threads.append(threading.current_thread().name)
             return super().render(*args, **kwargs)
 
-    texts = Texts(replace(text, chat_template=Noting(WITH_SYSTEM)), limits)
+    texts = TokenizerPool(replace(text, chat_template=Noting(WITH_SYSTEM)), limits)
     await texts.render(HELLO.messages)
     await texts.render(ChatMessages(messages=[{"role": "u", "content": ""}] * 1024))
     assert threads[0] == threading.current_thread().name
@@ -84,7 +84,7 @@ async def test_a_template_that_never_ends_leaves_the_event_loop_and_is_stopped(
 
     spent: list[tuple[str, float]] = []
     endless = "{% for i in range(100000) %}{% for i in range(100000) %}{% endfor %}{% endfor %}"
-    texts = Texts(replace(text, chat_template=Noting(endless)), limits)
+    texts = TokenizerPool(replace(text, chat_template=Noting(endless)), limits)
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="takes too long") as raised:
             await texts.tokens(HELLO, before)
@@ -107,7 +107,7 @@ async def test_long_texts_do_not_delay_others(text: ModelText, limits: Limits) -
             assert len(text) <= LONG or gate.wait(60)
             return [1]
 
-    texts = Texts(replace(text, tokenizer=Gated()), limits)  # type: ignore[arg-type]
+    texts = TokenizerPool(replace(text, tokenizer=Gated()), limits)  # type: ignore[arg-type]
     long = [asyncio.create_task(texts.encode("x" * (LONG + 1), add_special_tokens=True)) for _ in range(4)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(texts.encode("x" * (SHORT + 1), add_special_tokens=True), 60) == [1]
@@ -129,7 +129,7 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
     tokenizer = Counting()
     few = replace(limits, max_context_tokens=10)
     template = ChatTemplate("{{ messages[0].content }}")
-    texts = Texts(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
+    texts = TokenizerPool(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
     assert await texts.tokens(PlanRequest(text="é" * 10), Nothing()) == [1]
     for field, content in (
         ("text", PlanRequest(text="é" * 10 + "x")),

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from jaxctx import errors, wire
-from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
+from jaxctx import errors, rpc
+from jaxctx.types import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import (
     admin_service_pb2,
     engine_service_pb2,
@@ -30,8 +30,8 @@ from jaxctx.v1 import (
     snapshot_service_pb2,
 )
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx_server.access import METHODS, Key, Role
-from jaxctx_server.grpc import pipeline
+from jaxctx_server.auth import METHODS, Key, Role
+from jaxctx_server.grpc import interceptor
 from jaxctx_server.grpc.server import SERVICES, options
 from jaxctx_server.grpc.service import LONGEST_S
 
@@ -53,7 +53,7 @@ def bearer(secret: str) -> tuple[tuple[str, str], ...]:
 async def failure(call: Any) -> errors.JaxctxError:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
-    return wire.from_rpc_error(raised.value)
+    return rpc.from_rpc_error(raised.value)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -425,7 +425,7 @@ async def test_reflection_lists_the_services(door: Any) -> None:
 
 
 async def test_calls_without_a_key_have_a_limit_of_their_own(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MAX_OPEN_CALLS", 2)
+    monkeypatch.setattr(interceptor, "MAX_OPEN_CALLS", 2)
     async with open_door(keys=KEYS, max_calls=4) as door:  # of which the transport lets four in at once
         health = health_pb2_grpc.HealthStub(door.channel)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]

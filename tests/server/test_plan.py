@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx.engine import targets
-from jaxctx.engine.device import CompileProgress, Program
-from jaxctx.engine.targets import MemoryPlan
-from jaxctx_server import assemble
-from jaxctx_server.command import main
-from jaxctx_server.start import MODEL, OK, USAGE
+from jaxctx.engine.runner import memory_planner
+from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
+from jaxctx_server import engine_builder
+from jaxctx_server.cli import main
+from jaxctx_server.startup import MODEL, OK, USAGE
 
 TINY = {  # as in tests/jaxctx/engine/test_targets.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
@@ -51,9 +51,9 @@ class Planned:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: int = 512) -> None:
         self.pages = pages
-        monkeypatch.setattr(assemble, "plan_memory", self)
+        monkeypatch.setattr(engine_builder, "plan_memory", self)
 
-    def __call__(self, program: Program, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+    def __call__(self, program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
         self.program, self.memory, self.share = program, memory, share
         return MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, -12345 << 10, 123456, self.pages, 16 * self.pages, 2)
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.Monk
     assert main(["plan", directory, "--kv-tokens", "8193"], {}) == MODEL
     Planned(monkeypatch, pages=0)
     assert main(["plan", directory], {}) == MODEL
-    monkeypatch.setattr(targets, "physical_memory", lambda: 1 << 12)  # not even for the weights
+    monkeypatch.setattr(memory_planner, "physical_memory", lambda: 1 << 12)  # not even for the weights
     assert main(["plan", directory, "--max-context-tokens", "64"], {}) == MODEL
 
 
@@ -117,7 +117,7 @@ def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.Monk
 def test_mistakes_are_one_line(
     argv: list[str], status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    monkeypatch.setattr(memory_planner, "find_spec", lambda name: None)
     assert main(["plan", *argv], {}) == status
     captured = capsys.readouterr()
     assert captured.err.startswith("jaxctx-serve: ")

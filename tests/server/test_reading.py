@@ -13,14 +13,14 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx import errors, wire
+from jaxctx import errors, rpc
+from jaxctx.services import METHODS
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
-from jaxctx.v1.services import METHODS
-from jaxctx_server.grpc import reading
-from jaxctx_server.grpc.reading import Reading
+from jaxctx_server.grpc import request_reader
+from jaxctx_server.grpc.request_reader import RequestReader
 from jaxctx_server.grpc.server import make_server
-from jaxctx_server.serving import Served, Serving
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
 from tests.server.test_door import KEYS, bearer, create, failure
 from tests.server.test_scan import field
@@ -66,7 +66,7 @@ async def test_an_unknown_value_of_an_enum(door: Any, rpc: str, path: Any, value
     """Is refused by name, whatever else is wrong; it was INTERNAL where a method looked at it first."""
     method = METHODS[rpc]
     request = GetMessageClass(method.input_type)(**holding(path, value))
-    call = wire.method_of(door.channel, rpc)(request)
+    call = rpc.method_of(door.channel, rpc)(request)
     error = await failure(call.read() if method.server_streaming else call)
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert named(path) in [each.field for each in error.violations]
@@ -85,10 +85,10 @@ async def test_no_method_sees_what_is_not_valid(door: Any, rpc: str, monkeypatch
     def refuse(limits: Any, request: Any) -> None:
         raise errors.InvalidArgument.field("all", "is refused")
 
-    monkeypatch.setattr(reading, "validate", refuse)
+    monkeypatch.setattr(request_reader, "validate", refuse)
     called = len([name for name, *_ in door.engine.calls if name != "stats"])
     method = METHODS[rpc]
-    call = wire.method_of(door.channel, rpc)(GetMessageClass(method.input_type)())
+    call = rpc.method_of(door.channel, rpc)(GetMessageClass(method.input_type)())
     error = await failure(call.read() if method.server_streaming else call)
     assert [each.field for each in error.violations] == ["all"]
     assert len([name for name, *_ in door.engine.calls if name != "stats"]) == called
@@ -119,7 +119,7 @@ async def test_a_message_of_empty_entries(
     door: Any, method: str, data: bytes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Is refused before it is parsed."""
-    monkeypatch.setattr(reading, "_parsed", None)
+    monkeypatch.setattr(request_reader, "_parsed", None)
     error = await failure(door.channel.unary_unary(f"/jaxctx.v1.{method}")(data))
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert [each.field for each in error.violations] == [name]
@@ -148,10 +148,10 @@ async def test_large_requests_that_are_valid(open_door: Any) -> None:
 
 async def test_a_message_of_a_service_that_is_not_the_contracts(door: Any) -> None:
     call = door.channel.unary_unary("/grpc.health.v1.Health/Check")
-    assert (await failure(call(field(1, b"x" * reading.OTHERS_BYTES)))).code == "INVALID_ARGUMENT"
+    assert (await failure(call(field(1, b"x" * request_reader.OTHERS_BYTES)))).code == "INVALID_ARGUMENT"
     assert (await failure(call(b"\xff"))).code == "INVALID_ARGUMENT"
     reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    stream = door.channel.stream_stream(reflection)(iter([field(7, b"x" * reading.OTHERS_BYTES)]))
+    stream = door.channel.stream_stream(reflection)(iter([field(7, b"x" * request_reader.OTHERS_BYTES)]))
     assert (await failure(stream.read())).code == "INVALID_ARGUMENT"
 
 
@@ -170,18 +170,18 @@ async def test_who_has_no_key_is_refused_before_anything_is_received(open_door: 
 )
 async def test_a_core_counts_what_it_passes_on(method: str, number: int, name: str) -> None:
     """It has no model, and so no limits of its own; an engine's would be none to it while that is away."""
-    serving = Serving()
-    server = make_server(serving, None, max_calls=10, is_core=True)
+    serving = ServerLifecycle()
+    server = make_server(serving, None, max_calls=10, is_router=True)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    serving.opened(Served.core(Limits(queue_limit=64)))
+    serving.opened(ServingState.router(Limits(queue_limit=64)))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             data = field(number, b"") * 4_194_240 if number != 2 else field(number, bytes((8 << 20) - 100))
             error = await failure(channel.unary_unary(f"/jaxctx.v1.ContextService/{method}")(data))
             assert [each.field for each in error.violations] == [name]
-            request = pb.ForwardRequest(context_id="a", tokens=[1] * reading.LONGEST_CONTEXT)
-            error = await failure(wire.method_of(channel, "Forward")(request))
+            request = pb.ForwardRequest(context_id="a", tokens=[1] * request_reader.LONGEST_CONTEXT)
+            error = await failure(rpc.method_of(channel, "Forward")(request))
             assert error.reason == "ENGINE_LOST"
     finally:
         serving.stop()
@@ -191,19 +191,19 @@ async def test_a_core_counts_what_it_passes_on(method: str, number: int, name: s
 async def test_without_keys_each_connection_has_a_budget(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And who used up its own holds up nobody else's calls."""
     callers = list[Any]()
-    original = Reading.request
+    original = RequestReader.request
 
     async def noted(self: Any, method: str, caller: Any, receive: Any) -> Any:
         callers.append(caller)
         self._charge(self._budget(callers[0]), 1.0)
         return await original(self, method, caller, receive)
 
-    monkeypatch.setattr(Reading, "request", noted)
+    monkeypatch.setattr(RequestReader, "request", noted)
     async with grpc.aio.insecure_channel(door.target, [("grpc.use_local_subchannel_pool", 1)]) as other:
         request = pb.ListContextsRequest()
         error = await failure(door.contexts.ListContexts(request))
         assert error.reason == "QUEUE_FULL"
-        await wire.method_of(other, "ListContexts")(request)
+        await rpc.method_of(other, "ListContexts")(request)
         error = await failure(door.contexts.ListContexts(request))
         assert error.reason == "QUEUE_FULL"
     assert callers[0] == callers[2] != callers[1]
@@ -211,18 +211,18 @@ async def test_without_keys_each_connection_has_a_budget(door: Any, monkeypatch:
 
 async def test_with_keys_each_of_them_has_a_budget(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = list[Any]()
-    original = Reading.request
+    original = RequestReader.request
 
     async def noted(self: Any, method: str, caller: Any, receive: Any) -> Any:
         callers.append(caller)
         return await original(self, method, caller, receive)
 
-    monkeypatch.setattr(Reading, "request", noted)
+    monkeypatch.setattr(RequestReader, "request", noted)
     apart = [("grpc.use_local_subchannel_pool", 1)]
     async with open_door(keys=KEYS) as door, grpc.aio.insecure_channel(door.target, apart) as other:
         for channel in (door.channel, other):
             for secret in ("a-key", "b-key"):
-                call = wire.method_of(channel, "ListContexts")
+                call = rpc.method_of(channel, "ListContexts")
                 await call(pb.ListContextsRequest(), metadata=bearer(secret))
     assert callers == [("alice", "red"), ("bob", "blue")] * 2
 
@@ -231,32 +231,32 @@ class TestBudget:
     """Of one caller's large requests."""
 
     @pytest.fixture
-    def reader(self, limits: Any) -> Reading:
+    def reader(self, limits: Any) -> RequestReader:
         served = SimpleNamespace(limits=limits, model=object())
-        return Reading(SimpleNamespace(served=lambda: served), lambda: self.now)  # type: ignore[arg-type]
+        return RequestReader(SimpleNamespace(served=lambda: served), lambda: self.now)  # type: ignore[arg-type]
 
     now = 1000.0
     LARGE = pb.FillRequest(context_id="a", text="x" * (1 << 20)).SerializeToString()
     SHORT = pb.FillRequest(context_id="a", text="x").SerializeToString()
 
-    async def read(self, reader: Reading, data: bytes = SHORT, caller: str = "a") -> Any:
+    async def read(self, reader: RequestReader, data: bytes = SHORT, caller: str = "a") -> Any:
         async def receive() -> bytes:
             return data
 
         return await reader.request(FILL, caller, receive)
 
-    async def test_small_requests_cost_nothing(self, reader: Reading) -> None:
+    async def test_small_requests_cost_nothing(self, reader: RequestReader) -> None:
         for _ in range(50):
             assert (await self.read(reader)).text == "x"
         assert reader._budget("a").free_at == 0
 
-    async def test_large_requests_cost_their_caller(self, reader: Reading) -> None:
+    async def test_large_requests_cost_their_caller(self, reader: RequestReader) -> None:
         assert (await self.read(reader, self.LARGE)).context_id == "a"
-        assert reader._budget("a").free_at > 1000 - reading.AHEAD_S
+        assert reader._budget("a").free_at > 1000 - request_reader.AHEAD_S
         assert reader._budget("b").free_at == 0
 
     async def test_who_used_up_its_share_waits_and_nobody_else_does(
-        self, reader: Reading, monkeypatch: pytest.MonkeyPatch
+        self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slept = list[float]()
 
@@ -264,58 +264,58 @@ class TestBudget:
             slept.append(seconds)
             self.now += seconds
 
-        monkeypatch.setattr(reading.asyncio, "sleep", sleep)
-        reader._charge(reader._budget("a"), reading.SHARE * (reading.AHEAD_S + 3))
+        monkeypatch.setattr(request_reader.asyncio, "sleep", sleep)
+        reader._charge(reader._budget("a"), request_reader.SHARE * (request_reader.AHEAD_S + 3))
         assert (await self.read(reader, caller="b")).text == "x"
         assert not slept
         assert (await self.read(reader)).text == "x"
         assert sum(slept) == pytest.approx(3)
 
-    async def test_a_wait_that_is_too_long_is_refused(self, reader: Reading) -> None:
-        wait_s = reading.LONGEST_WAIT_S + 5
-        reader._charge(reader._budget("a"), reading.SHARE * (reading.AHEAD_S + wait_s))
+    async def test_a_wait_that_is_too_long_is_refused(self, reader: RequestReader) -> None:
+        wait_s = request_reader.LONGEST_WAIT_S + 5
+        reader._charge(reader._budget("a"), request_reader.SHARE * (request_reader.AHEAD_S + wait_s))
         with pytest.raises(errors.ResourceExhausted) as raised:
             await self.read(reader)
         assert raised.value.reason == "QUEUE_FULL"
         assert raised.value.retry_after_s == pytest.approx(wait_s)
 
-    async def test_what_was_refused_has_cost_as_well(self, reader: Reading) -> None:
+    async def test_what_was_refused_has_cost_as_well(self, reader: RequestReader) -> None:
         for data in (self.LARGE + b"\x80", field(3, b"") * 40_000, b"\xf8\x07\x00" * 3000):
             before = reader._budget("a").free_at
             with pytest.raises(errors.InvalidArgument):
                 await self.read(reader, data)
             assert reader._budget("a").free_at > before
 
-    async def test_few_large_requests_of_a_caller_wait_at_once(self, reader: Reading) -> None:
+    async def test_few_large_requests_of_a_caller_wait_at_once(self, reader: RequestReader) -> None:
         async with reader._budget("a").turn:
-            waiting = [asyncio.create_task(self.read(reader, self.LARGE)) for _ in range(reading.AT_ONCE)]
+            waiting = [asyncio.create_task(self.read(reader, self.LARGE)) for _ in range(request_reader.AT_ONCE)]
             await asyncio.sleep(0)
             with pytest.raises(errors.ResourceExhausted) as raised:
                 await self.read(reader, self.LARGE)
             assert raised.value.retry_after_s
             assert (await self.read(reader)).text == "x"
             assert (await self.read(reader, self.LARGE, "b")).context_id == "a"
-        assert len(await asyncio.gather(*waiting)) == reading.AT_ONCE
+        assert len(await asyncio.gather(*waiting)) == request_reader.AT_ONCE
         assert reader._budget("a").here == 0
 
-    async def test_many_fields_are_read_elsewhere(self, reader: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_many_fields_are_read_elsewhere(self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch) -> None:
         threads = list[str]()
-        original = reading.validate
+        original = request_reader.validate
 
         def noted(*args: Any) -> None:
             threads.append(threading.current_thread().name)
             original(*args)
 
-        monkeypatch.setattr(reading, "validate", noted)
-        plain = pb.FillRequest(context_id="a", text="x" * reading.TINY)
+        monkeypatch.setattr(request_reader, "validate", noted)
+        plain = pb.FillRequest(context_id="a", text="x" * request_reader.TINY)
         many = pb.FillRequest(context_id="a", messages={"messages": [{"role": "user"}] * 1024})
         for request in (plain, many):
             await self.read(reader, request.SerializeToString())
         assert [each.startswith("jaxctx-reading") for each in threads] == [False, True]
 
-    async def test_callers_without_debts_are_forgotten(self, reader: Reading) -> None:
+    async def test_callers_without_debts_are_forgotten(self, reader: RequestReader) -> None:
         reader._charge(reader._budget("debtor"), 1.0)
-        for each in range(2 * reading.MOST_CALLERS):
+        for each in range(2 * request_reader.MOST_CALLERS):
             reader._budget(each)
-        assert len(reader._budgets) <= reading.MOST_CALLERS + 1
+        assert len(reader._budgets) <= request_reader.MOST_CALLERS + 1
         assert reader._budget("debtor").free_at > 0

@@ -14,14 +14,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxctx import errors, wire
-from jaxctx.answers import GeneratePiece
+from jaxctx import errors, rpc
+from jaxctx.types import GeneratePiece
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
-from jaxctx_server import keys as store_module
-from jaxctx_server.access import LOCAL, Key, Role
-from jaxctx_server.keys import NOT_RELOADED, KeyStore
-from jaxctx_server.start import StartError
+from jaxctx_server import key_store as store_module
+from jaxctx_server.auth import LOCAL, Key, Role
+from jaxctx_server.key_store import NOT_RELOADED, KeyStore
+from jaxctx_server.startup import StartError
 
 LIST = "/jaxctx.v1.ContextService/ListContexts"
 STATS = "/jaxctx.v1.AdminService/GetStats"
@@ -237,7 +237,7 @@ def bearer(name: str) -> tuple[tuple[str, str], ...]:
 async def failure(call: Any) -> errors.JaxctxError:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
-    return wire.from_rpc_error(raised.value)
+    return rpc.from_rpc_error(raised.value)
 
 
 async def revoked(call: Any) -> None:

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.services import METHODS
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import model_service_pb2 as models
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1 import session_service_pb2 as sessions
 from jaxctx.v1 import snapshot_service_pb2 as snapshots
-from jaxctx.v1.services import METHODS
 from jaxctx_server.validate import Limits, scan, validate
 
 LIMITS = Limits(vocab_size=512, max_context_tokens=300, default_max_tokens=16, queue_limit=64)
@@ -234,15 +234,15 @@ def test_reading_takes_no_more_than_three_times_a_messages_size() -> None:
         import resource
         from types import SimpleNamespace
         from jaxctx.errors import InvalidArgument
-        from jaxctx_server.grpc import reading
+        from jaxctx_server.grpc import request_reader
         from tests.server import test_scan
         served = SimpleNamespace(limits=test_scan.LONG, model=object())
         def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         for name, (kind, data, _) in test_scan.ATTACKS.items():
             before = most()
             try:
-                reading.scan(kind.DESCRIPTOR, served.limits, data)
-                reading._parsed(kind.DESCRIPTOR, served, data)
+                request_reader.scan(kind.DESCRIPTOR, served.limits, data)
+                request_reader._parsed(kind.DESCRIPTOR, served, data)
             except InvalidArgument as error:
                 assert most() - before < 2 * len(data), (name, most() - before)  # and the bytes themselves
             else:

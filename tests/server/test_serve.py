@@ -23,17 +23,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxctx.apps.dispatcher import Policy
 from jaxctx.errors import Unavailable
+from jaxctx.programs.dispatcher import Policy
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
-from jaxctx_server.command import MALLOC, SAME_SIGNAL_S, main, on_signals
+from jaxctx_server.cli import MALLOC, SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
+from jaxctx_server.lifecycle import ProgramSettings
 from jaxctx_server.progress import STILL_S, PlainLines, Progress, shown
-from jaxctx_server.serve import program_settings, serve
-from jaxctx_server.serving import ProgramSettings
-from jaxctx_server.start import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, banner
+from jaxctx_server.server import program_settings, serve
+from jaxctx_server.startup import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, banner
 
 
 class Life:
@@ -279,7 +279,7 @@ def test_ending_at_once_removes_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
-        program = "import sys, pathlib; from jaxctx_server.command import end_now; end_now(pathlib.Path(sys.argv[1]))"
+        program = "import sys, pathlib; from jaxctx_server.cli import end_now; end_now(pathlib.Path(sys.argv[1]))"
         done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=600, check=False)
     assert done.returncode == INTERRUPTED
     assert not path.exists()
@@ -379,7 +379,7 @@ def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("model", ["/no/such/model", __file__])
 def test_a_bad_path_ends_the_process_with_its_status(model: str) -> None:
-    command = [sys.executable, "-m", "jaxctx_server.command", model, "--grpc-port", "0", "--compile-cache", "None"]
+    command = [sys.executable, "-m", "jaxctx_server.cli", model, "--grpc-port", "0", "--compile-cache", "None"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == MODEL
     assert done.stdout == ""
@@ -434,16 +434,18 @@ def test_plain_progress_says_so_when_nothing_else_is_said_for_long() -> None:
 def test_under_a_pipe_a_start_that_reports_nothing_is_not_silent() -> None:
     program = """
 import sys, time
-from jaxctx_server import assemble, command, progress
-from jaxctx_server.start import StartError
+from jaxctx_server import progress
+from jaxctx_server import engine_builder
+from jaxctx_server import cli
+from jaxctx_server.startup import StartError
 progress.STILL_S = 0.05
 def load(config, progress):
     time.sleep(1)
     progress.compiled("step of 4 rows", 1, 2)
     time.sleep(1)
     raise StartError("at the end")
-assemble.load = load
-sys.exit(command.main(["--grpc-port", "0"], {}))
+engine_builder.load = load
+sys.exit(cli.main(["--grpc-port", "0"], {}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == USAGE
@@ -506,7 +508,7 @@ def test_on_a_terminal_logs_are_for_reading_along() -> None:
 def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tmp_path: Path) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from jaxctx_server.command import main\n"
+        "from jaxctx_server.cli import main\n"
         "sys.exit(main(['--grpc-port', '0', '--compile-cache', 'None'], {}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.interface import Caller, OpenRequest, PassOutput, Sampling, SaveRequest, Ttl, UpdateRequest
+from jaxctx.engine.interface import Caller
+from jaxctx.types import ForwardOutput, OpenRequest, SamplingParams, SaveRequest, Ttl, UpdateContextRequest
 from jaxctx.v1 import context_pb2, forward_pb2, lifetime_pb2, snapshot_pb2
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import snapshot_service_pb2 as pb
@@ -60,9 +61,9 @@ async def test_time_to_live_and_pins_of_contexts(door: Any) -> None:
 
     update = contexts.UpdateContextRequest
     await door.contexts.UpdateContext(update(context_id="a", ttl={"duration": MINUTE}, pinned=True, pin_for=MINUTE))
-    assert door.last("update")[1] == ("a", UpdateRequest(pinned=True, pin_s=60.5, ttl=Ttl(60.5)))
+    assert door.last("update")[1] == ("a", UpdateContextRequest(pinned=True, pin_s=60.5, ttl=Ttl(60.5)))
     await door.contexts.UpdateContext(update(context_id="a", ttl={}))
-    assert door.last("update")[1] == ("a", UpdateRequest(ttl=Ttl(None)))  # for ever, which is not: no change
+    assert door.last("update")[1] == ("a", UpdateContextRequest(ttl=Ttl(None)))  # for ever, which is not: no change
 
 
 async def test_forks_say_where_they_began(door: Any) -> None:
@@ -89,11 +90,11 @@ async def test_forward(door: Any) -> None:
     assert (list(asked.tokens), list(asked.positions), asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
     assert list(asked.masks) == [((0, 1),), (), ((0, 1), (2, 3))]
     assert list(asked.outputs) == [
-        PassOutput(index=2, sample=Sampling(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64),
-        PassOutput(index=0, logits=True, entropy=True),
+        ForwardOutput(index=2, sample=SamplingParams(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64),
+        ForwardOutput(index=0, logits=True, entropy=True),
     ]
     plain, full = response.outputs
-    assert plain == forward_pb2.PassResult(index=2)
+    assert plain == forward_pb2.ForwardOutputResult(index=2)
     assert [plain.HasField(name) for name in ("token_id", "seed", "entropy")] == [False] * 3
     assert [full.HasField(name) for name in ("token_id", "seed", "entropy")] == [True] * 3  # zeros that were said
     assert list(full.logprobs) == [-0.5, -1.5]

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx import wire
-from jaxctx.codec import decode
+from jaxctx import rpc
+from jaxctx.convert import decode
 from jaxctx.engine import interface
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, rules_pb2, snapshot_service_pb2
@@ -324,7 +324,7 @@ async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
                 _ = [piece async for piece in call]
             else:
                 await call
-        error = wire.from_rpc_error(raised.value)
+        error = rpc.from_rpc_error(raised.value)
         assert isinstance(error, InvalidArgument), case.id
         assert error.reason == "INVALID_FIELD"
         fields = [violation.field for violation in error.violations]
@@ -341,7 +341,7 @@ async def test_all_wrong_fields_are_reported_together(door: Any) -> None:
     )
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call.read()
-    error = wire.from_rpc_error(raised.value)
+    error = rpc.from_rpc_error(raised.value)
     fields = {violation.field for violation in error.violations}
     assert fields == {"context_id", "max_tokens", "n", "sampling.temperature", "sampling.top_p", "stop[0]"}
 
@@ -350,7 +350,7 @@ async def test_no_more_than_16_are_reported(door: Any) -> None:
     request = context_service_pb2.FillRequest(context_id="a", tokens={"ids": [600] * 1000})
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await door.contexts.Fill(request)
-    assert len(wire.from_rpc_error(raised.value).violations) == 16
+    assert len(rpc.from_rpc_error(raised.value).violations) == 16
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ async def test_fields_that_are_wrong_together(door: Any, request_: Any, named: s
     name = type(request_).__name__.removesuffix("Request")
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await getattr(door.contexts, name)(request_)
-    error = wire.from_rpc_error(raised.value)
+    error = rpc.from_rpc_error(raised.value)
     assert isinstance(error, InvalidArgument)
     assert [violation.field for violation in error.violations] == [named]
 
@@ -400,7 +400,7 @@ async def test_bytes_that_are_no_message(door: Any, data: bytes) -> None:
         call = getattr(door.channel, kind)(f"/jaxctx.v1.ContextService/{path}")(data)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await (call if kind == "unary_unary" else call.read())
-        error = wire.from_rpc_error(raised.value)
+        error = rpc.from_rpc_error(raised.value)
         assert isinstance(error, InvalidArgument)
         assert [violation.field for violation in error.violations] == ["request"]
 
@@ -476,15 +476,15 @@ def test_what_is_not_sent_is_made_what_the_contract_says(limits: Any) -> None:
     assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a")
     request = context_service_pb2.GenerateRequest(context_id="a", sampling={"temperature": 0, "seed": 0})
     validate(limits, request)
-    sampling = interface.Sampling(temperature=0.0, seed=0)
+    sampling = interface.SamplingParams(temperature=0.0, seed=0)
     assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a", sampling=sampling)
     update = context_service_pb2.UpdateContextRequest(context_id="a")
-    assert decode(update, interface.UpdateRequest) == interface.UpdateRequest()
+    assert decode(update, interface.UpdateContextRequest) == interface.UpdateContextRequest()
     update = context_service_pb2.UpdateContextRequest(context_id="a", pinned=False, priority=0, ttl={}, labels={})
-    nothing = interface.UpdateRequest(pinned=False, priority=0, ttl=interface.Ttl(None), labels={})
-    assert decode(update, interface.UpdateRequest) == nothing
+    nothing = interface.UpdateContextRequest(pinned=False, priority=0, ttl=interface.Ttl(None), labels={})
+    assert decode(update, interface.UpdateContextRequest) == nothing
     create = context_service_pb2.CreateContextRequest(pinned=True, pin_for={"seconds": 1, "nanos": 500_000_000})
-    assert decode(create, interface.CreateRequest) == interface.CreateRequest(pinned=True, pin_s=1.5)
+    assert decode(create, interface.CreateContextRequest) == interface.CreateContextRequest(pinned=True, pin_s=1.5)
 
 
 # --- the contract's rules ---------------------------------------------------------------------------------------------

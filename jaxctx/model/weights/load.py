@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 from jax.sharding import Mesh
 
-from jaxctx.model.bind import DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
+from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
 

@@ -13,17 +13,17 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxctx.answers import Engine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
+from jaxctx.types import EngineStatus
 from jaxctx.v1 import admin_service_pb2 as pb
-from jaxctx_server.grpc.pipeline import Context
+from jaxctx_server.grpc.interceptor import Context
 from jaxctx_server.grpc.router import ROUTED
 from jaxctx_server.grpc.service import Service, told
-from jaxctx_server.serving import Serving, State
+from jaxctx_server.lifecycle import ServerLifecycle, State
 
 Health = health_pb2.HealthCheckResponse
-LOOK_S = 1.0  # how often a watch looks whether a core has engines
+LOOK_S = 1.0  # how often a watch looks whether a router has engines
 
 
 class AdminService(Service):
@@ -33,11 +33,13 @@ class AdminService(Service):
         served = self._serving.served()
         if served.model is not None:
             engine = served.model.engine
-            engines = [Engine(info=engine.info, stats=await engine.stats())]
+            engines = [EngineStatus(info=engine.info, stats=await engine.stats())]
         else:
             nodes = served.programs.dispatcher.engines.nodes.values()
             known = [(node, node.stats) for node in nodes if node.stats is not None]
-            engines = [Engine(info=each.engine.info, stats=at, address=each.id, epoch=each.epoch) for each, at in known]
+            engines = [
+                EngineStatus(info=each.engine.info, stats=at, address=each.id, epoch=each.epoch) for each, at in known
+            ]
         return told("GetStats", engines)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
@@ -51,9 +53,9 @@ class AdminService(Service):
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Says what `Serving` says."""
+    """Says what `ServerLifecycle` says."""
 
-    def __init__(self, serving: Serving, services: Collection[str]) -> None:
+    def __init__(self, serving: ServerLifecycle, services: Collection[str]) -> None:
         self._serving = serving
         self._services = services
 
@@ -80,7 +82,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if service and service not in self._services:
             return int(Health.SERVICE_UNKNOWN)
         serving = service == "" or self._serving.state is State.READY
-        if serving and service.rpartition(".")[2] in ROUTED:  # a core needs others for them
+        if serving and service.rpartition(".")[2] in ROUTED:  # a router needs others for them
             served = self._serving.served()
             serving = served.model is not None or bool(served.programs.dispatcher.engines.nodes)
         return int(Health.SERVING if serving else Health.NOT_SERVING)

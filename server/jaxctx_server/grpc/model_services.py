@@ -1,17 +1,17 @@
-"""What a model and its engine answer: of contexts, of snapshots, and of the model. In a core see router.py."""
+"""What a model and its engine answer: of contexts, of snapshots, and of the model. In a router see router.py."""
 
 import asyncio
 from collections.abc import Sequence
 
-from jaxctx.answers import FillResult, ForwardResult, PlanResult
-from jaxctx.codec import decode
-from jaxctx.engine.interface import Caller, ForwardRequest
+from jaxctx.convert import decode
+from jaxctx.engine.interface import Caller
+from jaxctx.services import ENGINE_CALLS, SERVICES
+from jaxctx.types import FillResult, ForwardRequest, ForwardResult, PlanResult
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx.v1.services import ENGINE_CALLS, SERVICES
-from jaxctx_server.content import Nothing
 from jaxctx_server.grpc.service import Service, answered, handed
-from jaxctx_server.serving import LocalModel
-from jaxctx_server.validate.requests import made
+from jaxctx_server.lifecycle import LocalModel
+from jaxctx_server.tokenizer_pool import Nothing
+from jaxctx_server.validate.cross_field import made
 
 FEW_MASKS = 256  # that are read on the event loop: up to 4 ms
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""A core's way to its engines, which come and go: every call that is no program's goes as it came to the engine that is
+"""A router's way to its engines, which come and go: every call that is no program's goes as it came to the engine that is
 its place.
 
 What a call is about, a context or a snapshot, is on one engine, which is asked first if it is remembered; then others
@@ -24,20 +24,20 @@ from weakref import WeakValueDictionary
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.apps.engines import EngineNode
 from jaxctx.engine.interface import Caller, is_of_program
-from jaxctx.engine.remote import RemoteEngine, lost
+from jaxctx.engine.remote import RemoteEngine, engine_lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
+from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.services import METHODS, SERVICES
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import CONTEXT_STATE_BUSY as BUSY
 from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx.v1.rules_pb2 import found_by, work
-from jaxctx.v1.services import METHODS, SERVICES
-from jaxctx_server.grpc.pipeline import Context
+from jaxctx_server.grpc.interceptor import Context
 from jaxctx_server.grpc.service import Service, page_of
-from jaxctx_server.serving import Serving
+from jaxctx_server.lifecycle import ServerLifecycle
 
-ROUTED = ("ContextService", "SnapshotService", "ModelService")  # what a core has engines answer
+ROUTED = ("ContextService", "SnapshotService", "ModelService")  # what a router has engines answer
 MOST_HOMES = 1 << 17  # contexts whose engine is remembered; the latest used
 MOST_LISTED = 1000  # entries that an engine may be asked for at once
 WATCH_BUFFER = 64  # changes that wait for a reader
@@ -51,15 +51,15 @@ draining = partial(Unavailable, "the server is draining", reason="DRAINING", ret
 class Home:
     """Where a context is, or was. `created` is how, until something else is asked of it."""
 
-    node: EngineNode
+    node: EngineHandle
     created: pb.CreateContextRequest | None = None
     moving: asyncio.Task[Any] | None = None
 
 
 class Router(Service):
-    """EngineService, and the services that engines answer, in a core. Lives on the event loop."""
+    """EngineService, and the services that engines answer, in a router. Lives on the event loop."""
 
-    def __init__(self, serving: Serving, clock: Callable[[], float], cluster_key: str) -> None:
+    def __init__(self, serving: ServerLifecycle, clock: Callable[[], float], cluster_key: str) -> None:
         super().__init__(serving, clock)
         self._cluster_key = cluster_key
         self._homes: OrderedDict[tuple[str, str], Home] = OrderedDict()  # by tenant and id
@@ -71,7 +71,7 @@ class Router(Service):
     async def Register(self, request: RegisterRequest, context: Context) -> AsyncIterator[RegisterResponse]:
         served, _ = self.valid(context, request)
         if served.model is not None:
-            raise FailedPrecondition("this server is no core", reason="WRONG_ROLE")
+            raise FailedPrecondition("this server is no router", reason="WRONG_ROLE")
         programs, engines = served.programs, served.programs.dispatcher.engines
         peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0]  # of ipv4:10.0.0.7:41234, or a Unix socket
         address = f"{peer or '127.0.0.1'}:{request.port}"
@@ -79,7 +79,7 @@ class Router(Service):
             if (node := engines.nodes.get(address)) is not None:
                 await self._vacate(node)
             return
-        reached = RemoteEngine(address, request.life, self._cluster_key, self._clock, engines.silence_s)
+        reached = RemoteEngine(address, request.incarnation, self._cluster_key, self._clock, engines.silence_s)
         async with aclosing(reached) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
@@ -123,9 +123,9 @@ class Router(Service):
         there = programs.dispatcher.engines.nodes
         may_come_back = any(address not in there and not task.done() for address, task in programs.attending.items())
         was_lost = home is not None and home.node not in there.values()
-        nobody = lost() if there else programs.dispatcher.engines.none()  # was asked
+        nobody = engine_lost() if there else programs.dispatcher.engines.none()  # was asked
         told = min(errors, key=lambda error: isinstance(error, NotFound), default=nobody)
-        raise lost() if isinstance(told, NotFound) and (may_come_back or was_lost) else told
+        raise engine_lost() if isinstance(told, NotFound) and (may_come_back or was_lost) else told
 
     async def listed(self, rpc: str, caller: Caller, request: Any) -> Any:
         """A page of what all engines have; what several have (a model, snapshots in one store) once."""
@@ -153,7 +153,7 @@ class Router(Service):
         programs, reset = self._serving.served().programs, pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_RESET)
         there, caller = programs.dispatcher.engines.nodes, replace(caller, deadline=None)
 
-        async def read(node: EngineNode, changes: asyncio.Queue[Any]) -> None:
+        async def read(node: EngineHandle, changes: asyncio.Queue[Any]) -> None:
             with suppress(JaxctxError):  # it is lost, which shows, or drains
                 async with remote(node).begun(rpc, caller, request) as call:
                     async for change in call:
@@ -207,10 +207,10 @@ class Router(Service):
                 before, home.node = home.node, best
                 await remote(before).close(caller, created.context_id)
 
-    async def _vacate(self, node: EngineNode) -> None:
+    async def _vacate(self, node: EngineHandle) -> None:
         """Begin nothing more on an engine; its contexts go on elsewhere, each once no call is at work on it."""
         node.draining, tried = True, {key for key, home in self._homes.items() if home.node is node}  # if still there
-        for tenant in {"", *(tenant for tenant, _ in self._homes)}:  # this core may not have heard of all of them
+        for tenant in {"", *(tenant for tenant, _ in self._homes)}:  # this router may not have heard of all of them
             page = pb.ListContextsRequest(limit=MOST_LISTED)
             while listed := (await remote(node).ask("ListContexts", Caller(tenant), page)).contexts:
                 for each in listed:
@@ -255,19 +255,19 @@ class Router(Service):
                 await old.ask("DeleteSnapshot", caller, name=name)  # or know that it was taken
         return False
 
-    async def _plans(self, caller: Caller, plan: pb.PlanRequest) -> dict[EngineNode, Any]:
+    async def _plans(self, caller: Caller, plan: pb.PlanRequest) -> dict[EngineHandle, Any]:
         """What engines would do; first the one with most of it cached that has room, else the least loaded."""
 
-        def order(planned: tuple[EngineNode, Any]) -> tuple[bool, bool, int, float]:
+        def order(planned: tuple[EngineHandle, Any]) -> tuple[bool, bool, int, float]:
             node, told = planned
             return node.draining, told.pages_needed > told.pages_available, -told.resident - told.restored, node.load
 
         return dict(sorted((await self._each("Plan", caller, plan, JaxctxError)).items(), key=order))
 
-    async def _each(self, rpc: str, caller: Caller, request: Any, quiet: type[JaxctxError]) -> dict[EngineNode, Any]:
+    async def _each(self, rpc: str, caller: Caller, request: Any, quiet: type[JaxctxError]) -> dict[EngineHandle, Any]:
         """What each engine answers, save for those that raise such an error."""
 
-        async def ask(node: EngineNode) -> Any:
+        async def ask(node: EngineHandle) -> Any:
             with suppress(quiet):
                 return name_engine(await remote(node).ask(rpc, caller, request), node)
 
@@ -275,7 +275,7 @@ class Router(Service):
         told = zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True)
         return {node: answer for node, answer in told if answer is not None}
 
-    def _places(self, rpc: str, request: Any, home: Home | None = None) -> list[EngineNode]:
+    def _places(self, rpc: str, request: Any, home: Home | None = None) -> list[EngineHandle]:
         """The engines to ask, the likeliest first; where the request says which model, those of that."""
         engines = self._serving.served().programs.dispatcher.engines
         nodes = list(engines.nodes.values())
@@ -305,7 +305,7 @@ class Router(Service):
                     raise AlreadyExists(f"there is {chosen!r} already")
             yield
 
-    def _learn(self, node: EngineNode, rpc: str, caller: Caller, request: Any, response: Any) -> None:
+    def _learn(self, node: EngineHandle, rpc: str, caller: Caller, request: Any, response: Any) -> None:
         """Remember, and have the response tell, where the contexts are that it is about."""
         for context in contexts_of(name_engine(response, node)):
             home = self._homes[caller.tenant, context.context_id] = Home(node)
@@ -318,8 +318,8 @@ class Router(Service):
             self._homes.popitem(last=False)
 
 
-def remote(node: EngineNode) -> RemoteEngine:
-    """A core has no other engines."""
+def remote(node: EngineHandle) -> RemoteEngine:
+    """A router has no other engines."""
     return cast(RemoteEngine, node.engine)
 
 
@@ -337,7 +337,7 @@ def contexts_of(response: Any) -> list[Any]:
     return [context for context in told if context.context_id]
 
 
-def name_engine(response: Any, node: EngineNode) -> Any:
+def name_engine(response: Any, node: EngineHandle) -> Any:
     """The response of an engine, which knows itself only as the one of its process, with the engine's name here."""
     for context in contexts_of(response):
         context.engine_id = node.id

@@ -7,18 +7,18 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jaxctx.v1.services import SERVE
-from jaxctx.v1.services import SERVICES as CONTRACT
-from jaxctx_server.access import Key
+from jaxctx.services import SERVE
+from jaxctx.services import SERVICES as CONTRACT
+from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminService, HealthService
+from jaxctx_server.grpc.interceptor import CallInterceptor
 from jaxctx_server.grpc.model_services import ContextService, ModelService, SnapshotService
-from jaxctx_server.grpc.pipeline import Pipeline
-from jaxctx_server.grpc.reading import Reading
+from jaxctx_server.grpc.request_reader import RequestReader
 from jaxctx_server.grpc.router import ROUTED, Router
 from jaxctx_server.grpc.session_service import SessionService
-from jaxctx_server.keys import KeyStore
-from jaxctx_server.serving import Serving
+from jaxctx_server.key_store import KeyStore
+from jaxctx_server.lifecycle import ServerLifecycle
 
 HEALTH = "grpc.health.v1.Health"
 SERVICES = tuple(service.full_name for service in CONTRACT.values())
@@ -45,24 +45,24 @@ def options(max_calls: int) -> list[tuple[str, int]]:
 
 
 def make_server(
-    serving: Serving,
+    serving: ServerLifecycle,
     keys: KeyStore | Sequence[Key] | None,
     *,
     max_calls: int,
     clock: Callable[[], float] = time.monotonic,
     cluster: Cluster = ALONE,
-    is_core: bool = False,
+    is_router: bool = False,
 ) -> grpc.aio.Server:
     """A server without addresses, not started. Must be called on the event loop that will run it.
 
-    `clock` is the engine's clock of deadlines. `is_core`: engines elsewhere answer what needs a model.
+    `clock` is the engine's clock of deadlines. `is_router`: engines elsewhere answer what needs a model.
     """
-    pipeline = Pipeline(KeyStore.of(keys), max_calls, cluster.life, Reading(serving))
+    pipeline = CallInterceptor(KeyStore.of(keys), max_calls, cluster.incarnation, RequestReader(serving))
     server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
     router = Router(serving, clock, cluster.key)
     SERVE["EngineService"](router, server)
     for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):
-        is_routed = is_core and kind.__name__ in ROUTED
+        is_routed = is_router and kind.__name__ in ROUTED
         SERVE[kind.__name__](router if is_routed else kind(serving, clock), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)

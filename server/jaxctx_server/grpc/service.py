@@ -8,12 +8,12 @@ from typing import Any, cast
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.codec import encode
+from jaxctx.convert import encode
 from jaxctx.engine.interface import Caller
-from jaxctx.v1.services import METHODS
-from jaxctx_server.grpc.pipeline import KEY, Context
-from jaxctx_server.serving import LocalModel, Served, Serving
-from jaxctx_server.validate.requests import Part, made
+from jaxctx.services import METHODS
+from jaxctx_server.grpc.interceptor import KEY, Context
+from jaxctx_server.lifecycle import LocalModel, ServerLifecycle, ServingState
+from jaxctx_server.validate.cross_field import Part, made
 
 NEXT = "next_page_token"  # the last field of a page of a list
 PAGE_SIZE = 100  # entries of one page of a list where no number is asked for
@@ -23,12 +23,12 @@ LONGEST_S = 86400.0  # seconds; nobody waits for ever
 class Service:
     """A service of the contract, in front of what is served."""
 
-    def __init__(self, serving: Serving, clock: Callable[[], float]) -> None:
+    def __init__(self, serving: ServerLifecycle, clock: Callable[[], float]) -> None:
         """`clock`: the one of the engine's deadlines."""
         self._serving = serving
         self._clock = clock
 
-    def valid(self, context: Context, request: Any) -> tuple[Served, Caller]:
+    def valid(self, context: Context, request: Any) -> tuple[ServingState, Caller]:
         """What is served, to whom and until when. A valid request for a page then has how many to find."""
         served = self._serving.served()
         if "page_token" in request.DESCRIPTOR.fields_by_name:

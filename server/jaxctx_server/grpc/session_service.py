@@ -7,13 +7,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from jaxctx.answers import Criterion
-from jaxctx.apps.sessions import Session
+from jaxctx.programs.sessions import Session
+from jaxctx.types import Criterion, SubmitCallRequest
 from jaxctx.v1 import session_service_pb2 as pb
-from jaxctx.v1.requests import SubmitCallRequest
-from jaxctx_server.grpc.pipeline import Context
+from jaxctx_server.grpc.interceptor import Context
 from jaxctx_server.grpc.service import Service, page_of, told
-from jaxctx_server.validate.requests import Part, made
+from jaxctx_server.validate.cross_field import Part, made
 
 SESSION_TTL_S = 3600.0
 

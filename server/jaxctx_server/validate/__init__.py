@@ -10,7 +10,7 @@ wrong fields raises one InvalidArgument whose violations name each of them (up t
 room or is free is for the engine to say.
 """
 
-from jaxctx_server.validate.requests import Limits
+from jaxctx_server.validate.cross_field import Limits
 from jaxctx_server.validate.rules import utf8_size, validate
 
 __all__ = ["Limits", "utf8_size", "validate"]

@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from jaxctx.errors import FieldViolation, InvalidArgument
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1.rules_pb2 import FieldRules
-from jaxctx_server.validate.requests import BETWEEN, Limits, Violations
+from jaxctx_server.validate.cross_field import BETWEEN, Limits, Violations
 
 MAX_VIOLATIONS = 16  # reported of one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1.rules_pb2 import FieldRules
-from jaxctx_server.validate.requests import MAX_RANGES, Limits
+from jaxctx_server.validate.cross_field import MAX_RANGES, Limits
 from jaxctx_server.validate.rules import MAX_NAME_BYTES
 
 MOST_SPARE = 1024

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.cache.memory import Memory
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import ContextCache, Identity
 
 from .recount import check
 
@@ -17,7 +17,7 @@ TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
 
 def new_cache(pages=200, page_size=16, host=0, disk=0):
     ids, ticks = itertools.count(), itertools.count()
-    memory = Memory(pages, page_size, host, disk)
+    memory = BlockManager(pages, page_size, host, disk)
     return ContextCache(memory, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}")
 
 
@@ -43,7 +43,7 @@ def layout(context):
 
 
 def used(cache):
-    return cache.memory.pool.total - cache.memory.available
+    return cache.block_manager.pool.total - cache.block_manager.available
 
 
 def would_find(cache, context, more):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxctx.cache.contexts import Context, Identity
+from jaxctx.cache.context_cache import Context, Identity
 
 Key: TypeAlias = int
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.tiers import Move, Way
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.tiers import Move, MoveKind
 from jaxctx.errors import DataLoss
 
 from .recount import is_free
@@ -41,21 +41,21 @@ class Machine:
     def carry_out(self, moves: Iterable[Move]) -> None:
         for move in moves:
             match move:
-                case Move(Way.COPY, source, target):
+                case Move(MoveKind.COPY, source, target):
                     self.pages[target] = self.pages[source][:]
-                case Move(Way.SAVE, page, slot):
+                case Move(MoveKind.SAVE, page, slot):
                     self.host[slot] = Slot(self.pages[page][:])
-                case Move(Way.LOAD, slot, page):
+                case Move(MoveKind.LOAD, slot, page):
                     held = self.host[slot]
                     assert held.data is not None, "data that never came is used"
                     assert held.at <= self.now, "data is used before it came"
                     self.pages[page] = held.data[:]
-                case Move(Way.SPILL, slot, disk):
+                case Move(MoveKind.SPILL, slot, disk):
                     self.disk[disk] = self.host.pop(slot)
-                case Move(Way.FETCH, disk, slot):
+                case Move(MoveKind.FETCH, disk, slot):
                     held = self.disk[disk]
                     self.host[slot] = Slot(held.data, max(held.at, self.now) + self.delay)
-                case Move(Way.DROP, slot):
+                case Move(MoveKind.DROP, slot):
                     del self.host[slot]
 
     def ready(self, slot: int) -> bool:
@@ -74,9 +74,9 @@ class Machine:
     def spoil(self, cache: ContextCache) -> None:
         """Nothing can be read where nobody needs it."""
         for page in self.pages:
-            if is_free(cache.memory.pool, page):
+            if is_free(cache.block_manager.pool, page):
                 self.pages[page] = self.poison[:]
-        for store, slots in ((self.host, cache.memory.tiers.host), (self.disk, cache.memory.tiers.disk)):
+        for store, slots in ((self.host, cache.block_manager.tiers.host), (self.disk, cache.block_manager.tiers.disk)):
             for slot in slots.free if len(slots.free) < 99 else ():
                 if slot in store:
                     store[slot] = Slot(self.poison[:])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from jaxctx.cache.contexts import Context, Identity, OutOfPages
+from jaxctx.cache.context_cache import Context, Identity, OutOfPages
 from jaxctx.errors import FailedPrecondition, OutOfRange
 
 from .keys import Key, Keys
@@ -35,8 +35,8 @@ class Expected:
     working_tokens: int = 0
     suspended: bool = False
     held: bool = False
-    by_hand: int | None = None  # no more pages than these are committed but by hand
-    stash: dict[int, int] = field(default_factory=dict)  # tokens that may be parked, by page
+    manual: int | None = None  # no more pages than these are committed but by hand
+    offloaded_pages: dict[int, int] = field(default_factory=dict)  # tokens that may be offloaded, by page
 
     @property
     def committed(self) -> int:
@@ -74,8 +74,8 @@ class Oracle:
         tokens, marks = e.tokens + more, e.marks + [b""] * len(more)
         if limit is not None:
             tokens = tokens[:limit]
-        if e.by_hand is not None:
-            tokens = tokens[: e.by_hand * self.page_size]
+        if e.manual is not None:
+            tokens = tokens[: e.manual * self.page_size]
         if e.suspended or not e.chain:
             return self.search(e, tokens, marks, among)
         return self.keys.walk(e.chain[-1], e.root, tokens, marks, e.committed * self.page_size, among)
@@ -142,8 +142,10 @@ class Oracle:
         self.on_device = {key: stamp for key, stamp in self.on_device.items() if key in self.held}
         self.kept = set(self.on_device)
         for e in self.contexts:
-            there = {number for number, parked in e.context.stash.items() if not parked.lost}
-            e.stash = {number: e.stash[number] for number in there}  # what is on its way from elsewhere
+            there = {number for number, offloaded in e.context.offloaded_pages.items() if not offloaded.lost}
+            e.offloaded_pages = {
+                number: e.offloaded_pages[number] for number in there
+            }  # what is on its way from elsewhere
         return cached
 
     # --- operations ----------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class Oracle:
         self.wake(e)
         warm = self.warm(self.path(e, [], self.among(), limit))
         e.chain += warm
-        self.drop_stash(e)
+        self.drop_offloaded(e)
         return len(warm) * self.page_size
 
     def grow(self, e: Expected, tokens: int) -> None:
@@ -177,7 +179,7 @@ class Oracle:
         if e.working_tokens + tokens > e.working * self.page_size:
             raise FailedPrecondition("")
         e.working_tokens += tokens
-        self.drop_stash(e)
+        self.drop_offloaded(e)
         e.held = hold and self._full(e) > 0
         return 0 if hold else self._commit(e, self._full(e))
 
@@ -190,7 +192,7 @@ class Oracle:
         pages = self.pages_for(e.working_tokens)
         self.take(pages)
         lists = {name: getattr(e, name)[:] for name in ("tokens", "marks", "values", "chain")}
-        return replace(e, pinned=False, role="", working=pages, stash={}, **lists)
+        return replace(e, pinned=False, role="", working=pages, offloaded_pages={}, **lists)
 
     def truncate(self, e: Expected, tokens: int) -> None:
         if tokens > len(e.tokens) - e.committed * self.page_size:
@@ -230,7 +232,7 @@ class Oracle:
         if pages * self.page_size > e.working_tokens:
             raise FailedPrecondition("")
         self._commit(e, pages)
-        e.by_hand = None
+        e.manual = None
 
     def release(self, e: Expected, pages: int) -> None:
         if pages > e.working:
@@ -242,12 +244,12 @@ class Oracle:
     def suspend(self, e: Expected) -> int:
         if e.suspended:
             return 0
-        if e.manual and e.working_tokens and e.by_hand is None:
-            e.by_hand = e.committed
-        self.drop_stash(e)
+        if e.manual and e.working_tokens and e.manual is None:
+            e.manual = e.committed
+        self.drop_offloaded(e)
         for position in range(self.pages_for(e.working_tokens) if self.tiers else 0):
             tokens = min(self.page_size, e.working_tokens - position * self.page_size)
-            e.stash[e.committed + position] = tokens
+            e.offloaded_pages[e.committed + position] = tokens
         freed, e.suspended, e.held = e.working, True, False
         e.working = e.working_tokens = 0
         e.chain = []
@@ -278,14 +280,14 @@ class Oracle:
         """The most pages that a restore can gain."""
         known = self.path(e, [], self.kept, limit)
         reached = self.seq_len(e) + len(known) * self.page_size
-        return min(len(known) + len(self.parked(e, reached, limit)), pages)
+        return min(len(known) + len(self.offloaded(e, reached, limit)), pages)
 
-    def parked(self, e: Expected, reached: int, limit: int) -> list[int]:
-        """Tokens of the parked pages behind the first `reached` tokens."""
+    def offloaded(self, e: Expected, reached: int, limit: int) -> list[int]:
+        """Tokens of the offloaded pages behind the first `reached` tokens."""
         number, aligned = divmod(reached, self.page_size)
         tokens: list[int] = []
-        while not aligned and reached + sum(tokens) < limit and number + len(tokens) in e.stash:
-            tokens.append(min(e.stash[number + len(tokens)], limit - reached - sum(tokens)))
+        while not aligned and reached + sum(tokens) < limit and number + len(tokens) in e.offloaded_pages:
+            tokens.append(min(e.offloaded_pages[number + len(tokens)], limit - reached - sum(tokens)))
             if tokens[-1] < self.page_size:
                 break
         return tokens
@@ -303,15 +305,15 @@ class Oracle:
         e.chain += warm
         self.take(taken)
         for number, key in enumerate(cold, e.committed):
-            parked = e.stash.get(number) == self.page_size and (not e.manual or e.by_hand is not None)
-            assert key in self.kept or parked, "a page that was in no tier"
+            offloaded = e.offloaded_pages.get(number) == self.page_size and (not e.manual or e.manual is not None)
+            assert key in self.kept or offloaded, "a page that was in no tier"
             self.place(key)
         e.chain += cold
-        assert e.by_hand is None or e.committed <= e.by_hand, "a page committed by itself"
+        assert e.manual is None or e.committed <= e.manual, "a page committed by itself"
         e.working, e.working_tokens = e.context.working_pages, e.context.working_tokens
-        for number in [number for number in e.stash if number not in e.context.stash]:
-            del e.stash[number]  # it was loaded, or is lost
-        self.drop_stash(e)
+        for number in [number for number in e.offloaded_pages if number not in e.context.offloaded_pages]:
+            del e.offloaded_pages[number]  # it was loaded, or is lost
+        self.drop_offloaded(e)
         pages = e.committed + self.pages_for(e.working_tokens)
         assert pages == had + gained, f"{gained} pages gained, and {pages - had} more in its table"
 
@@ -324,7 +326,7 @@ class Oracle:
     def _full(self, e: Expected) -> int:
         """Working pages that commit by themselves."""
         full = e.working_tokens // self.page_size
-        return min(full, max((e.by_hand or 0) - e.committed, 0)) if e.manual else full
+        return min(full, max((e.manual or 0) - e.committed, 0)) if e.manual else full
 
     def _commit(self, e: Expected, pages: int) -> int:
         merged = 0
@@ -351,15 +353,15 @@ class Oracle:
         del e.tokens[length:], e.marks[length:], e.values[length:]
         del e.chain[length // self.page_size :]
         e.working_tokens = min(e.working_tokens, length - e.committed * self.page_size)
-        e.stash = {
+        e.offloaded_pages = {
             number: min(tokens, length - number * self.page_size)
-            for number, tokens in e.stash.items()
+            for number, tokens in e.offloaded_pages.items()
             if length > number * self.page_size
         }
-        if e.by_hand is not None and length < e.by_hand * self.page_size:
-            e.by_hand = None
+        if e.manual is not None and length < e.manual * self.page_size:
+            e.manual = None
 
-    def drop_stash(self, e: Expected) -> None:
+    def drop_offloaded(self, e: Expected) -> None:
         """What has KV again is not needed."""
         before = self.pages_for(self.seq_len(e))
-        e.stash = {number: tokens for number, tokens in e.stash.items() if number >= before}
+        e.offloaded_pages = {number: tokens for number, tokens in e.offloaded_pages.items() if number >= before}

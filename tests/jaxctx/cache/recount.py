@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from jaxctx.cache.context import Context
-from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.pages import PagePool
-from jaxctx.cache.prefix import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
-from jaxctx.cache.registry import Registry
-from jaxctx.cache.tiers import Item, Tiers
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.context_table import ContextTable
+from jaxctx.cache.page_pool import PagePool
+from jaxctx.cache.prefix_index import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
+from jaxctx.cache.tiers import TierEntry, Tiers
 
 
 def check(cache: ContextCache) -> None:
     """Pages, holders, hashes, slots and tables add up."""
-    memory, registry = cache.memory, cache.registry
+    memory, registry = cache.block_manager, cache.context_table
     check_registry(registry)
     check_pool(memory.pool)
     check_index(memory.index, Counter(context.tail for context in registry if not context.suspended))
     taken = [node.page for node in nodes(memory.index) if node.page != NOWHERE]
-    parked = [item for context in registry for item in context.stash.values()]
-    check_tiers(memory.tiers, {*nodes(memory.index), *parked})
+    offloaded = [item for context in registry for item in context.offloaded_pages.values()]
+    check_tiers(memory.tiers, {*nodes(memory.index), *offloaded})
     for context in registry:
         check_context(context, memory.index)
         taken += context.working
@@ -47,7 +47,7 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert table == committed + context.working, f"stale page table {table}"
 
 
-def check_registry(registry: Registry) -> None:
+def check_registry(registry: ContextTable) -> None:
     contexts = [*registry]
     assert registry._contexts == {(context.tenant, context.id): context for context in contexts}
     assert not any(context.closed for context in contexts)
@@ -113,7 +113,7 @@ def check_index(index: PrefixIndex, tails: Mapping[PageNode, int]) -> None:
         assert node.parent not in place or place[node] < place[node.parent], "a parent would go before its child"
 
 
-def check_tiers(tiers: Tiers, items: set[Item]) -> None:
+def check_tiers(tiers: Tiers, items: set[TierEntry]) -> None:
     """`items`, all that may have copies, have one slot each and no others are used."""
     for slots, tier in ((tiers.host, "host"), (tiers.disk, "disk")):
         taken = [slot for item in items if 0 <= (slot := getattr(item, tier)) < slots.total]

@@ -7,7 +7,7 @@ import pytest
 
 from jaxctx.cache.audit import compare
 from jaxctx.cache.context import Context
-from jaxctx.cache.contexts import ContextCache
+from jaxctx.cache.context_cache import ContextCache
 
 from .filling import IDENTITY, TOKENS, fill, filled, new_cache
 

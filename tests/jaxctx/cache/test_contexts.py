@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from jaxctx.cache import control
+from jaxctx.cache import page_control
 from jaxctx.cache.audit import refcounts
-from jaxctx.cache.contexts import OutOfPages
-from jaxctx.cache.tiers import Way
+from jaxctx.cache.context_cache import OutOfPages
+from jaxctx.cache.tiers import MoveKind
 from jaxctx.errors import AlreadyExists, FailedPrecondition, NotFound, OutOfRange
 
 from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
@@ -30,8 +30,8 @@ def test_suspension_keeps_the_tokens_and_nothing_else():
     assert (context.length, context.buffered_tokens) == (1002, 1002)
     assert context.tokens(998).tolist() == [*TOKENS[998:].tolist(), 1, 2]
     assert context.page_table().tolist() == []
-    assert refcounts(context, cache.registry) == []
-    assert cache.memory.available == 200
+    assert refcounts(context, cache.context_table) == []
+    assert cache.block_manager.available == 200
     assert cache.suspend(context) == 0
     check(cache)
     assert cache.match(context) == 992
@@ -57,7 +57,7 @@ def test_suspension_spares_shared_pages():
     context = filled(cache, TOKENS)
     fork = cache.fork(context)
     assert cache.suspend(context) == 1
-    assert refcounts(fork, cache.registry) == [1] * 63
+    assert refcounts(fork, cache.context_table) == [1] * 63
 
 
 def test_what_a_suspended_context_can_do_without_pages():
@@ -67,15 +67,15 @@ def test_what_a_suspended_context_can_do_without_pages():
     cache.append(context, [1])
     child = cache.fork(context)
     assert (child.suspended, child.length) == (True, 1001)
-    control.rewind(cache, child, 100)
+    page_control.rewind(cache, child, 100)
     assert cache.moves() == []
     assert child.tokens().tolist() == TOKENS[:100].tolist()
-    control.truncate(cache, child, 50)
+    page_control.truncate(cache, child, 50)
     assert child.length == 50
     for operation in (cache.grow, cache.settle):
         with pytest.raises(FailedPrecondition):
             operation(context, 1)
-    for operation in (partial(control.commit, cache), partial(control.release, cache)):
+    for operation in (partial(page_control.commit, cache), partial(page_control.release, cache)):
         operation(context, 0)
         with pytest.raises(OutOfRange):
             operation(context, 1)
@@ -115,7 +115,7 @@ def test_contexts_are_found_and_listed_by_tenant():
     assert [context.id for context in cache.list("t", "bb", 2)] == ["c", "d"]
     assert cache.list("nobody", "", 10) == []
     assert cache.get("u", "a") is other
-    assert len(cache.registry) == len([*cache.registry]) == 5
+    assert len(cache.context_table) == len([*cache.context_table]) == 5
     with pytest.raises(AlreadyExists):
         cache.create(IDENTITY, tenant="t", context_id="a")
     with pytest.raises(AlreadyExists):
@@ -141,11 +141,11 @@ def test_a_closed_context_is_gone():
         lambda: cache.peek(context, [1]),
         lambda: cache.grow(context, 1),
         lambda: cache.settle(context, 0),
-        lambda: control.truncate(cache, context, 0),
-        lambda: control.rewind(cache, context, 0),
-        lambda: control.reserve(cache, context, 0),
-        lambda: control.commit(cache, context, 0),
-        lambda: control.release(cache, context, 0),
+        lambda: page_control.truncate(cache, context, 0),
+        lambda: page_control.rewind(cache, context, 0),
+        lambda: page_control.reserve(cache, context, 0),
+        lambda: page_control.commit(cache, context, 0),
+        lambda: page_control.release(cache, context, 0),
         lambda: cache.suspend(context),
         lambda: cache.touch(context),
         lambda: cache.get("t", "x"),
@@ -208,7 +208,7 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     publication = cache.publish(filled(cache, TOKENS), "p", tenant="owner")
     reader = cache.create(replace(IDENTITY, namespace="reader"))
     assert fill(cache, reader, TOKENS[:500]) == (496, 4)
-    control.rewind(cache, reader, 160)
+    page_control.rewind(cache, reader, 160)
     assert would_find(cache, reader, TOKENS[160:]) == 992 - 160
     cache.close(publication)
     assert would_find(cache, reader, TOKENS[160:]) == 0
@@ -216,7 +216,7 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     assert reader.committed_pages == 62
     shared = [node for node in reader.chain() if node in publication.chain()]
     assert shared == publication.chain()[:10], "and it keeps what it holds"
-    assert cache.memory.pool.total - cache.memory.available == 63 + 10 + 53, (
+    assert cache.block_manager.pool.total - cache.block_manager.available == 63 + 10 + 53, (
         "the owner's, the ten that both had, and its own"
     )
 
@@ -230,7 +230,7 @@ def test_pages_on_disk_are_fetched_ahead_but_never_drive_off_half_of_the_host():
     assert cache.restore(context, 8, lambda slot: True) == 8, "the first ones left last, and are on the host"
     cache.moves()
     assert cache.restore(context, 3, lambda slot: False) == 0
-    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 3
+    assert [getattr(move, "way", None) for move in cache.moves()].count(MoveKind.FETCH) == 3
     assert cache.restore(context, 99, lambda slot: False) == 0
-    assert [getattr(move, "way", None) for move in cache.moves()].count(Way.FETCH) == 1, "4 in all, of 8 slots"
+    assert [getattr(move, "way", None) for move in cache.moves()].count(MoveKind.FETCH) == 1, "4 in all, of 8 slots"
     check(cache)

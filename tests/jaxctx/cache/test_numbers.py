@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from jaxctx.cache import numbers as module
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.numbers import PageNumbers
-from jaxctx.cache.pages import OutOfPages, PagePool
+from jaxctx.cache import page_numbers as module
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.page_numbers import PageNumbers
+from jaxctx.cache.page_pool import OutOfPages, PagePool
 
 
 def test_a_page_has_one_number_until_it_is_free_again():
@@ -68,7 +68,7 @@ def test_those_of_pages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_to_be_had_tells_no_counts():
     pool = PagePool(7)
     pool.allocate(2)
-    memory = Memory(7, 4)
+    memory = BlockManager(7, 4)
     memory.take(2)
     for take in (pool.allocate, memory.take):
         with pytest.raises(OutOfPages) as raised:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxctx.cache.pages import OutOfPages, PagePool
+from jaxctx.cache.page_pool import OutOfPages, PagePool
 from jaxctx.errors import Internal, ResourceExhausted
 
 from .recount import check_pool, is_free, runs

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from jaxctx.cache import control
+from jaxctx.cache import page_control
+from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context import Context
-from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.pages import PagePool
-from jaxctx.cache.prefix import PageNode, PrefixIndex
-from jaxctx.cache.registry import Registry
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.context_table import ContextTable
+from jaxctx.cache.page_pool import PagePool
+from jaxctx.cache.prefix_index import PageNode, PrefixIndex
 
 from .planting import Bug, caught
 
 BUGS = [
     # pages
-    Bug("double free", Memory, "free_working", "del context.working[keep:]", "pass"),
+    Bug("double free", BlockManager, "free_working", "del context.working[keep:]", "pass"),
     Bug("a page handed out stays free", PagePool, "_cut", "bytes(cut - start)", "b'\\x01' * (cut - start)"),
     Bug("runs are not merged", PagePool, "release", "self._is_free.rfind(0, 0, start) + 1", "start"),
     Bug("a run loses its last page", PagePool, "_cut", "if cut < end:", "if cut < end - 1:"),
-    Bug("eviction before refusal", Memory, "take", "self.must_have(count)", "pass"),
+    Bug("eviction before refusal", BlockManager, "take", "self.must_have(count)", "pass"),
     Bug(
         "a page too many at the edge",
-        Memory,
+        BlockManager,
         "pages_for",
         "-(-tokens // self.page_size)",
         "tokens // self.page_size + 1",
     ),
-    Bug("a page too few at the edge", Memory, "pages_for", "-(-tokens // self.page_size)", "tokens // self.page_size"),
+    Bug(
+        "a page too few at the edge",
+        BlockManager,
+        "pages_for",
+        "-(-tokens // self.page_size)",
+        "tokens // self.page_size",
+    ),
     # index
     Bug("holders do not cascade on release", PrefixIndex, "release", "while node", "if node"),
     Bug("holders do not cascade on acquire", PrefixIndex, "acquire", "while node", "if node"),
@@ -79,18 +85,18 @@ BUGS = [
         "parent.holders += 1; return node  #",
     ),
     # commit
-    Bug("duplicates leak", Memory, "commit", "self.pool.release(duplicates)", "pass"),
+    Bug("duplicates leak", BlockManager, "commit", "self.pool.release(duplicates)", "pass"),
     Bug(
         "the shared page is freed in place of the duplicate",
-        Memory,
+        BlockManager,
         "commit",
         "duplicates.append(page)",
         "duplicates.append(context.tail.page)",
     ),
-    Bug("stale table after a merge", Memory, "commit", "if context.table is not None:", "if False:"),
+    Bug("stale table after a merge", BlockManager, "commit", "if context.table is not None:", "if False:"),
     Bug(
         "pages commit with the first page's tokens",
-        Memory,
+        BlockManager,
         "commit",
         "[position * page_bytes : (position + 1) * page_bytes]",
         "[:page_bytes]",
@@ -100,7 +106,7 @@ BUGS = [
         ContextCache,
         "_full",
         "full = context.working_tokens // self.page_size",
-        "full = self.memory.pages_for(context.working_tokens)",
+        "full = self.block_manager.pages_for(context.working_tokens)",
     ),
     Bug(
         "what is buffered counts as written",
@@ -112,7 +118,7 @@ BUGS = [
     Bug("manual contexts commit by themselves", ContextCache, "_full", "if context.manual_commit:", "if False:"),
     Bug(
         "a partial page commits",
-        control,
+        page_control,
         "commit",
         "if pages * cache.page_size > context.working_tokens:",
         "if pages * cache.page_size - 1 > context.working_tokens:",
@@ -122,7 +128,7 @@ BUGS = [
         "missed copy of a partial page",
         ContextCache,
         "fork",
-        "self.memory.tiers.copy(sources, child.working)",
+        "self.block_manager.tiers.copy(sources, child.working)",
         "pass",
     ),
     Bug(
@@ -133,46 +139,50 @@ BUGS = [
         "copy(child.working, sources)",
     ),
     Bug(
-        "the partial page is shared", ContextCache, "fork", "working=self.memory.take(len(sources))", "working=sources"
+        "the partial page is shared",
+        ContextCache,
+        "fork",
+        "working=self.block_manager.take(len(sources))",
+        "working=sources",
     ),
     Bug(
         "buffered tokens are lost",
         ContextCache,
         "fork",
-        "stash={}",
-        "recent=context.recent[: 4 * context.working_tokens], stash={}",
+        "offloaded_pages={}",
+        "recent=context.recent[: 4 * context.working_tokens], offloaded_pages={}",
     ),
     Bug("the table is shared", ContextCache, "fork", "table=None", "table=context.table"),
-    Bug("the child does not hold", ContextCache, "fork", "self.memory.index.acquire(child.tail)", "pass"),
+    Bug("the child does not hold", ContextCache, "fork", "self.block_manager.index.acquire(child.tail)", "pass"),
     Bug("the child is pinned", ContextCache, "fork", "pinned=False,", ""),
-    Bug("match ignores working tokens", Memory, "path", "if context.working_tokens:", "if False:"),
+    Bug("match ignores working tokens", BlockManager, "path", "if context.working_tokens:", "if False:"),
     Bug(
         "match changes on a look",
         ContextCache,
         "peek",
-        "context.must_live()",
-        "context.must_live(); self.match(context)",
+        "context.raise_if_closed()",
+        "context.raise_if_closed(); self.match(context)",
     ),
-    Bug("stale table after a match", Memory, "_move_hold", "context.table = None", "pass"),
-    Bug("the old tail keeps its hold", Memory, "_move_hold", "self.index.release(context.tail)", "pass"),
+    Bug("stale table after a match", BlockManager, "_move_hold", "context.table = None", "pass"),
+    Bug("the old tail keeps its hold", BlockManager, "_move_hold", "self.index.release(context.tail)", "pass"),
     # truncate, rewind, release
     Bug(
         "truncated tokens still count as written",
-        Memory,
+        BlockManager,
         "shorten",
         "context.working_tokens = min(context.working_tokens, tokens)",
         "pass",
     ),
-    Bug("rewind does not copy", control, "rewind", "!= source:", "!= target:"),
-    Bug("rewind copies the page before", control, "rewind", "lineage(pages)", "lineage(pages - 1)"),
-    Bug("rewind at the edge drops a page", control, "rewind", "if to >= context", "if to > context"),
-    Bug("rewind keeps working pages", control, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
-    Bug("rewind changes before it refuses", control, "rewind", "and context.tail.holders > 1", "and False"),
-    Bug("rewind refuses needlessly", control, "rewind", "and context.tail.holders > 1", ""),
-    Bug("stale table after a suspension", Memory, "let_go", "context.table = None", "pass"),
+    Bug("rewind does not copy", page_control, "rewind", "!= source:", "!= target:"),
+    Bug("rewind copies the page before", page_control, "rewind", "lineage(pages)", "lineage(pages - 1)"),
+    Bug("rewind at the edge drops a page", page_control, "rewind", "if to >= context", "if to > context"),
+    Bug("rewind keeps working pages", page_control, "rewind", "keep=min(partial, 1)", "keep=len(context.working)"),
+    Bug("rewind changes before it refuses", page_control, "rewind", "and context.tail.holders > 1", "and False"),
+    Bug("rewind refuses needlessly", page_control, "rewind", "and context.tail.holders > 1", ""),
+    Bug("stale table after a suspension", BlockManager, "release_pages", "context.table = None", "pass"),
     Bug(
         "released pages keep their tokens",
-        control,
+        page_control,
         "release",
         "if keep * cache.page_size < context.working_tokens:",
         "if False:",
@@ -180,16 +190,22 @@ BUGS = [
     # suspension and use
     Bug(
         "suspension forgets working tokens",
-        Memory,
-        "let_go",
+        BlockManager,
+        "release_pages",
         "context.working_tokens = 0",
         "context.recent, context.working_tokens = context.recent[4 * context.working_tokens :], 0",
     ),
-    Bug("suspension keeps its pages", Memory, "suspend", "freed + self.let_go(context)", "freed"),
-    Bug("suspension keeps its hold", Memory, "let_go", "return self.index.release(context.tail)", "return 0"),
-    Bug("restoration does not hold", Memory, "wake", "self.index.acquire(context.root)", "pass"),
+    Bug("suspension keeps its pages", BlockManager, "suspend", "freed + self.release_pages(context)", "freed"),
+    Bug(
+        "suspension keeps its hold",
+        BlockManager,
+        "release_pages",
+        "return self.index.release(context.tail)",
+        "return 0",
+    ),
+    Bug("restoration does not hold", BlockManager, "wake", "self.index.acquire(context.root)", "pass"),
     Bug("restoration forgets the order of use", ContextCache, "match", "self.touch(context)", "pass"),
-    Bug("use does not count", Registry, "use", "self.by_use.move_to_end(context)", "pass"),
+    Bug("use does not count", ContextTable, "use", "self.by_use.move_to_end(context)", "pass"),
     Bug("tokens off by a page", Context, "tokens", "offset = first_page * self.page_size", "offset = start"),
 ]
 

@@ -1,12 +1,12 @@
-"""The same for tiers, marks, parked pages, passes that keep their pages, and publications."""
+"""The same for tiers, marks, offloaded pages, passes that keep their pages, and publications."""
 
 from __future__ import annotations
 
 import pytest
 
-from jaxctx.cache.contexts import ContextCache
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.prefix import PrefixIndex
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.prefix_index import PrefixIndex
 from jaxctx.cache.tiers import Tiers
 
 from .planting import Bug, caught
@@ -25,7 +25,7 @@ BUGS = [
         "self.moves.insert(max(len(self.moves) - 1, 0), ",
     ),
     # tiers
-    Bug("what is evicted is not kept", Memory, "evict", "self.tiers.save(node, page)", "self.tiers._gone(node)"),
+    Bug("what is evicted is not kept", BlockManager, "evict", "self.tiers.save(node, page)", "self.tiers._gone(node)"),
     Bug(
         "an evicted page keeps its place",
         PrefixIndex,
@@ -68,81 +68,103 @@ BUGS = [
     Bug("a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._gone(victim)", "pass"),
     Bug(
         "data counts before it arrived",
-        Memory,
+        BlockManager,
         "_arrived",
         "return ready(item.host)",
         "ready(item.host); return True",
     ),
-    Bug("a fetch counts at once", Memory, "_arrived", "return False\n    try", "return True\n    try"),
-    Bug("lost data is waited for", Memory, "_arrived", "self.tiers.lose(item)", "pass", often=("lose", "restore")),
+    Bug("a fetch counts at once", BlockManager, "_arrived", "return False\n    try", "return True\n    try"),
+    Bug(
+        "lost data is waited for", BlockManager, "_arrived", "self.tiers.lose(item)", "pass", often=("lose", "restore")
+    ),
     Bug(
         "a restored page is not the node's",
-        Memory,
+        BlockManager,
         "_bring",
         "self.index.place(item, page)",
         "self.index.place(item, item.host)",
     ),
-    Bug("a restore goes too far", Memory, "restore", "[: limit - gained]", "[: limit + 1]"),
-    Bug("a restore refuses after it changed", Memory, "_bring", "if not (has_page or gained):", "if not has_page:"),
+    Bug("a restore goes too far", BlockManager, "restore", "[: limit - gained]", "[: limit + 1]"),
+    Bug(
+        "a restore refuses after it changed", BlockManager, "_bring", "if not (has_page or gained):", "if not has_page:"
+    ),
     Bug("a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"),
-    # parked pages
+    # offloaded pages
     Bug(
-        "stale parked data after a rewind",
-        Memory,
+        "stale offloaded data after a rewind",
+        BlockManager,
         "shorten",
-        "min(parked.tokens, length - number * self.page_size)",
-        "parked.tokens",
+        "min(offloaded.tokens, length - number * self.page_size)",
+        "offloaded.tokens",
     ),
     Bug(
-        "parked data outlives its tokens",
-        Memory,
+        "offloaded data outlives its tokens",
+        BlockManager,
         "shorten",
-        "self.tiers.drop(context.stash.pop(number))",
-        "context.stash.pop(number)",
+        "self.tiers.drop(context.offloaded_pages.pop(number))",
+        "context.offloaded_pages.pop(number)",
     ),
-    Bug("parked in another place", Memory, "suspend", "context.stash[first + position]", "context.stash[position]"),
-    Bug("nothing is parked", Memory, "suspend", "if not parked.lost:", "if False:"),
     Bug(
-        "parked data stays beside what is found",
-        Memory,
-        "adopt",
-        "self.drop_stash(context, before=context.tail.depth)",
+        "offloaded in another place",
+        BlockManager,
+        "suspend",
+        "context.offloaded_pages[first + position]",
+        "context.offloaded_pages[position]",
+    ),
+    Bug("nothing is offloaded", BlockManager, "suspend", "if not offloaded.lost:", "if False:"),
+    Bug(
+        "offloaded data stays beside what is found",
+        BlockManager,
+        "attach_prefix",
+        "self.drop_offloaded(context, before=context.tail.depth)",
         "pass",
     ),
-    Bug("parked data stays beside computed", ContextCache, "settle", "if context.stash:", "if False:"),
-    Bug("a closed context keeps what is parked", ContextCache, "close", "self.memory.drop_stash(context)", "pass"),
-    Bug("a fork takes what is parked", ContextCache, "fork", "stash={},", ""),
+    Bug("offloaded data stays beside computed", ContextCache, "settle", "if context.offloaded_pages:", "if False:"),
     Bug(
-        "parked tokens count twice",
-        Memory,
+        "a closed context keeps what is offloaded",
+        ContextCache,
+        "close",
+        "self.block_manager.drop_offloaded(context)",
+        "pass",
+    ),
+    Bug("a fork takes what is offloaded", ContextCache, "fork", "offloaded_pages={},", ""),
+    Bug(
+        "offloaded tokens count twice",
+        BlockManager,
         "_bring",
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("parked data beyond the limit is found", Memory, "ahead", "self.pages_for(tokens)", "10**6"),
+    Bug("offloaded data beyond the limit is found", BlockManager, "ahead", "self.pages_for(tokens)", "10**6"),
     # by hand, and held back
-    Bug("the layout by hand is forgotten", Memory, "suspend", "context.by_hand = first", "pass"),
-    Bug("a page by hand commits itself", Memory, "_bring", "number < context.by_hand", "True"),
-    Bug("a match commits more than was by hand", Memory, "path", "if context.by_hand is not None:", "if False:"),
+    Bug("the layout by hand is forgotten", BlockManager, "suspend", "context.manual = first", "pass"),
+    Bug("a page by hand commits itself", BlockManager, "_bring", "number < context.manual", "True"),
+    Bug("a match commits more than was by hand", BlockManager, "path", "if context.manual is not None:", "if False:"),
     Bug(
         "what is held back is not committed",
         ContextCache,
         "commit_full",
-        "self.memory.commit(context, self._full(context))",
+        "self.block_manager.commit(context, self._full(context))",
         "pass",
         often=("keep", "append"),
     ),
     Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
     # marks
-    Bug("a mark stays behind after a truncate", Memory, "shorten", "context.marks = {index: mark", "_ = {index: mark"),
+    Bug(
+        "a mark stays behind after a truncate",
+        BlockManager,
+        "shorten",
+        "context.marks = {index: mark",
+        "_ = {index: mark",
+    ),
     Bug(
         "a rewind forgets marks",
-        Memory,
+        BlockManager,
         "shorten",
         "context.working_tokens = 0",
         "context.working_tokens, context.marks = 0, {}",
     ),
-    Bug("a fork forgets marks", ContextCache, "fork", "stash={}", "stash={}, marks={}"),
+    Bug("a fork forgets marks", ContextCache, "fork", "offloaded_pages={}", "offloaded_pages={}, marks={}"),
     Bug(
         "marks go to the parent as well",
         ContextCache,
@@ -160,12 +182,18 @@ BUGS = [
     ),
     Bug(
         "marks are not committed",
-        Memory,
+        BlockManager,
         "commit",
         "encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)",
         'b""',
     ),
-    Bug("marks of the first page for all", Memory, "commit", "context.tail.depth * self.page_size, self", "0, self"),
+    Bug(
+        "marks of the first page for all",
+        BlockManager,
+        "commit",
+        "context.tail.depth * self.page_size, self",
+        "0, self",
+    ),
     Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
     Bug(
         "pages of all marks are one",
@@ -211,7 +239,7 @@ BUGS = [
         "what is published is not copied",
         ContextCache,
         "publish",
-        "self.memory.tiers.copy(context.page_table().tolist(), pages)",
+        "self.block_manager.tiers.copy(context.page_table().tolist(), pages)",
         "pass",
         often=PUBLISHING,
     ),
@@ -220,7 +248,7 @@ BUGS = [
         "a refused publication keeps pages",
         ContextCache,
         "publish",
-        "self.registry.unused(tenant, publication_id)",
+        "self.context_table.unused(tenant, publication_id)",
         "publication_id",
         often=PUBLISHING,
     ),

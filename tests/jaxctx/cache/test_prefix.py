@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from jaxctx.cache.prefix import Identity, PrefixIndex, encode_tokens
+from jaxctx.cache.prefix_index import Identity, PrefixIndex, encode_tokens
 
 from .recount import check_index
 

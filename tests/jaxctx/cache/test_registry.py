@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxctx.cache.contexts import Context, ContextCache
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.registry import EXPIRED_KEPT
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import Context, ContextCache
+from jaxctx.cache.context_table import EXPIRED_KEPT
 from jaxctx.errors import NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
@@ -27,7 +27,7 @@ def time() -> Time:
 @pytest.fixture
 def cache(time: Time) -> ContextCache:
     ids = iter(range(10**6))
-    return ContextCache(Memory(64, 16), clock=time, new_id=lambda: f"c{next(ids):06}")
+    return ContextCache(BlockManager(64, 16), clock=time, new_id=lambda: f"c{next(ids):06}")
 
 
 def lasting(cache: ContextCache, lifetime: Lifetime, **chosen: str) -> Context:

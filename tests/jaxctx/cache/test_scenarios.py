@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxctx.cache import control
+from jaxctx.cache import page_control
 from jaxctx.cache.audit import refcounts
-from jaxctx.cache.contexts import OutOfPages
-from jaxctx.cache.tiers import Move, Way
+from jaxctx.cache.context_cache import OutOfPages
+from jaxctx.cache.tiers import Move, MoveKind
 from jaxctx.errors import FailedPrecondition, OutOfRange
 
 from .filling import IDENTITY, TOKENS, fill, filled, layout, new_cache, resident, used, would_find
@@ -48,9 +48,9 @@ def test_fork_shares_pages_and_copies_the_partial_one():
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
     copies = cache.moves()
-    assert copies == [Move(Way.COPY, int(parent.page_table()[62]), int(child.page_table()[62]))]
+    assert copies == [Move(MoveKind.COPY, int(parent.page_table()[62]), int(child.page_table()[62]))]
     assert copies[0].source != copies[0].target
-    assert refcounts(parent, cache.registry) == refcounts(child, cache.registry) == [2] * 62 + [1]
+    assert refcounts(parent, cache.context_table) == refcounts(child, cache.context_table) == [2] * 62 + [1]
     assert layout(child) == layout(parent)
     assert child.tokens().tolist() == parent.tokens().tolist()
     assert (child.ancestors[0][0], child.labels, child.priority, child.tenant) == (parent.id, {"a": "b"}, 3, "t")
@@ -70,7 +70,7 @@ def test_fork_takes_buffered_tokens_and_leaves_reserved_pages():
     cache = new_cache()
     parent = filled(cache, TOKENS)
     cache.append(parent, [5, 6])
-    control.reserve(cache, parent, 3)
+    page_control.reserve(cache, parent, 3)
     parent.busy = True
     child = cache.fork(parent)
     assert (child.buffered_tokens, child.working_pages, child.busy) == (2, 1, False)
@@ -85,7 +85,7 @@ def test_fork_copies_every_working_page_with_tokens():
     assert child.manual_commit
     assert [copy.source for copy in copies] == parent.page_table().tolist()
     assert [copy.target for copy in copies] == child.page_table().tolist()
-    assert refcounts(child, cache.registry) == [1, 1, 1]
+    assert refcounts(child, cache.context_table) == [1, 1, 1]
 
 
 def test_fork_without_a_page_changes_nothing():
@@ -93,7 +93,7 @@ def test_fork_without_a_page_changes_nothing():
     parent = filled(cache, TOKENS)
     with pytest.raises(OutOfPages):
         cache.fork(parent)
-    assert len(cache.registry) == 1
+    assert len(cache.context_table) == 1
     check(cache)
 
 
@@ -109,13 +109,13 @@ def test_parent_and_child_do_not_see_each_other():
     assert parent.tokens(1000).tolist() == [1] * 20
     assert child.tokens(1000).tolist() == [2] * 20
     assert not set(parent.page_table()[62:].tolist()) & set(child.page_table()[62:].tolist())
-    pages, before = child.page_table().tolist(), cache.memory.available
+    pages, before = child.page_table().tolist(), cache.block_manager.available
     cache.close(parent)
     check(cache)
-    assert cache.memory.available == before + 2, "only what was the parent's own"
+    assert cache.block_manager.available == before + 2, "only what was the parent's own"
     assert child.page_table().tolist() == pages
     cache.close(child)
-    assert cache.memory.available == cache.memory.pool.total
+    assert cache.block_manager.available == cache.block_manager.pool.total
 
 
 # --- 4: reuse before compute -----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_a_match_needs_a_page_boundary_and_may_go_on_from_one():
     assert fill(cache, context, TOKENS[8:24]) == (0, 16)
     assert would_find(cache, context, TOKENS[24:]) == 0
     context = filled(cache, TOKENS[:16])
-    control.reserve(cache, context, 2)
+    page_control.reserve(cache, context, 2)
     cache.append(context, TOKENS[16:40])
     assert would_find(cache, context, TOKENS[40:48]) == 32
     assert cache.match(context) == 16
@@ -178,7 +178,7 @@ def test_equal_pages_computed_twice_are_merged():
     assert cache.settle(b, 500) == 31
     assert cache.settle(b, 500) == 31
     assert b.page_table().tolist() == [*a.page_table()[:62].tolist(), own[62]]
-    assert refcounts(a, cache.registry) == [2] * 62 + [1]
+    assert refcounts(a, cache.context_table) == [2] * 62 + [1]
     assert used(cache) == 64
     check(cache)
 
@@ -201,15 +201,15 @@ def test_commit_errors():
     context = filled(cache, np.arange(40), manual_commit=True)
     assert layout(context) == (0, 3, 40)
     with pytest.raises(FailedPrecondition) as error:
-        control.commit(cache, context, 3)
+        page_control.commit(cache, context, 3)
     assert error.value.reason == "PAGE_NOT_FULL"
     for pages in (4, -1):
         with pytest.raises(OutOfRange):
-            control.commit(cache, context, pages)
-    control.commit(cache, context, 0)
+            page_control.commit(cache, context, pages)
+    page_control.commit(cache, context, 0)
     assert layout(context) == (0, 3, 40)
     table = context.page_table().tolist()
-    control.commit(cache, context, 2)
+    page_control.commit(cache, context, 2)
     assert layout(context) == (2, 1, 8)
     assert context.page_table().tolist() == table
     assert resident(cache, np.arange(40)) == 32
@@ -224,9 +224,9 @@ def test_truncate_reaches_into_working_pages_only():
     context = filled(cache, TOKENS)
     for tokens in (9, -1):
         with pytest.raises(OutOfRange):
-            control.truncate(cache, context, tokens)
+            page_control.truncate(cache, context, tokens)
     assert context.seq_len == 1000
-    control.truncate(cache, context, 8)
+    page_control.truncate(cache, context, 8)
     assert (context.seq_len, layout(context)) == (992, (62, 1, 0))
     page = context.working[0]
     assert fill(cache, context, TOKENS[992:]) == (0, 8)
@@ -238,9 +238,9 @@ def test_truncate_drops_buffered_tokens_first():
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    control.truncate(cache, context, 2)
+    page_control.truncate(cache, context, 2)
     assert (context.seq_len, context.buffered_tokens) == (1000, 1)
-    control.truncate(cache, context, 5)
+    page_control.truncate(cache, context, 5)
     assert (context.seq_len, context.buffered_tokens) == (996, 0)
 
 
@@ -253,10 +253,10 @@ def test_rewind_copies_one_partial_page():
     fork = cache.fork(context)
     pages, forked = context.page_table().tolist(), fork.page_table().tolist()
     cache.moves()
-    control.rewind(cache, context, 980)
+    page_control.rewind(cache, context, 980)
     copies = cache.moves()
     assert layout(context) == (61, 1, 4)
-    assert copies == [Move(Way.COPY, pages[61], context.working[0])]
+    assert copies == [Move(MoveKind.COPY, pages[61], context.working[0])]
     assert context.page_table().tolist() == [*pages[:61], context.working[0]]
     assert (layout(fork), fork.page_table().tolist()) == ((62, 1, 8), forked)
     assert context.tokens().tolist() == TOKENS[:980].tolist()
@@ -281,7 +281,7 @@ def test_rewind_goes_anywhere(to, expected, copies):
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2, 3])
-    control.rewind(cache, context, to)
+    page_control.rewind(cache, context, to)
     assert len(cache.moves()) == copies
     assert layout(context) == expected
     assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
@@ -293,9 +293,9 @@ def test_rewind_goes_anywhere(to, expected, copies):
 def test_rewind_keeps_what_it_leaves_in_the_cache():
     cache = new_cache()
     context = filled(cache, TOKENS)
-    control.rewind(cache, context, 100)
+    page_control.rewind(cache, context, 100)
     assert resident(cache, TOKENS) == 992
-    assert cache.memory.index.cached == 56
+    assert cache.block_manager.index.cached == 56
 
 
 def test_rewind_out_of_range():
@@ -303,7 +303,7 @@ def test_rewind_out_of_range():
     context = filled(cache, TOKENS)
     for to in (1001, -1):
         with pytest.raises(OutOfRange):
-            control.rewind(cache, context, to)
+            page_control.rewind(cache, context, to)
 
 
 def test_rewind_in_a_full_pool():
@@ -311,17 +311,17 @@ def test_rewind_in_a_full_pool():
     context = filled(cache, np.arange(1024))
     fork = cache.fork(context)
     with pytest.raises(OutOfPages):
-        control.rewind(cache, context, 1000)
+        page_control.rewind(cache, context, 1000)
     assert layout(context) == (64, 0, 0)
     check(cache)
-    control.rewind(cache, context, 992)
+    page_control.rewind(cache, context, 992)
     cache.close(fork)
     assert cache.clear_cached() == 2
     blocker = cache.create(IDENTITY)
-    control.reserve(cache, blocker, 2)
+    page_control.reserve(cache, blocker, 2)
     page = int(context.page_table()[61])
     cache.moves()
-    control.rewind(cache, context, 980)
+    page_control.rewind(cache, context, 980)
     assert cache.moves() == [], "the partial page itself is all there is: it stays where it is"
     assert (layout(context), context.working) == ((61, 1, 4), [page])
     assert resident(cache, np.arange(1024)) == 61 * 16
@@ -336,20 +336,20 @@ def test_reserve_and_release():
     context = filled(cache, TOKENS)
     for pages in (11, 74):
         with pytest.raises(OutOfPages):
-            control.reserve(cache, context, pages)
-    assert cache.memory.pool.free == 10
-    control.reserve(cache, context, 10)
+            page_control.reserve(cache, context, pages)
+    assert cache.block_manager.pool.free == 10
+    page_control.reserve(cache, context, 10)
     assert layout(context) == (62, 11, 8)
     assert context.page_table().tolist() == list(range(1, 74))
     for pages in (12, -1):
         with pytest.raises(OutOfRange):
-            control.release(cache, context, pages)
-    control.release(cache, context, 10)
-    assert (layout(context), cache.memory.pool.free) == ((62, 1, 8), 10)
+            page_control.release(cache, context, pages)
+    page_control.release(cache, context, 10)
+    assert (layout(context), cache.block_manager.pool.free) == ((62, 1, 8), 10)
     cache.append(context, [1, 2])
-    control.release(cache, context, 0)
+    page_control.release(cache, context, 0)
     assert context.length == 1002
-    control.release(cache, context, 1)
+    page_control.release(cache, context, 1)
     assert (layout(context), context.length) == ((62, 0, 0), 992), "with the tokens in it, and those behind them"
     check(cache)
 
@@ -359,7 +359,7 @@ def test_reserve_evicts_what_is_cached_oldest_first():
     cache.close(filled(cache, [1] * 64))
     cache.close(filled(cache, [2] * 64))
     context = cache.create(IDENTITY)
-    control.reserve(cache, context, 4)
+    page_control.reserve(cache, context, 4)
     assert resident(cache, [1] * 64) == 32
     assert resident(cache, [2] * 64) == 64
     check(cache)
@@ -370,9 +370,9 @@ def test_a_reservation_brings_a_suspended_context_back():
     context = filled(cache, TOKENS)
     cache.suspend(context)
     with pytest.raises(OutOfPages):
-        control.reserve(cache, context, 9)
+        page_control.reserve(cache, context, 9)
     assert context.suspended
-    control.reserve(cache, context, 8)
+    page_control.reserve(cache, context, 8)
     assert (layout(context), context.buffered_tokens, context.suspended) == ((62, 8, 0), 8, False)
     check(cache)
 
@@ -399,8 +399,8 @@ def test_drafts_by_hand_with_rollback():
     cache = new_cache()
     context = filled(cache, TOKENS, manual_commit=True)
     fill(cache, context, [7] * 5)
-    control.truncate(cache, context, 3)
+    page_control.truncate(cache, context, 3)
     assert context.seq_len == 1002
-    assert cache.memory.index.cached == 0
-    control.commit(cache, context, 62)
+    assert cache.block_manager.index.cached == 0
+    page_control.commit(cache, context, 62)
     assert layout(context) == (62, 1, 10)

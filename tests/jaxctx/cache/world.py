@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from jaxctx.cache import control
+from jaxctx.cache import page_control
+from jaxctx.cache.attention_overrides import encode_mark
 from jaxctx.cache.audit import refcounts
-from jaxctx.cache.contexts import ContextCache, Found, Identity
-from jaxctx.cache.marks import encode_mark
-from jaxctx.cache.memory import Memory
-from jaxctx.cache.prefix import NOWHERE, PageNode
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import ContextCache, Identity, PrefixMatch
+from jaxctx.cache.prefix_index import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 
 from .keys import Key, decode_page
@@ -65,7 +65,7 @@ class World:
     def __init__(self, setup: Setup) -> None:
         ids, ticks = itertools.count(), itertools.count()
         self.cache = ContextCache(
-            Memory(setup.pages, setup.page_size, setup.host, setup.disk, first_page=3),
+            BlockManager(setup.pages, setup.page_size, setup.host, setup.disk, first_page=3),
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ids) * 7919 % 1_000_003:07}",
         )
@@ -119,9 +119,9 @@ class World:
             self.play("close", 0, 0)
         self.clear(None, 0)
         self.settle_moves()
-        assert self.cache.memory.pool.free == self.oracle.pages
+        assert self.cache.block_manager.pool.free == self.oracle.pages
         assert not self.machine.host, "host slots are left"
-        assert not [*nodes(self.cache.memory.index)]
+        assert not [*nodes(self.cache.block_manager.index)]
 
     def settle_moves(self) -> None:
         self.machine.carry_out(self.cache.moves())
@@ -192,7 +192,7 @@ class World:
         assert found[: e.committed] == e.chain
         assert count == (len(found) - e.committed) * self.page_size
         e.chain = found
-        self.oracle.drop_stash(e)
+        self.oracle.drop_offloaded(e)
 
     def look(self, e: Expected, more: list[int], limit: int | None) -> None:
         """What would be found, by a new context and by this one."""
@@ -206,15 +206,15 @@ class World:
         ways = [oracle.path(e, more, among, limit) for among in (oracle.kept, oracle.on_device)][: len(ways)]
         reached = oracle.seq_len(e) + len(ways[0]) * self.page_size
         limit = len(e.tokens) + len(more) if limit is None else limit
-        parked = len(oracle.parked(e, reached, limit)) if reached < limit else 0
-        self.compare_found(found, ways, parked, oracle.exact(e))
+        offloaded = len(oracle.offloaded(e, reached, limit)) if reached < limit else 0
+        self.compare_found(found, ways, offloaded, oracle.exact(e))
 
-    def compare_found(self, found: Found, ways: list[list[int]], parked: int, exact: bool) -> None:
-        total, most = found.device + found.host + found.disk, len(ways[0]) + parked
+    def compare_found(self, found: PrefixMatch, ways: list[list[int]], offloaded: int, exact: bool) -> None:
+        total, most = found.device + found.host + found.disk, len(ways[0]) + offloaded
         warm = self.oracle.warm(ways[-1])
         if exact:
             assert (found.device, found.unheld) == (len(warm), len({*warm} - self.oracle.held)), found
-        if exact or not parked:
+        if exact or not offloaded:
             assert total <= most, f"{found}, where {most} can be"
         if self.roomy and exact:
             assert total == most, f"{found} of {most}"
@@ -230,19 +230,19 @@ class World:
         try:
             gained = self.cache.restore(e.context, pages, ready, limit)
         except JaxctxError:
-            assert self.cache.memory.available == 0
+            assert self.cache.block_manager.available == 0
             assert most > 0
             self.refused += 1
             gained = 0
         oracle.follow(e, gained)
-        if gained < pages and self.cache.memory.available:
+        if gained < pages and self.cache.block_manager.available:
             more = self.cache.peek(e.context, tokens=limit)
             assert more.device == 0, "a restore left what is on the device"
-            moves = [*self.cache.memory.tiers.moves, *self.machine.on_the_way()]
+            moves = [*self.cache.block_manager.tiers.moves, *self.machine.on_the_way()]
             assert moves or not more.host + more.disk, "a restore neither loads nor waits"
         if plain:
             assert gained <= most, f"{gained} pages gained of {most}"
-        if plain and self.roomy and self.cache.memory.available:
+        if plain and self.roomy and self.cache.block_manager.available:
             assert gained == most, f"{gained} pages gained, not {most}"
 
     def grow(self, e: Expected, b: int) -> None:
@@ -269,7 +269,7 @@ class World:
             self.settle_moves()
         missing = self.oracle.pages_for(len(e.tokens) - e.committed * self.page_size) - e.working
         for victim in [*self.oracle.contexts]:
-            if self.cache.memory.available < missing and victim is not e and not victim.pinned:
+            if self.cache.block_manager.available < missing and victim is not e and not victim.pinned:
                 self.suspend(victim, 0)
         self.settle_moves()
         self.compute(e, 255)
@@ -326,25 +326,25 @@ class World:
 
     def truncate(self, e: Expected, b: int) -> None:
         tokens = b % (self.page_size + 3)
-        self.both(lambda: control.truncate(self.cache, e.context, tokens), lambda: self.oracle.truncate(e, tokens))
+        self.both(lambda: page_control.truncate(self.cache, e.context, tokens), lambda: self.oracle.truncate(e, tokens))
 
     def rewind(self, e: Expected, b: int) -> None:
         to = b % (len(e.tokens) + 2)
-        self.both(lambda: control.rewind(self.cache, e.context, to), lambda: self.oracle.rewind(e, to))
+        self.both(lambda: page_control.rewind(self.cache, e.context, to), lambda: self.oracle.rewind(e, to))
 
     def reserve(self, e: Expected, b: int) -> None:
-        available = self.cache.memory.available
+        available = self.cache.block_manager.available
         pages = (b % 3, b % (self.setup.pages + 2), available, available + 1)[b % 4]
         if not e.suspended or self.oracle.exact(e):
-            self.both(lambda: control.reserve(self.cache, e.context, pages), lambda: self.oracle.reserve(e, pages))
+            self.both(lambda: page_control.reserve(self.cache, e.context, pages), lambda: self.oracle.reserve(e, pages))
 
     def commit(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: control.commit(self.cache, e.context, pages), lambda: self.oracle.commit(e, pages))
+        self.both(lambda: page_control.commit(self.cache, e.context, pages), lambda: self.oracle.commit(e, pages))
 
     def release(self, e: Expected, b: int) -> None:
         pages = b % (e.working + 2)
-        self.both(lambda: control.release(self.cache, e.context, pages), lambda: self.oracle.release(e, pages))
+        self.both(lambda: page_control.release(self.cache, e.context, pages), lambda: self.oracle.release(e, pages))
 
     def suspend(self, e: Expected, b: int) -> None:
         self.both(lambda: self.cache.suspend(e.context), lambda: self.oracle.suspend(e))
@@ -395,16 +395,16 @@ class World:
         e = self.enter(saved.identity, saved.manual, b)
         self.put(e, saved.tokens, saved.marks)
         known = len(self.oracle.path(e, [], self.oracle.kept, saved.seq_len))
-        slots = self.cache.park(e.context, saved.seq_len, saved.committed)
+        slots = self.cache.offload(e.context, saved.seq_len, saved.committed)
         if e.manual and saved.seq_len > saved.committed * self.page_size:
-            e.by_hand = saved.committed
+            e.manual = saved.committed
             known = min(known, saved.committed)
         numbers = range(self.oracle.pages_for(saved.seq_len))[-len(slots) :] if slots else range(0)
         assert [number for number, _ in slots] == [*numbers], "pages are missing"
         if self.roomy and self.oracle.plain(e):
             assert len(numbers) == self.oracle.pages_for(saved.seq_len) - known
         for number, slot in slots:
-            e.stash[number] = min(self.page_size, saved.seq_len - number * self.page_size)
+            e.offloaded_pages[number] = min(self.page_size, saved.seq_len - number * self.page_size)
             lost = not self.roomy and (b + number) % 16 == 0
             late = 0 if self.roomy else b % 8
             self.machine.host[slot] = Slot(None if lost else saved.pages[number], self.machine.now + late)
@@ -431,26 +431,26 @@ class World:
             self.compare_context(e)
             mine = holders[e.context.identity.namespace]
             counts = [sum(key in keys for keys in mine) for key in e.chain] + [1] * e.working
-            assert refcounts(e.context, cache.registry) == counts
+            assert refcounts(e.context, cache.context_table) == counts
         victims = [e for e in oracle.contexts if not (e.pinned or e.context.busy or e.suspended)]
         assert [*cache.victims()] == [e.context for e in victims if e.committed or e.working]
         own = (
             set().union(*(e.chain for e in victims)).difference(*(e.chain for e in oracle.contexts if e not in victims))
         )
         assert cache.suspendable() == len(own) + sum(e.working for e in victims)
-        assert set(cache.registry) == {e.context for e in oracle.contexts}
-        assert len(cache.registry) == len(oracle.contexts)
+        assert set(cache.context_table) == {e.context for e in oracle.contexts}
+        assert len(cache.context_table) == len(oracle.contexts)
         for tenant in ("t0", "t1", "p", "\0t0"):
             ids = sorted(e.context.id for e in oracle.contexts if e.context.tenant == tenant)
             assert [context.id for context in cache.list(tenant, "", 99)] == ids
-        for node in nodes(cache.memory.index):
+        for node in nodes(cache.block_manager.index):
             self.compare_node(node)
 
     def compare_counts(self) -> None:
-        pool, cached = self.cache.memory.pool, self.oracle.cached()
-        assert (pool.free, self.cache.memory.index.cached) == (self.oracle.free(), cached)
+        pool, cached = self.cache.block_manager.pool, self.oracle.cached()
+        assert (pool.free, self.cache.block_manager.index.cached) == (self.oracle.free(), cached)
         assert pool.total == self.setup.pages
-        assert self.cache.memory.available == pool.free + cached
+        assert self.cache.block_manager.available == pool.free + cached
 
     def compare_context(self, e: Expected) -> None:
         c, seq_len = e.context, self.oracle.seq_len(e)
@@ -463,8 +463,10 @@ class World:
         middle = len(e.tokens) // 2
         assert c.tokens(middle, max(seq_len, middle)).tolist() == e.tokens[middle : max(seq_len, middle)]
         assert c.marks == {index: mark for index, mark in enumerate(e.marks) if mark}
-        assert c.by_hand == e.by_hand
-        assert e.stash.keys() >= {n for n, parked in c.stash.items() if not parked.lost}, "parked what is computed"
+        assert c.manual == e.manual
+        assert e.offloaded_pages.keys() >= {n for n, offloaded in c.offloaded_pages.items() if not offloaded.lost}, (
+            "offloaded what is computed"
+        )
         pages = c.page_table().tolist()
         assert len(pages) == e.committed + e.working
         assert [value for page in pages for value in self.machine.pages[page]][:seq_len] == e.values[:seq_len]

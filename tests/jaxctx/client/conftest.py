@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 import jaxctx
-from jaxctx import errors, wire
+from jaxctx import errors, rpc
 from jaxctx.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
@@ -114,7 +114,7 @@ class Fake(
 
     def abort(self, context: grpc.ServicerContext, script: list[errors.JaxctxError]) -> None:
         if script:
-            context.abort_with_status(wire.to_status(script.pop(0)))
+            context.abort_with_status(rpc.to_status(script.pop(0)))
 
     def info(self, context_id: str) -> context_pb2.Context:
         if context_id not in self.contexts:
@@ -558,7 +558,7 @@ class Either:
 
     @property
     def loops(self) -> Any:
-        return jaxctx.loops if self.kind == "blocking" else jaxctx.aio.loops
+        return jaxctx.decoding if self.kind == "blocking" else jaxctx.aio.decoding
 
     async def list(self, stream: Any) -> list[Any]:
         return [item async for item in self.each(stream)]

@@ -178,7 +178,7 @@ def test_import_needs_neither_jax_nor_numpy() -> None:
 import sys
 for name in ("jax", "jaxlib", "numpy", "flax"):
     sys.modules[name] = None  # importing it raises ImportError
-import jaxctx, jaxctx.aio, jaxctx.wire
+import jaxctx, jaxctx.aio, jaxctx.rpc
 client = jaxctx.Client("127.0.0.1:1", timeout_s=0.01)
 print(jaxctx.__version__)
 """

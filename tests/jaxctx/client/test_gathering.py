@@ -76,7 +76,7 @@ def refused(*_):
 asyncio.new_event_loop = asyncio.get_event_loop = asyncio.BaseEventLoop.__init__ = refused
 import jaxctx
 with jaxctx.Client({serving.target!r}) as client, client.create("hello") as context:
-    print(context.complete().text, len(list(client.contexts())), len(jaxctx.loops.best_of(context, 2).text))
+    print(context.complete().text, len(list(client.contexts())), len(jaxctx.decoding.best_of(context, 2).text))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stdout.split()) == (0, ["abcdef", "1", "6"]), result.stderr

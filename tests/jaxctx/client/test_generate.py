@@ -72,8 +72,8 @@ async def test_options_reach_the_server_and_unset_ones_stay_unset(either: Any, c
         )
     )  # fmt: skip
     plain, full = fake.requests["Generate"]
-    assert plain == pb.GenerateRequest(context_id=context.id, n=1, sampling=generation_pb2.Sampling())
-    sampling = generation_pb2.Sampling(
+    assert plain == pb.GenerateRequest(context_id=context.id, n=1, sampling=generation_pb2.SamplingParams())
+    sampling = generation_pb2.SamplingParams(
         temperature=0, top_k=2, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=0.5,
         frequency_penalty=-0.5, logit_bias={3: -1.5}, seed=0,
     )  # fmt: skip

@@ -160,8 +160,8 @@ async def test_forward(either: Any, client: Any, fake: Any) -> None:
             masks=[[(0, 3)], [], [(0, 1), (4, 5)]],
             keep_working=True,
             outputs=[
-                jaxctx.Output(index=2, sample={"temperature": 0, "seed": 0}, logprob_ids=[6, 1], top=2),
-                jaxctx.Output(index=0, logits=True, entropy=True),
+                jaxctx.ForwardOutputOptions(index=2, sample={"temperature": 0, "seed": 0}, logprob_ids=[6, 1], top=2),
+                jaxctx.ForwardOutputOptions(index=0, logits=True, entropy=True),
             ],
         )
     )
@@ -188,8 +188,8 @@ async def test_forward(either: Any, client: Any, fake: Any) -> None:
         ({"positions": ["a"]}, "positions"),
         ({"masks": [5]}, "masks[0]"),
         ({"masks": [[], [(1, 2, 3)]]}, "masks[1]"),
-        ({"outputs": [jaxctx.Output(), jaxctx.Output(index=2**40)]}, "outputs[1].index"),
-        ({"outputs": [jaxctx.Output(sample={"temperature": "hot"})]}, "outputs[0].sample.temperature"),  # type: ignore[typeddict-item]
+        ({"outputs": [jaxctx.ForwardOutputOptions(), jaxctx.ForwardOutputOptions(index=2**40)]}, "outputs[1].index"),
+        ({"outputs": [jaxctx.ForwardOutputOptions(sample={"temperature": "hot"})]}, "outputs[0].sample.temperature"),  # type: ignore[typeddict-item]
     ],
 )
 async def test_passes_that_no_message_can_hold(either: Any, client: Any, arguments: Any, field: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.client.loops.windows import mask
+from jaxctx.client.decoding.windows import mask
 from jaxctx.seeds import derive_seed
 
 from .conftest import PAGE_SIZE, VOCABULARY, distribution, greedy
@@ -98,11 +98,11 @@ async def test_speculation_by_prompt_lookup(either: Any, client: Any) -> None:
 
 def test_prompt_lookup_finds_the_latest_occurrence() -> None:
     tokens = [1, 2, 3, 7, 1, 2, 3, 8, 9, 1, 2, 3]
-    assert jaxctx.loops.prompt_lookup(tokens) == [8, 9, 1, 2, 3]
-    assert jaxctx.loops.prompt_lookup(tokens, length=2) == [8, 9]
-    assert jaxctx.loops.prompt_lookup(tokens, ngram=5) == []
-    assert jaxctx.loops.prompt_lookup([4, 4, 4, 4], ngram=2) == [4]
-    assert jaxctx.loops.prompt_lookup([1, 2]) == jaxctx.loops.prompt_lookup([]) == []
+    assert jaxctx.decoding.prompt_lookup(tokens) == [8, 9, 1, 2, 3]
+    assert jaxctx.decoding.prompt_lookup(tokens, length=2) == [8, 9]
+    assert jaxctx.decoding.prompt_lookup(tokens, ngram=5) == []
+    assert jaxctx.decoding.prompt_lookup([4, 4, 4, 4], ngram=2) == [4]
+    assert jaxctx.decoding.prompt_lookup([1, 2]) == jaxctx.decoding.prompt_lookup([]) == []
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ async def test_an_error_leaves_what_is_known_to_be_right(either: Any, client: An
 async def test_cancelling_a_loop_leaves_what_is_known_to_be_right(serving: Any) -> None:
     async with jaxctx.aio.Client(serving.target) as client:
         context = await client.create(tokens=PROMPT)
-        task = asyncio.create_task(jaxctx.aio.loops.windowed(context, max_tokens=100_000))
+        task = asyncio.create_task(jaxctx.aio.decoding.windowed(context, max_tokens=100_000))
         while len(serving.fake.requests["Forward"]) < 5:
             await asyncio.sleep(0.001)
         task.cancel()

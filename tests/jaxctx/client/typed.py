@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
 import jaxctx
-from jaxctx import aio, loops, programs
+from jaxctx import aio, decoding
 
 
 def blocking(client: jaxctx.Client) -> None:
@@ -24,16 +24,16 @@ def blocking(client: jaxctx.Client) -> None:
     assert_type(client.watch(), Iterator[jaxctx.ContextEvent])
     assert_type(client.history("name"), list[jaxctx.Snapshot])
     assert_type(client.tokenize("text"), list[int])
-    assert_type(loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
-    assert_type(loops.best_of(context, 2), jaxctx.Completion[jaxctx.Context])
-    assert_type(loops.beam_search(context, width=2, max_tokens=1).context, jaxctx.Context)
+    assert_type(decoding.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    assert_type(decoding.best_of(context, 2), jaxctx.Completion[jaxctx.Context])
+    assert_type(decoding.beam_search(context, width=2, max_tokens=1).context, jaxctx.Context)
     session = client.create_session(ttl_s=1.0)
     assert_type(session, jaxctx.Session)
-    assert_type(session.call("{{o}}", o=programs.Output(max_tokens=1)), programs.Call[jaxctx.Variable])
+    assert_type(session.call("{{o}}", o=jaxctx.Output(max_tokens=1)), jaxctx.Call[jaxctx.Variable])
     assert_type(session.variable("id").get(jaxctx.Criterion.LATENCY), str)
     assert_type(session.variable("id").read(), Iterator[str])
     assert_type(session.graph(), list[jaxctx.GraphTask])
-    programs.Output(max_tokens="1")  # type: ignore[arg-type]
+    jaxctx.Output(max_tokens="1")  # type: ignore[arg-type]
     context.truncate("2")  # type: ignore[arg-type]
     context.truncate()  # type: ignore[call-arg]
     context.fill("text", token=[1])  # type: ignore[call-arg]
@@ -47,7 +47,7 @@ async def asynchronous(client: aio.Client) -> None:
     assert_type(await context.fill("text"), jaxctx.FillResult)
     assert_type(await context.fork(2), list[aio.Context])
     session = await client.create_session()
-    assert_type(await session.call("{{o}}", o=programs.Output()), programs.Call[aio.Variable])
+    assert_type(await session.call("{{o}}", o=jaxctx.Output()), jaxctx.Call[aio.Variable])
     assert_type(await session.gather(await session.variable("id")), list[str])
     assert_type(session.variables(), AsyncIterator[aio.Variable])
     assert_type(await context.complete(max_tokens=1), jaxctx.Completion[aio.Context])
@@ -56,6 +56,6 @@ async def asynchronous(client: aio.Client) -> None:
     assert_type(await client.take("name"), aio.Context)
     assert_type(client.contexts(), AsyncIterator[aio.Context])
     assert_type(await client.stats(), jaxctx.EngineStats)
-    assert_type(await aio.loops.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
-    assert_type((await aio.loops.beam_search(context, width=2, max_tokens=1)).context, aio.Context)
+    assert_type(await aio.decoding.speculative(context, lambda tokens: tokens, max_tokens=1), list[int])
+    assert_type((await aio.decoding.beam_search(context, width=2, max_tokens=1)).context, aio.Context)
     await context.truncate("2")  # type: ignore[arg-type]

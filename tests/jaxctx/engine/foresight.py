@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from jaxctx.cache.contexts import Context
-from jaxctx.engine.drafts import PromptLookup
+from jaxctx.cache.context_cache import Context
+from jaxctx.engine.scheduler.drafts import PromptLookup
 from tests.echo import echo_next
 
 Guess = Callable[..., list[int]]

@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxctx.cache.contexts import Identity
-from jaxctx.engine.batch import Batch
-from jaxctx.engine.config import EngineConfig, World
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.step import OUTPUT
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.batch import Batch
+from jaxctx.engine.runner.step import OUTPUT
 from jaxctx.errors import JaxctxError
 from jaxctx.model.text import ModelText
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import EOS_ID, echo_text
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Simulated:
     def __post_init__(self) -> None:
         self.now = 1000.0
         ids, rng = itertools.count(), random.Random(1)
-        world = World(lambda: self.now, lambda: self.now, lambda: f"c{next(ids)}", lambda: rng.getrandbits(63))
+        world = RuntimeDeps(lambda: self.now, lambda: self.now, lambda: f"c{next(ids)}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision="simulated", kv_dtype="uint32")
         device: Any = Shapes(self.config)
         self.core = EngineCore(self.config, device, self.text, identity, "simulated", world)
@@ -110,7 +111,7 @@ class Simulated:
         """As a request by gRPC: a context, its prompt without computing it, and the output."""
         caller = Caller(ask.tenant, None if ask.timeout_s is None else self.now + ask.timeout_s)
         reply: Any = Reply(ask, lambda: self.now)
-        context = self.core.contexts.create(caller, CreateRequest(priority=ask.priority))
+        context = self.core.contexts.create(caller, CreateContextRequest(priority=ask.priority))
         try:
             prompt = np.arange(ask.prompt, dtype=np.int32) + 7 * self.steps % 200
             self.core.fill(caller, context.id, prompt, True, reply)

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, ForwardRequest, GenerateRequest, PassOutput, Sampling
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
+from jaxctx.types import CreateContextRequest, ForwardOutput, ForwardRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
 ME = Caller()
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 CONFIG = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 
 
@@ -25,7 +26,7 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 
 
 async def filled(engine: LocalEngine, tokens: list[int], caller: Caller = ME, **options: object) -> str:
-    info = await engine.create(caller, CreateRequest(**options))  # type: ignore[arg-type]
+    info = await engine.create(caller, CreateContextRequest(**options))  # type: ignore[arg-type]
     await engine.fill(caller, info.context_id, tokens)
     return info.context_id
 
@@ -86,7 +87,7 @@ async def test_worst_case_is_reserved_so_running_work_always_finishes(make_engin
 async def test_pinned_contexts_can_starve_the_rest_but_hang_nobody(make_engine) -> None:
     engine = make_engine(replace(CONFIG, pages=8, pinned_pages_per_tenant=8))
     await filled(engine, [1] * 100, pinned=True)
-    other = await engine.create(ME, CreateRequest())
+    other = await engine.create(ME, CreateContextRequest())
     with pytest.raises(ResourceExhausted):
         await engine.fill(ME, other.context_id, [2] * 50)
 
@@ -133,7 +134,7 @@ async def test_a_cancelled_fill_leaves_its_tokens_buffered(make_engine) -> None:
     busy = await filled(engine, [9, 9])
     task = asyncio.create_task(greedy(engine, busy, 300))
     await until(engine, 1, 0)
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     fill = asyncio.create_task(engine.fill(ME, info.context_id, [5] * 40))
     await until(engine, 1, 1)
     fill.cancel()
@@ -178,7 +179,7 @@ async def test_leaving_a_request_for_many_outputs_closes_its_forks(engine: Local
 async def test_higher_priority_preempts_and_the_preempted_resumes_exactly(make_engine) -> None:
     engine = make_engine(replace(CONFIG, max_batch=2, pages=24))
     low = [await filled(engine, [k] * 20, priority=-1) for k in (1, 2)]
-    sampling = Sampling(temperature=0.0, frequency_penalty=0.5, repetition_penalty=1.1)
+    sampling = SamplingParams(temperature=0.0, frequency_penalty=0.5, repetition_penalty=1.1)
 
     async def penalised(context_id: str) -> list[int]:
         request = GenerateRequest(context_id=context_id, max_tokens=60, sampling=sampling)
@@ -187,7 +188,7 @@ async def test_higher_priority_preempts_and_the_preempted_resumes_exactly(make_e
     alone = await penalised((await engine.fork(ME, low[0]))[0].context_id)
     tasks = [asyncio.create_task(penalised(context_id)) for context_id in low]
     await until(engine, 2, 0)
-    high = await engine.create(ME, CreateRequest(priority=5))
+    high = await engine.create(ME, CreateContextRequest(priority=5))
     await engine.fill(ME, high.context_id, [7] * 200)
     assert await greedy(engine, high.context_id, 10) == oracle([7] * 200, 10)
     results = await asyncio.gather(*tasks)
@@ -199,7 +200,7 @@ async def test_a_preempted_pass_tells_every_output_once(make_engine) -> None:
     """What it had told is computed anew, as others took its pages."""
     engine = make_engine(replace(CONFIG, max_batch=1, pages=24))
     low = await filled(engine, [9], priority=-1)
-    outputs = [PassOutput(index=index, top=1) for index in range(150)]  # steps tell 16 at most
+    outputs = [ForwardOutput(index=index, top=1) for index in range(150)]  # steps tell 16 at most
     request = ForwardRequest(context_id=low, tokens=[7] * 150, outputs=outputs)
     passing = asyncio.create_task(engine.forward(ME, request))
     for k in range(3):
@@ -230,7 +231,7 @@ async def test_tenants_take_turns(make_engine) -> None:
 async def test_equal_prompts_at_once_are_computed_once(make_engine) -> None:
     engine = make_engine(CONFIG)
     prompt = [i % 251 for i in range(600)]
-    ids = [(await engine.create(ME, CreateRequest())).context_id for _ in range(6)]
+    ids = [(await engine.create(ME, CreateContextRequest())).context_id for _ in range(6)]
     results = await asyncio.gather(*[engine.fill(ME, context_id, [*prompt, k]) for k, context_id in enumerate(ids)])
     assert sum(result.computed for result in results) < 700
     assert all(result.resident + result.computed == 601 for result in results)
@@ -255,7 +256,7 @@ async def test_drain_refuses_new_work_and_finishes_the_rest(engine: LocalEngine)
     while not (await engine.stats()).draining:
         await asyncio.sleep(0.001)
     with pytest.raises(Unavailable) as error:
-        await engine.create(ME, CreateRequest())
+        await engine.create(ME, CreateContextRequest())
     assert error.value.reason == "DRAINING"
     assert await task == oracle([1] * 5, 100)
     await drain
@@ -291,7 +292,7 @@ async def test_two_hundred_streams(make_engine) -> None:
 
 async def test_a_defect_in_one_request_hurts_only_that_one(engine: LocalEngine, monkeypatch) -> None:
     broken, healthy = await filled(engine, [1] * 5), await filled(engine, [2] * 5)
-    from jaxctx.engine.output import Output
+    from jaxctx.engine.core.output import Output
 
     push = Output.push
 

@@ -10,19 +10,20 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx.cache import control
-from jaxctx.cache.contexts import Identity
-from jaxctx.engine.config import EngineConfig, World
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, UpdateRequest
-from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.snapshots import delivered
+from jaxctx.cache import page_control
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.snapshots.save_open import delivered
 from jaxctx.errors import ResourceExhausted, Unavailable
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams, UpdateContextRequest
 from tests.echo import VOCAB_SIZE, echo_next
 from tests.engines import context_info, on_demand
 
 ME = Caller()
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 CONFIG = EngineConfig(pages=128, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 
 
@@ -34,7 +35,7 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 
 
 async def empty(engine: LocalEngine, **options: object) -> str:
-    return (await engine.create(ME, CreateRequest(**options))).context_id  # type: ignore[arg-type]
+    return (await engine.create(ME, CreateContextRequest(**options))).context_id  # type: ignore[arg-type]
 
 
 async def filled(engine: LocalEngine, tokens: list[int], **options: object) -> str:
@@ -80,7 +81,7 @@ async def test_tenants_with_the_same_context_id_do_not_meet(make_engine) -> None
     engine = make_engine(CONFIG)
     a, b = Caller(tenant="a"), Caller(tenant="b")
     for caller in (a, b):
-        await engine.create(caller, CreateRequest(context_id="x"))
+        await engine.create(caller, CreateContextRequest(context_id="x"))
         await engine.fill(caller, "x", [1, 2, 3])
     task = asyncio.create_task(greedy(engine, "x", 400, a))
     await until(engine, 1, 0)
@@ -176,7 +177,7 @@ async def test_a_new_priority_holds_for_a_waiting_request(make_engine) -> None:
     for waiting, (context_id, count) in enumerate([(a, 100), (b, 3)], 1):
         tasks.append(asyncio.create_task(one(context_id, count)))
         await until(engine, 1, waiting)
-    await engine.update(ME, b, UpdateRequest(priority=10))
+    await engine.update(ME, b, UpdateContextRequest(priority=10))
     await asyncio.gather(*tasks)
     assert order == [busy, b, a]
     assert (await engine.stats()).preemptions == 0
@@ -225,7 +226,7 @@ async def test_a_drain_lets_a_request_for_many_outputs_finish(make_engine) -> No
 async def test_contexts_whose_ids_nobody_learned_are_closed(make_engine) -> None:
     engine = make_engine(CONFIG)
     context_id = await filled(engine, [1] * 20)
-    for call in (engine.fork(ME, context_id, n=3), engine.create(ME, CreateRequest())):
+    for call in (engine.fork(ME, context_id, n=3), engine.create(ME, CreateContextRequest())):
         task = asyncio.create_task(call)
         await asyncio.sleep(0)
         task.cancel()
@@ -351,7 +352,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
         host_pages=2, moving_pages=1, draft_tokens=0,
     )  # fmt: skip
     identity = Identity(namespace="", model_revision="", kv_dtype="")
-    core = EngineCore(config, on_demand(echo_served, config), echo_served.text, identity, "echo", World())
+    core = EngineCore(config, on_demand(echo_served, config), echo_served.text, identity, "echo", RuntimeDeps())
     flights: list[Any] = []
 
     def turn() -> None:
@@ -367,27 +368,27 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
         return told
 
     def filled(tokens: list[int], **options: bool) -> str:
-        context_id = core.contexts.create(ME, CreateRequest(**options)).id
+        context_id = core.contexts.create(ME, CreateContextRequest(**options)).id
         told = fill(context_id, tokens)
         while told.result is None:
             turn()
         return context_id
 
     tokens = list(range(10, 26))
-    by_hand = filled(tokens, manual_commit=True)
+    manual = filled(tokens, manual_commit=True)
     core.contexts.close(ME, filled(tokens))
-    core.cache.memory.evict(core.cache.memory.index.cached)  # host memory keeps the first two pages
+    core.cache.block_manager.evict(core.cache.block_manager.index.cached)  # host memory keeps the first two pages
     busy = filled([1, 2, 3])
     request = GenerateRequest(context_id=busy, max_tokens=60, sampling=GREEDY, ignore_eos=True)
     core.generate(ME, request, busy, 0, Told())
     turn()
-    late = core.contexts.create(ME, CreateRequest()).id
+    late = core.contexts.create(ME, CreateContextRequest()).id
     fill(late, tokens, defer=True)
     core.contexts.reserve_pages(ME, late, 6)
     told, context = fill(late, []), core.cache.get(ME.tenant, late)
     while context.seq_len < 8:
         turn()
-    core.contexts.control(control.commit, ME, by_hand, 3)
+    core.contexts.control(page_control.commit, ME, manual, 3)
     while told.result is None:
         turn()
     assert (told.result.restored, told.result.computed) == (8, 8)

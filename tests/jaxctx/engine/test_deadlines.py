@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxctx.engine.deadlines import Demand, Forecast, OutputLengths, Queue, StepCosts
+from jaxctx.engine.scheduler.forecast import Demand, Forecast, OutputLengths, Queue, StepCosts
 
 NOW = 1000.0
 ONE = Demand(tokens=100)

@@ -7,18 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.cache.contexts import Identity
-from jaxctx.engine import step
-from jaxctx.engine.assembly import stored_as
-from jaxctx.engine.config import EngineConfig, World
-from jaxctx.engine.core import EngineCore
-from jaxctx.engine.device import ONE_ROW, Device, Program
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.factory import stored_as
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner import step
+from jaxctx.engine.runner.model_runner import ONE_ROW, CompiledModel, ModelRunner
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import Segment, plan_attention, pool_struct
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
+from jaxctx_kernels import Segment, build_attention_metadata, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
@@ -61,10 +62,10 @@ class Reply:
 
 
 def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
-    context_id = core.contexts.create(ME, CreateRequest()).id
+    context_id = core.contexts.create(ME, CreateContextRequest()).id
     core.fill(ME, context_id, np.array(prompt, np.int32), True, Reply())
     reply = Reply()
-    request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=Sampling(temperature=0.0))
+    request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=SamplingParams(temperature=0.0))
     core.generate(ME, request, context_id, 0, reply)
     while reply.result is None:
         flight = core.dispatch()
@@ -80,7 +81,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY, sizes: EngineConfig =
         params = shard(mesh, model, params)
     device = on_demand(replace(echo_served, model=model, params=params), sizes, mesh)
     identity = Identity(namespace="", model_revision="tiny", kv_dtype="float32")
-    return EngineCore(sizes, device, echo_served.text, identity, "tiny", World())
+    return EngineCore(sizes, device, echo_served.text, identity, "tiny", RuntimeDeps())
 
 
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
@@ -105,11 +106,13 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.device.kernel_for", lambda *_: "tpu")
-    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], platform))
+    monkeypatch.setattr("jaxctx.engine.runner.model_runner.kernel_for", lambda *_: "tpu")
+    monkeypatch.setattr(
+        "jaxctx.engine.runner.model_runner.pool_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
+    )
     model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
     mesh = make_mesh(tensor=2)
-    program = Program(model, shard(mesh, model, params), CONFIG, mesh)
+    program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
     assert {shape.plan.kernel for shape in program.shapes} == {kernel}
     assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
 
@@ -120,7 +123,9 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     core = core_on(echo_served, None, narrow)
     alone = run(core, prompt, 30)
     assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32"
-    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], "tpu"))
+    monkeypatch.setattr(
+        "jaxctx.engine.runner.model_runner.pool_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
+    )
     core = core_on(echo_served, None, narrow)
     assert core.device._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
@@ -137,17 +142,17 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
     config = replace(TINY, layers=3)
     model, params = init_random(config, seed=3, dtype="float32", scale=0.3, kv_dtype=kv_dtype)
-    device = Device(model, params, CONFIG)
+    device = ModelRunner(model, params, CONFIG)
     shape, pages = device.shape_for(8), jnp.arange(1, 4)
     packed, views = device.blank(shape)
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
-    plan_attention([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
+    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
     together: step.Pools = zeros(device._program.pools)
     assert len(together) == 1
-    own = pool_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
-    apart = tuple(step.LayerPool(zeros(own), zeros(own)) for _ in range(config.layers))
+    own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
+    apart = tuple(step.KVCache(zeros(own), zeros(own)) for _ in range(config.layers))
     found = []
     for pools in (together, apart):
         pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
@@ -179,7 +184,7 @@ def test_steps_come_in_powers_of_two_from_sixteen_and_on_a_cpu_of_one_row() -> N
     for most, rows in [(4, (4,)), (40, (16, 32, 40)), (512, (16, 32, 64, 128, 256, 512))]:
         config = replace(CONFIG, max_batch=4, max_batch_tokens=most)
         assert config.row_buckets() == rows
-        program = Program(model, params, config, jax.devices()[0])
+        program = CompiledModel(model, params, config, jax.devices()[0])
         assert tuple(shape.rows for shape in program.shapes) == ONE_ROW + rows
         assert config.padding(1) == min(most, 16) - 1  # what a guess may take, in the step beside
 
@@ -190,7 +195,7 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
     temporaries = []
     for pages in (64, 4096):
         model, params = init_random(TINY, seed=3, dtype="float32" if "8" in dtype else dtype, kv_dtype=dtype)
-        device = Device(model, params, replace(CONFIG, pages=pages))
+        device = ModelRunner(model, params, replace(CONFIG, pages=pages))
         device._compile(device.shapes[0])
         for name in ("page copy", "page load", "page save"):
             device._compile(name)
@@ -205,7 +210,7 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
 
 
 def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
-    device = Device(EchoModel(), (), CONFIG)
+    device = ModelRunner(EchoModel(), (), CONFIG)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -218,7 +223,7 @@ def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
 @pytest.mark.parametrize("at_once", [2, 16])
 def test_page_copies_move_whole_pages_in_order(echo_served, at_once: int) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
-    device = Device(model, params, replace(CONFIG, moving_pages=at_once))
+    device = ModelRunner(model, params, replace(CONFIG, moving_pages=at_once))
     device._compile("page copy")
     pages = CONFIG.pages + 1
     marks = np.tile(np.arange(pages, dtype=np.float32), TINY.layers)[None, :, None, None]
@@ -238,14 +243,14 @@ def test_page_copies_move_whole_pages_in_order(echo_served, at_once: int) -> Non
         assert (by_layer(device)[:, :, 0, :, 0, 0] == expected).all()
 
 
-def by_layer(device: Device) -> np.ndarray:
+def by_layer(device: ModelRunner) -> np.ndarray:
     """What is in the pools: `[layers, 2, kv_heads, pages, page_size, head_dim]`."""
     arrays = np.stack([[np.asarray(array) for array in pool] for pool in device._pools])
     apart = arrays.reshape(*arrays.shape[:3], -1, CONFIG.pages + 1, *arrays.shape[4:])
     return np.moveaxis(apart, 3, 1).reshape(-1, 2, *apart.shape[2:3], *apart.shape[4:])
 
 
-def counted(device: Device) -> np.ndarray:
+def counted(device: ModelRunner) -> np.ndarray:
     """Give every number of the pools another value; returns them as `by_layer` does."""
     leaves, tree = jax.tree.flatten(device._pools)
     values = np.arange(sum(array.size for array in leaves)).astype(leaves[0].dtype)
@@ -263,7 +268,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
     else:
         model, params = init_random(TINY, seed=3, dtype="bfloat16")
         mesh = make_mesh(tensor=2) if place == "two devices" else None
-    device = Device(model, params, replace(CONFIG, moving_pages=at_once), mesh)
+    device = ModelRunner(model, params, replace(CONFIG, moving_pages=at_once), mesh)
     for name in ("page copy", "page save", "page load"):
         device._compile(name)
     values = counted(device)

@@ -7,11 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxctx.answers import FinishReason, GeneratePiece
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.device import ONE_ROW
-from jaxctx.engine.drafts import LEAST, LONGEST_PAUSE, SURE, WINDOW, PromptLookup, share
-from jaxctx.engine.interface import GenerateRequest, Sampling
+from jaxctx.engine.runner.model_runner import ONE_ROW
+from jaxctx.engine.scheduler.drafts import (
+    LONGEST_PAUSE,
+    MIN_NGRAM,
+    MIN_NGRAM_ALONE,
+    WINDOW,
+    PromptLookup,
+    share_spare_rows,
+)
+from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.engines import SMALL, context_info, tokens_of
 
 from .foresight import foresight
@@ -66,9 +72,9 @@ def test_a_lookup_follows_its_context() -> None:
 
 
 def test_a_lookup_looks_back_so_far_and_no_further() -> None:
-    phrase, noise = [7] * LEAST + [1, 2], np.arange(10, 10 + WINDOW - 2 * LEAST - 2)
-    assert PromptLookup().guess(Text(*phrase, *noise, *[7] * LEAST), 2) == [1, 2]
-    assert PromptLookup().guess(Text(*phrase, *noise, 8, 9, *[7] * LEAST), 2) == []
+    phrase, noise = [7] * MIN_NGRAM + [1, 2], np.arange(10, 10 + WINDOW - 2 * MIN_NGRAM - 2)
+    assert PromptLookup().guess(Text(*phrase, *noise, *[7] * MIN_NGRAM), 2) == [1, 2]
+    assert PromptLookup().guess(Text(*phrase, *noise, 8, 9, *[7] * MIN_NGRAM), 2) == []
 
 
 def test_more_must_have_stood_there_where_guesses_are_not_free() -> None:
@@ -83,9 +89,9 @@ async def test_guesses_are_not_free_for_a_row_that_is_cheaper_alone(make_engine,
     engine = make_engine()
     one, other = [await fresh(engine, PROMPTS[length]) for length in (15, 17)]
     await greedy(engine, one, 9)
-    assert {least for _, least in asked} == {SURE if ONE_ROW else LEAST}
+    assert {least for _, least in asked} == {MIN_NGRAM_ALONE if ONE_ROW else MIN_NGRAM}
     await asyncio.gather(greedy(engine, one, 40), greedy(engine, other, 40))
-    assert {least for _, least in asked} == ({LEAST, SURE} if ONE_ROW else {LEAST})
+    assert {least for _, least in asked} == ({MIN_NGRAM, MIN_NGRAM_ALONE} if ONE_ROW else {MIN_NGRAM})
 
 
 def test_wrong_guesses_make_it_pause() -> None:
@@ -113,7 +119,7 @@ def test_wrong_guesses_make_it_pause() -> None:
     ],
 )
 def test_rows_are_shared(guesses, rows, expected) -> None:
-    assert share(guesses, rows) == expected
+    assert share_spare_rows(guesses, rows) == expected
 
 
 @pytest.mark.parametrize("drafts", range(17))
@@ -170,7 +176,9 @@ def told(pieces: list[GeneratePiece]) -> list[object]:
 
 REQUESTS = {
     "greedy": GenerateRequest(context_id="", max_tokens=30, sampling=GREEDY),
-    "sampled": GenerateRequest(context_id="", max_tokens=30, sampling=Sampling(seed=5, temperature=0.7, top_p=0.9)),
+    "sampled": GenerateRequest(
+        context_id="", max_tokens=30, sampling=SamplingParams(seed=5, temperature=0.7, top_p=0.9)
+    ),
     "logprobs": GenerateRequest(context_id="", max_tokens=9, sampling=GREEDY, logprobs=True, top_logprobs=3),
     "one token": GenerateRequest(context_id="", max_tokens=1, sampling=GREEDY),
     "two tokens": GenerateRequest(context_id="", max_tokens=2, sampling=GREEDY),
@@ -178,7 +186,7 @@ REQUESTS = {
         context_id="", max_tokens=30, sampling=GREEDY, stop_token_ids=(oracle(PROMPTS[15], 12)[-1],)
     ),
     "penalties": GenerateRequest(
-        context_id="", max_tokens=30, sampling=Sampling(temperature=0.0, frequency_penalty=0.5)
+        context_id="", max_tokens=30, sampling=SamplingParams(temperature=0.0, frequency_penalty=0.5)
     ),
 }
 

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx.engine.assembly import stored_as
 from jaxctx.engine.config import EngineConfig, page_bytes
-from jaxctx.engine.device import Device
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, OpenRequest, Sampling, SaveRequest
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import stored_as
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
+from jaxctx.types import CreateContextRequest, GenerateRequest, OpenRequest, SamplingParams, SaveRequest
 from scripts.checkpoints import init_random
 from tests.engines import on_demand, shard
 
@@ -37,13 +38,13 @@ PROMPT = np.random.default_rng(5).integers(0, 512, 53).tolist()
 
 
 async def filled(engine: LocalEngine, tokens: list[int], salt: str = "") -> str:
-    context_id = (await engine.create(ME, CreateRequest(salt=salt))).context_id
+    context_id = (await engine.create(ME, CreateContextRequest(salt=salt))).context_id
     await engine.fill(ME, context_id, tokens)
     return context_id
 
 
 async def continued(engine: LocalEngine, context_id: str) -> list[int]:
-    greedy = Sampling(temperature=0.0)
+    greedy = SamplingParams(temperature=0.0)
     request = GenerateRequest(context_id=context_id, ignore_eos=True, max_tokens=40, sampling=greedy)
     return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
 
@@ -84,7 +85,7 @@ def test_pages_leave_two_devices_and_come_back(dtype: str) -> None:
     """A head, with its scales, on each; and their step leaves them there, in place."""
     mesh = make_mesh(tensor=2)
     model, params = init_random(TINY, seed=3, dtype="float32", kv_dtype=dtype)
-    device = Device(model, shard(mesh, model, params), CONFIG, mesh)
+    device = ModelRunner(model, shard(mesh, model, params), CONFIG, mesh)
     for what in (device.shapes[0], "page copy", "page save", "page load"):
         device._compile(what)
     rng, pages = np.random.default_rng(5), [*range(1, 6)]

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.answers import FinishReason, GeneratePiece
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from jaxctx.types import CreateContextRequest, FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.echo import EOS_ID, echo_next
 from tests.engines import context_info, tokens_of
 
 ME = Caller()
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def oracle(tokens: list[int], count: int) -> list[int]:
@@ -24,7 +24,7 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 
 
 async def fresh(engine: LocalEngine, tokens: list[int], salt: str = "") -> str:
-    info = await engine.create(ME, CreateRequest(salt=salt))
+    info = await engine.create(ME, CreateContextRequest(salt=salt))
     await engine.fill(ME, info.context_id, tokens)
     return info.context_id
 
@@ -71,7 +71,7 @@ async def test_fill_after_generate_computes_the_buffered_token_too(engine: Local
 
 
 async def test_deferred_tokens_wait_for_the_next_operation(engine: LocalEngine) -> None:
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     result = await engine.fill(ME, info.context_id, PROMPTS[63], defer=True)
     assert (result.computed, result.context.seq_len, result.context.buffered_tokens) == (0, 0, 63)
     flushed = await engine.fill(ME, info.context_id)
@@ -89,7 +89,7 @@ async def test_generating_on_a_flushed_page_edge_changes_no_shared_page(engine: 
 
 async def test_n_outputs_are_forks_and_the_context_is_flushed_but_not_continued(engine: LocalEngine) -> None:
     context_id = await fresh(engine, PROMPTS[17])
-    request = GenerateRequest(context_id=context_id, max_tokens=12, n=3, sampling=Sampling(seed=5))
+    request = GenerateRequest(context_id=context_id, max_tokens=12, n=3, sampling=SamplingParams(seed=5))
     pieces = await collect(engine, request)
     by_index = {i: [t for p in pieces if p.index == i for t in p.token_ids] for i in range(3)}
     forks = {p.index: p.context_id for p in pieces}
@@ -105,7 +105,7 @@ async def test_outputs_of_neighbouring_seeds_share_none_and_each_draws_alone_by_
     async def run(seed: int, n: int) -> list[tuple[list[int], int | None]]:
         """Tokens and seed of each output."""
         context_id = await fresh(engine, PROMPTS[17])
-        request = GenerateRequest(context_id=context_id, max_tokens=12, n=n, sampling=Sampling(seed=seed))
+        request = GenerateRequest(context_id=context_id, max_tokens=12, n=n, sampling=SamplingParams(seed=seed))
         pieces = await collect(engine, request)
         tokens = [[t for p in pieces if p.index == index for t in p.token_ids] for index in range(n)]
         seeds = {p.index: p.seed for p in pieces if p.finish is not None}
@@ -123,7 +123,7 @@ async def test_outputs_of_neighbouring_seeds_share_none_and_each_draws_alone_by_
 async def test_seeded_sampling_repeats_alone_and_in_company(engine: LocalEngine) -> None:
     async def run(seed: int) -> list[int]:
         context_id = await fresh(engine, PROMPTS[17])
-        request = GenerateRequest(context_id=context_id, max_tokens=25, sampling=Sampling(seed=seed, top_p=0.9))
+        request = GenerateRequest(context_id=context_id, max_tokens=25, sampling=SamplingParams(seed=seed, top_p=0.9))
         return [t for p in await collect(engine, request) for t in p.token_ids]
 
     alone = await run(7)
@@ -171,7 +171,7 @@ async def test_min_tokens_suppresses_stop_tokens(engine: LocalEngine) -> None:
 
 async def test_logit_bias_and_eos(engine: LocalEngine) -> None:
     context_id = await fresh(engine, PROMPTS[15])
-    sampling = Sampling(temperature=0.0, logit_bias={EOS_ID: 100.0})
+    sampling = SamplingParams(temperature=0.0, logit_bias={EOS_ID: 100.0})
     pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=5, sampling=sampling))
     assert [p.finish for p in pieces] == [FinishReason.STOP]
     assert pieces[0].stop_match == EOS_ID
@@ -181,7 +181,7 @@ async def test_logit_bias_and_eos(engine: LocalEngine) -> None:
 
 async def test_a_slot_does_not_inherit_its_former_owners_bias_or_penalties(engine: LocalEngine) -> None:
     biased = await fresh(engine, PROMPTS[15])
-    sampling = Sampling(temperature=0.0, logit_bias={9: 100.0}, repetition_penalty=2.0)
+    sampling = SamplingParams(temperature=0.0, logit_bias={9: 100.0}, repetition_penalty=2.0)
     await collect(engine, GenerateRequest(context_id=biased, max_tokens=5, sampling=sampling))
     plain = await fresh(engine, PROMPTS[17])
     assert await greedy(engine, plain, 10) == oracle(PROMPTS[17], 10)
@@ -189,7 +189,7 @@ async def test_a_slot_does_not_inherit_its_former_owners_bias_or_penalties(engin
 
 async def test_frequency_penalty_counts_this_output_only(engine: LocalEngine) -> None:
     context_id = await fresh(engine, [9] * 20)
-    sampling = Sampling(temperature=0.0, logit_bias={9: 50.0}, frequency_penalty=30.0)
+    sampling = SamplingParams(temperature=0.0, logit_bias={9: 50.0}, frequency_penalty=30.0)
     pieces = await collect(engine, GenerateRequest(context_id=context_id, max_tokens=3, sampling=sampling))
     tokens = [t for p in pieces for t in p.token_ids]
     assert tokens[0] == 9
@@ -219,7 +219,7 @@ async def test_max_tokens_is_cut_to_what_the_context_may_hold(engine: LocalEngin
 
 
 async def test_errors_change_nothing(engine: LocalEngine) -> None:
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     with pytest.raises(FailedPrecondition):
         await greedy(engine, info.context_id, 1)
     for bad in ([512], [-1], [2**40]):

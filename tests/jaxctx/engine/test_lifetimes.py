@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.answers import ContextInfo
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling, Ttl, UpdateRequest
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
+from jaxctx.types import ContextInfo, CreateContextRequest, GenerateRequest, SamplingParams, Ttl, UpdateContextRequest
 from tests.echo import echo_next
 from tests.engines import context_info
 
@@ -18,7 +18,7 @@ CONFIG = EngineConfig(pages=64, max_batch=4, max_batch_tokens=64, max_context_to
 
 
 async def filled(engine: LocalEngine, tokens: list[int], **options: object) -> str:
-    info = await engine.create(ME, CreateRequest(**options))  # type: ignore[arg-type]
+    info = await engine.create(ME, CreateContextRequest(**options))  # type: ignore[arg-type]
     await engine.fill(ME, info.context_id, tokens)
     return info.context_id
 
@@ -53,7 +53,7 @@ async def test_a_context_ends_at_its_time_and_gives_up_everything(engine: LocalE
             await call
     stats = await engine.stats()
     assert (stats.contexts, stats.expired, stats.pages_held) == (1, 1, 2)
-    again = await engine.create(ME, CreateRequest(context_id=context_id))  # the id is free
+    again = await engine.create(ME, CreateContextRequest(context_id=context_id))  # the id is free
     assert again.expiry is None
 
 
@@ -65,7 +65,7 @@ async def test_it_ends_by_itself_on_an_engine_that_nobody_calls(engine: LocalEng
         if engine.core.lives.expired:
             break
     assert engine.core.lives.expired == 1
-    assert len(engine.core.cache.registry) == 0
+    assert len(engine.core.cache.context_table) == 0
 
 
 @pytest.mark.parametrize("sliding", [True, False])
@@ -89,7 +89,7 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
         engine.inspect(ME, context_id, True, True, True),
         engine.plan(ME, [1], context_id=context_id),
         engine.compare(ME, context_id, other),
-        engine.update(ME, context_id, UpdateRequest(labels={"a": "b"}, priority=1)),
+        engine.update(ME, context_id, UpdateContextRequest(labels={"a": "b"}, priority=1)),
     ]
     assert [await moved(look) for look in looks] == [0] * len(looks)
     uses = [
@@ -108,14 +108,14 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
 
 async def test_ttl_can_be_extended_shortened_and_taken_away(engine: LocalEngine, clock) -> None:
     context_id = await filled(engine, [1] * 4, ttl=Ttl(10))
-    info = await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(1000, True)))
+    info = await engine.update(ME, context_id, UpdateContextRequest(ttl=Ttl(1000, True)))
     assert (info.expiry.seconds, info.expiry.sliding) == (1000, True)  # type: ignore[union-attr]
     clock.offset += 500
-    assert (await engine.update(ME, context_id, UpdateRequest(labels={}))).expiry == info.expiry
-    assert (await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(None)))).expiry is None
+    assert (await engine.update(ME, context_id, UpdateContextRequest(labels={}))).expiry == info.expiry
+    assert (await engine.update(ME, context_id, UpdateContextRequest(ttl=Ttl(None)))).expiry is None
     clock.offset += 5000
     assert (await context_info(engine, ME, context_id)).seq_len == 4
-    await engine.update(ME, context_id, UpdateRequest(ttl=Ttl(5)))
+    await engine.update(ME, context_id, UpdateContextRequest(ttl=Ttl(5)))
     clock.offset += 5
     assert await reason(engine, context_id) == "CONTEXT_EXPIRED"
 
@@ -137,7 +137,7 @@ async def test_a_writer_ends_with_its_context_and_its_neighbour_does_not_notice(
     engine = make_engine(CONFIG)
     ending = await filled(engine, [1] * 20, ttl=Ttl(1000))
     neighbour = await filled(engine, [2, 3])
-    greedy = Sampling(temperature=0.0)
+    greedy = SamplingParams(temperature=0.0)
 
     async def generate(context_id: str, count: int, tokens: list[int]) -> list[int]:
         request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=greedy)
@@ -181,7 +181,7 @@ async def test_a_writer_keeps_a_sliding_context_alive(make_engine, clock) -> Non
 
 
 async def test_many_lifetimes_cost_little_and_leave_nothing(engine: LocalEngine, clock) -> None:
-    ids = [(await engine.create(ME, CreateRequest(ttl=Ttl(10 + k % 7)))).context_id for k in range(300)]
+    ids = [(await engine.create(ME, CreateContextRequest(ttl=Ttl(10 + k % 7)))).context_id for k in range(300)]
     clock.offset += 13
     left = {each.context_id for each in await engine.list(ME, limit=1000)}
     assert left == {context_id for k, context_id in enumerate(ids) if k % 7 > 3}

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from jaxctx.answers import FinishReason, GeneratePiece, TokenLogprob
-from jaxctx.engine.mail import Outbox, Stream
+from jaxctx.engine.core.output_stream import CallbackQueue, OutputStream
 from jaxctx.errors import Unavailable
+from jaxctx.types import FinishReason, GeneratePiece, TokenLogprob
 
 
 def piece(index: int, place: int, finish: FinishReason | None = None) -> GeneratePiece:
@@ -18,10 +18,10 @@ def piece(index: int, place: int, finish: FinishReason | None = None) -> Generat
     )
 
 
-def opened(limit: int = 1000) -> tuple[Stream, Outbox, list[bool]]:
-    outbox, woken = Outbox(), []
+def opened(limit: int = 1000) -> tuple[OutputStream, CallbackQueue, list[bool]]:
+    outbox, woken = CallbackQueue(), []
     loop = asyncio.get_running_loop()
-    return Stream(loop, outbox, outputs=2, limit=limit, wake=lambda: woken.append(True)), outbox, woken
+    return OutputStream(loop, outbox, outputs=2, limit=limit, wake=lambda: woken.append(True)), outbox, woken
 
 
 async def test_pieces_that_wait_are_merged_and_nothing_is_lost() -> None:

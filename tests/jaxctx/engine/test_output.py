@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from jaxctx.answers import FinishReason, GeneratePiece
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.output import OutputText
+from jaxctx.engine.core.output import OutputText
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound
+from jaxctx.types import CreateContextRequest, FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.echo import EOS_ID, echo_text
 from tests.engines import context_info, tokens_of
 
 ME = Caller()
 PROMPT = [(7 * i + 3) % 256 for i in range(37)]
-GREEDY = Sampling(temperature=0.0)
-DRAWN = Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001, seed=11)
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001, seed=11)
 PENALISED = replace(DRAWN, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, logit_bias={7: 2.0})
 
 
@@ -54,7 +54,7 @@ class Told:
 
 
 async def told(engine: LocalEngine, tokens: Sequence[int], **settings: Any) -> Told:
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     await engine.fill(ME, info.context_id, tokens, defer=True)
     request = GenerateRequest(context_id=info.context_id, **settings)
     return Told([piece async for piece in engine.generate(ME, request)])
@@ -149,7 +149,7 @@ async def test_max_tokens_counts_what_there_is(engine: LocalEngine) -> None:
 
 
 async def test_what_cannot_be_resumed_is_refused_and_changes_nothing(engine: LocalEngine) -> None:
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     await engine.fill(ME, info.context_id, PROMPT)
     before = await context_info(engine, ME, info.context_id)
 
@@ -171,7 +171,7 @@ async def test_what_cannot_be_resumed_is_refused_and_changes_nothing(engine: Loc
 
 async def test_a_context_that_changed_while_an_output_was_to_be_resumed(engine: LocalEngine) -> None:
     """Another call came between reading its tokens and going on behind them."""
-    info = await engine.create(ME, CreateRequest())
+    info = await engine.create(ME, CreateContextRequest())
     await engine.fill(ME, info.context_id, PROMPT)
     request = GenerateRequest(context_id=info.context_id, max_tokens=60, sampling=GREEDY, resume_tokens=5)
     so_far = await engine.loop.call(engine.core.output_so_far, ME, request)

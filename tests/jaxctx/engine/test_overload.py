@@ -6,10 +6,11 @@ from functools import cache
 
 import pytest
 
-from jaxctx.engine.batch import Batch
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.batch import Batch
 from jaxctx.errors import ResourceExhausted
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.engines import MakeEngine, tokens_of
 from tests.jaxctx.engine.simulated import Ask, Simulated, padded, with_config
 
@@ -162,12 +163,12 @@ def slow_steps(engine: object, seconds: float, clock: object) -> None:
 
 async def test_the_engine_refuses_at_once_what_cannot_be_in_time(make_engine: MakeEngine, clock: object) -> None:
     engine = make_engine()
-    context_id = (await engine.create(ME, CreateRequest())).context_id
+    context_id = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, context_id, [1, 2, 3])
     slow_steps(engine, 1.0, clock)
     soon = Caller(deadline=clock() + 30.0)  # type: ignore[operator]
     request = GenerateRequest(
-        context_id=context_id, max_tokens=100, ignore_eos=True, sampling=Sampling(temperature=0.0)
+        context_id=context_id, max_tokens=100, ignore_eos=True, sampling=SamplingParams(temperature=0.0)
     )
     with pytest.raises(ResourceExhausted, match="late") as error:
         _ = [piece async for piece in engine.generate(soon, request)]
@@ -181,9 +182,9 @@ async def test_the_engine_refuses_at_once_what_cannot_be_in_time(make_engine: Ma
 async def test_what_is_refused_while_it_waits_leaves_its_context_as_it_was(make_engine: MakeEngine) -> None:
     """A fill that is tried again would else append its tokens twice."""
     engine = make_engine(EngineConfig(pages=8, max_batch=8, max_batch_tokens=64, pinned_pages_per_tenant=8))
-    pinned = (await engine.create(ME, CreateRequest(pinned=True))).context_id
+    pinned = (await engine.create(ME, CreateContextRequest(pinned=True))).context_id
     await engine.fill(ME, pinned, [1] * 100)
-    other = (await engine.create(ME, CreateRequest())).context_id
+    other = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, other, [5], defer=True)
     with pytest.raises(ResourceExhausted) as error:
         await engine.fill(ME, other, [2] * 50)

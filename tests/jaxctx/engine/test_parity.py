@@ -9,15 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxctx.engine.assembly import ServedModel
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.interface import Caller
 from jaxctx.model.weights import load_model
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=5, max_batch_tokens=8, max_context_tokens=640)
-NO_STOP = {"ignore_eos": True, "max_tokens": 64, "sampling": Sampling(temperature=0.0)}
+NO_STOP = {"ignore_eos": True, "max_tokens": 64, "sampling": SamplingParams(temperature=0.0)}
 
 
 def serve(checkpoint, dtype: str, echo_served: ServedModel) -> ServedModel:
@@ -39,7 +40,7 @@ async def continued(engine: LocalEngine, context_id: str, **options: object) -> 
 
 
 async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
-    context_id = (await engine.create(ME, CreateRequest(salt=salt))).context_id
+    context_id = (await engine.create(ME, CreateContextRequest(salt=salt))).context_id
     for part in parts:
         await engine.fill(ME, context_id, part)
     return context_id
@@ -65,7 +66,11 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
     for prompt, row in zip(prompts, golden.logits, strict=True):
         context_id = await filled(engine, prompt)
         request = GenerateRequest(
-            context_id=context_id, max_tokens=1, sampling=Sampling(temperature=0.0), logprobs=True, top_logprobs=20
+            context_id=context_id,
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0),
+            logprobs=True,
+            top_logprobs=20,
         )
         (piece,) = [piece async for piece in engine.generate(ME, request)]
         logprobs = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
@@ -78,7 +83,11 @@ async def top_logprobs(engine: LocalEngine, context_id: str) -> object:
     """Of the token after a context, from a fork, so that the context stays as it is."""
     (fork,) = await engine.fork(ME, context_id)
     request = GenerateRequest(
-        context_id=fork.context_id, max_tokens=1, sampling=Sampling(temperature=0.0), logprobs=True, top_logprobs=20
+        context_id=fork.context_id,
+        max_tokens=1,
+        sampling=SamplingParams(temperature=0.0),
+        logprobs=True,
+        top_logprobs=20,
     )
     (piece,) = [piece async for piece in engine.generate(ME, request)]
     return piece.logprobs
@@ -109,7 +118,7 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
 async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden_checkpoint, echo_served) -> None:
     served = serve(golden_checkpoint, "float32", echo_served)
     prompt = [*range(20, 52)] * 3
-    sampled = {"sampling": Sampling(temperature=0.3, top_p=0.9, seed=3)}
+    sampled = {"sampling": SamplingParams(temperature=0.3, top_p=0.9, seed=3)}
     plain = make_engine(replace(CONFIG, draft_tokens=0), served, device_config=CONFIG)
     expected = [
         await continued(plain, await filled(plain, prompt), max_tokens=200, **options) for options in ({}, sampled)

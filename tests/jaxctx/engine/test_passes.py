@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.cache.marks import encode_mark
-from jaxctx.engine.batch import write_marks, write_outputs
+from jaxctx.cache.attention_overrides import encode_mark
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.device import Device
-from jaxctx.engine.interface import GenerateRequest, PassOutput, Sampling
-from jaxctx.engine.passes import Sampler, pass_result
-from jaxctx.engine.step import StepShape, read_output
+from jaxctx.engine.core.forward_pass import Sampler, pass_result
+from jaxctx.engine.runner.batch import write_marks, write_outputs
+from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import Segment, plan_attention
+from jaxctx.types import ForwardOutput, GenerateRequest, SamplingParams
+from jaxctx_kernels import Segment, build_attention_metadata
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
@@ -72,7 +72,7 @@ class Subject:
 
     model: object
     params: object
-    device: Device
+    device: ModelRunner
     config: EngineConfig
     tokens: np.ndarray
 
@@ -102,7 +102,7 @@ class Subject:
                 segment = self.write(views, first, rows, table)
                 write_marks(views, first, rows, marks)
                 write_outputs(views, first, asked, samplers)
-                plan_attention([segment], shape.plan, views.plan)
+                build_attention_metadata([segment], shape.plan, views.plan)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
@@ -117,7 +117,7 @@ class Subject:
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
-        plan_attention([segment], shape.plan, views.plan)
+        build_attention_metadata([segment], shape.plan, views.plan)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
@@ -137,7 +137,7 @@ class Subject:
 def make_subject(kind: str) -> Subject:
     mesh = make_mesh(tensor=2) if kind == "two devices" else None
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
-    device = Device(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
+    device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     for shape in (*device.pass_shapes, *((device.shape_for(1),) if kind == "echo" else ()), device.shape_for(LENGTH)):
         device._compile(shape)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
@@ -217,10 +217,10 @@ def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
 
 def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
     options = [
-        Sampling(temperature=0.0),
-        Sampling(temperature=1.0),
-        Sampling(temperature=3.0, top_k=9),
-        Sampling(temperature=2.0, top_p=0.8, min_p=0.01),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=3.0, top_k=9),
+        SamplingParams(temperature=2.0, top_p=0.8, min_p=0.01),
     ]
     drawn = set()
     for seed in range(24):
@@ -237,13 +237,13 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = device.shape_for(9, 1)
     packed, views = device.blank(shape)
-    plan_attention([echo.write(views, 0, 9, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 0, 9, table)], shape.plan, views.plan)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_pass = device.run(shape, packed, logits=True)
 
     shape = device.shape_for(1)
     packed, views = device.blank(shape)
-    plan_attention([echo.write(views, 9, 1, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 9, 1, table)], shape.plan, views.plan)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 
@@ -256,7 +256,7 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     ("limit", "shapes"), [(4, [(4, 4)]), (8, [(4, 4), (8, 8)]), (48, [(4, 4), (48, 16)]), (512, [(4, 4), (64, 16)])]
 )
 def test_pass_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, int]]) -> None:
-    device = Device(EchoModel(), (), replace(CONFIG, max_batch_tokens=limit))
+    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch_tokens=limit))
 
     def size(shape: StepShape) -> tuple[int, int]:
         return shape.rows, shape.samples
@@ -274,7 +274,7 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
     want = [float(x) for x in logits]
     total = math.fsum(math.exp(x - max(want)) for x in want)
     logprobs = [x - max(want) - math.log(total) for x in want]
-    asked = PassOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
+    asked = ForwardOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
     got = pass_result(asked, logits, 5, 99)
     assert (got.index, got.token_id, got.seed) == (3, 5, 99)
     assert got.logprobs == pytest.approx([logprobs[i] for i in (7, 0, 4999, 7)], abs=1e-12)
@@ -286,17 +286,17 @@ def test_answers_equal_the_softmax_of_the_logits() -> None:
 
 
 def test_answers_hold_what_was_asked_for_and_no_more() -> None:
-    nothing = pass_result(PassOutput(index=1), None)
+    nothing = pass_result(ForwardOutput(index=1), None)
     assert (nothing.logprobs, nothing.top, nothing.logits, nothing.entropy) == ((), (), b"", None)
-    only = pass_result(PassOutput(index=1, entropy=True), np.zeros(8, np.float32))
+    only = pass_result(ForwardOutput(index=1, entropy=True), np.zeros(8, np.float32))
     assert (list(only.logprobs), list(only.top), only.logits) == ([], [], b"")
     assert only.entropy == pytest.approx(math.log(8))
 
 
 def test_ties_go_to_the_lower_id_and_the_top_ends_with_the_vocabulary() -> None:
     logits = np.array([1, 2, 2, 0, 2, 1, 2, -3], np.float32)
-    assert [i for i, _ in pass_result(PassOutput(index=0, top=3), logits).top] == [1, 2, 4]
-    assert [i for i, _ in pass_result(PassOutput(index=0, top=64), logits).top] == [1, 2, 4, 6, 0, 5, 3, 7]
+    assert [i for i, _ in pass_result(ForwardOutput(index=0, top=3), logits).top] == [1, 2, 4]
+    assert [i for i, _ in pass_result(ForwardOutput(index=0, top=64), logits).top] == [1, 2, 4, 6, 0, 5, 3, 7]
 
 
 @pytest.mark.filterwarnings("error")
@@ -304,7 +304,7 @@ def test_answers_about_logits_that_are_no_numbers() -> None:
     """What is no number counts as impossible, and raw logits are told as they are."""
     inf = math.inf
     logits = np.array([0, math.nan, -inf, 0], np.float32)
-    asked = PassOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
+    asked = ForwardOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
     got = pass_result(asked, logits)
     assert got.logprobs == pytest.approx([-math.log(2), -inf, -inf])
     assert [i for i, _ in got.top] == [0, 3, 1, 2]

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine.budget import HIDDEN, Quotas
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.scheduler.page_budget import HIDDEN, Quotas
 from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx.types import CreateContextRequest, GenerateRequest, Ttl, UpdateContextRequest
 from tests.engines import context_info
 from tests.jaxctx.cache.planting import Bug
 
@@ -112,7 +113,7 @@ def test_a_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def filled(engine: LocalEngine, pages: int, caller: Caller = ME, token: int = 1, **options: object) -> str:
-    info = await engine.create(caller, CreateRequest(**options))  # type: ignore[arg-type]
+    info = await engine.create(caller, CreateContextRequest(**options))  # type: ignore[arg-type]
     await engine.fill(caller, info.context_id, [token] * pages * 16)
     return info.context_id
 
@@ -132,19 +133,19 @@ async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(mak
     engine = make_engine(CONFIG)
     charged = engine.core.lives.quotas.pinned
     a, b = await filled(engine, 8), await filled(engine, 8)  # the same pages
-    assert (await engine.update(ME, a, UpdateRequest(pinned=True))).pinned
-    assert (await engine.update(ME, b, UpdateRequest(pinned=True))).pinned_until is None
+    assert (await engine.update(ME, a, UpdateContextRequest(pinned=True))).pinned
+    assert (await engine.update(ME, b, UpdateContextRequest(pinned=True))).pinned_until is None
     assert charged("me") == 16
     c = await filled(engine, 5, token=3)
     before = await context_info(engine, ME, c)
-    await refused(engine.update(ME, c, UpdateRequest(pinned=True, priority=7)), remaining=4)
+    await refused(engine.update(ME, c, UpdateContextRequest(pinned=True, priority=7)), remaining=4)
     assert await context_info(engine, ME, c) == before
     theirs = await filled(engine, 5, OTHER)
-    await engine.update(OTHER, theirs, UpdateRequest(pinned=True))  # another tenant's is its own
+    await engine.update(OTHER, theirs, UpdateContextRequest(pinned=True))  # another tenant's is its own
     await engine.rewind(ME, b, 4 * 16)
     assert charged("me") == 12
-    await engine.update(ME, c, UpdateRequest(pinned=True))
-    await engine.update(ME, a, UpdateRequest(pinned=False))
+    await engine.update(ME, c, UpdateContextRequest(pinned=True))
+    await engine.update(ME, a, UpdateContextRequest(pinned=False))
     await engine.close(ME, c)
     assert (charged("me"), charged("other")) == (4, 5)
 
@@ -163,7 +164,7 @@ async def test_growth_of_a_pinned_context_is_charged_when_it_is_admitted(make_en
     while charged("me") == 10:
         await asyncio.sleep(0.001)
     assert charged("me") == 20  # at once, though it does not hold them yet
-    assert (await engine.create(ME, CreateRequest(pinned=True))).pinned  # an empty one costs nothing
+    assert (await engine.create(ME, CreateContextRequest(pinned=True))).pinned  # an empty one costs nothing
     await task
     assert charged("me") == 20
     await engine.rewind(ME, a, 16)
@@ -179,7 +180,7 @@ async def test_a_cancelled_writer_gives_back_what_it_was_promised(make_engine) -
     stream = engine.generate(ME, GenerateRequest(context_id=a, max_tokens=300, ignore_eos=True))
     await anext(stream)
     assert engine.core.lives.quotas.pinned("me") == 20
-    await refused(engine.update(ME, await filled(engine, 1, token=2), UpdateRequest(pinned=True)), remaining=0)
+    await refused(engine.update(ME, await filled(engine, 1, token=2), UpdateContextRequest(pinned=True)), remaining=0)
     await stream.aclose()
     info = await context_info(engine, ME, a)
     assert engine.core.lives.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
@@ -195,7 +196,9 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
     async def flood() -> tuple[str, str]:
         await engine.close(OTHER, await filled(engine, 30, OTHER, token=4))
         await engine.close(OTHER, await filled(engine, 31, OTHER, token=5))
-        await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest(context_id="x"))).context_id, 54)
+        await engine.reserve_pages(
+            OTHER, (await engine.create(OTHER, CreateContextRequest(context_id="x"))).context_id, 54
+        )
         await engine.close(OTHER, "x")
         return (await context_info(engine, ME, pinned)).state.value, (await context_info(engine, ME, idle)).state.value
 
@@ -204,18 +207,18 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
     info = await context_info(engine, ME, pinned)
     assert (info.pinned, info.pinned_until, info.committed_pages) == (False, None, 10)  # evictable, not closed
     assert engine.core.lives.quotas.pinned("me") == 0
-    await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateRequest())).context_id, 64)
+    await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateContextRequest())).context_id, 64)
     assert (await context_info(engine, ME, pinned)).state.value == "suspended"
 
 
 async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
     engine = make_engine(CONFIG)
     a = await filled(engine, 2, pinned=True, pin_s=10, ttl=Ttl(1000))
-    assert (await engine.update(ME, a, UpdateRequest(pinned=True, pin_s=50))).pinned_until.timestamp() == pytest.approx(
-        clock.wall() + 50, abs=2
-    )
+    assert (
+        await engine.update(ME, a, UpdateContextRequest(pinned=True, pin_s=50))
+    ).pinned_until.timestamp() == pytest.approx(clock.wall() + 50, abs=2)
     clock.offset += 20
-    assert (await engine.update(ME, a, UpdateRequest(pinned=True))).pinned_until is None
+    assert (await engine.update(ME, a, UpdateContextRequest(pinned=True))).pinned_until is None
     clock.offset += 100
     assert (await context_info(engine, ME, a)).pinned
     clock.offset += 1000
@@ -234,12 +237,12 @@ async def test_contexts_of_a_tenant_are_counted_and_forks_too(make_engine) -> No
         with pytest.raises(ResourceExhausted, match="max_contexts_per_tenant is 3") as error:
             await call
         assert error.value.reason == "QUOTA"
-    await engine.create(ME, CreateRequest())
+    await engine.create(ME, CreateContextRequest())
     with pytest.raises(ResourceExhausted):
-        await engine.create(ME, CreateRequest())
-    await engine.create(OTHER, CreateRequest())
+        await engine.create(ME, CreateContextRequest())
+    await engine.create(OTHER, CreateContextRequest())
     await engine.close(ME, a)
-    await engine.create(ME, CreateRequest())
+    await engine.create(ME, CreateContextRequest())
     assert len(await engine.list(ME)) == 3
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange, ResourceExhausted
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, pages_of, tokens_of
 
@@ -23,7 +24,7 @@ def engine(make_engine) -> LocalEngine:
 
 
 async def filled(engine: LocalEngine, tokens: list[int], **options: object) -> str:
-    info = await engine.create(ME, CreateRequest(**options))  # type: ignore[arg-type]
+    info = await engine.create(ME, CreateContextRequest(**options))  # type: ignore[arg-type]
     await engine.fill(ME, info.context_id, tokens)
     return info.context_id
 
@@ -33,7 +34,7 @@ async def held(engine: LocalEngine) -> int:
 
 
 async def greedy(engine: LocalEngine, context_id: str, count: int) -> list[int]:
-    request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=Sampling(temperature=0.0))
+    request = GenerateRequest(context_id=context_id, max_tokens=count, sampling=SamplingParams(temperature=0.0))
     return [t async for piece in engine.generate(ME, request) for t in piece.token_ids]
 
 
@@ -86,7 +87,7 @@ async def test_3_isolation_and_lifetime(engine: LocalEngine) -> None:
 
 async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
     first = await filled(engine, THOUSAND)
-    second = await engine.create(ME, CreateRequest())
+    second = await engine.create(ME, CreateContextRequest())
     result = await engine.fill(ME, second.context_id, THOUSAND)
     assert (result.resident, result.computed) == (992, 8)
     one, two = await pages_of(engine, first), await pages_of(engine, second.context_id)
@@ -96,7 +97,7 @@ async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
     await engine.close(ME, second.context_id)
     plan = await engine.plan(ME, THOUSAND)
     assert (plan.resident, plan.computed, plan.pages_needed) == (992, 8, 1)
-    third = await engine.create(ME, CreateRequest())
+    third = await engine.create(ME, CreateContextRequest())
     assert (await engine.fill(ME, third.context_id, THOUSAND)).resident == 992
     assert await greedy(engine, third.context_id, 5) == oracle(THOUSAND, 5)
 
@@ -104,7 +105,7 @@ async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
 async def test_4_the_last_token_is_computed_even_if_its_page_is_cached(engine: LocalEngine) -> None:
     tokens = THOUSAND[:64]
     await filled(engine, tokens)
-    again = await engine.create(ME, CreateRequest())
+    again = await engine.create(ME, CreateContextRequest())
     result = await engine.fill(ME, again.context_id, tokens)
     assert (result.resident, result.computed) == (63, 1)
     assert await held(engine) == 4
@@ -114,7 +115,7 @@ async def test_4_the_last_token_is_computed_even_if_its_page_is_cached(engine: L
 @pytest.mark.parametrize("deferred", [False, True])
 async def test_5_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool) -> None:
     # Deferred tokens make the second context unable to wait for the first: its first page differs in what is buffered.
-    a, b = [(await engine.create(ME, CreateRequest())).context_id for _ in range(2)]
+    a, b = [(await engine.create(ME, CreateContextRequest())).context_id for _ in range(2)]
     if deferred:
         await engine.fill(ME, b, THOUSAND[:5])  # a working page: nothing can be matched, so all is computed twice
     await asyncio.gather(engine.fill(ME, a, THOUSAND), engine.fill(ME, b, THOUSAND[5 if deferred else 0 :]))
@@ -128,7 +129,7 @@ async def test_5_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool
 
 async def test_6_other_salt_or_tenant_shares_nothing(engine: LocalEngine) -> None:
     await filled(engine, THOUSAND)
-    salted = await engine.create(ME, CreateRequest(salt="x"))
+    salted = await engine.create(ME, CreateContextRequest(salt="x"))
     assert (await engine.fill(ME, salted.context_id, THOUSAND)).resident == 0
     other = Caller(tenant="other")
     assert (await engine.plan(other, THOUSAND)).resident == 0
@@ -174,7 +175,7 @@ async def test_9_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
 async def test_10_reserve_and_release(make_engine, clock) -> None:
     engine = make_engine(replace(CONFIG, pages=64, max_context_tokens=1024, pinned_pages_per_tenant=64))
     pinned = await filled(engine, THOUSAND[: 54 * 16], pinned=True)
-    other = await engine.create(ME, CreateRequest())
+    other = await engine.create(ME, CreateContextRequest())
     stats = await engine.stats()
     assert stats.pages_free == 10
     with pytest.raises(ResourceExhausted):
@@ -229,7 +230,7 @@ async def test_a_second_writer_is_aborted_and_readers_are_not(engine: LocalEngin
 
 async def test_forks_are_all_or_none(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND)
-    await engine.create(ME, CreateRequest(context_id="taken"))
+    await engine.create(ME, CreateContextRequest(context_id="taken"))
     before = await held(engine)
     with pytest.raises(AlreadyExists):
         await engine.fork(ME, context_id, ["free", "mine", "taken"])
@@ -237,6 +238,6 @@ async def test_forks_are_all_or_none(engine: LocalEngine) -> None:
     with pytest.raises(NotFound):
         await context_info(engine, ME, "mine")
     with pytest.raises(AlreadyExists):
-        await engine.create(ME, CreateRequest(context_id="taken"))
+        await engine.create(ME, CreateContextRequest(context_id="taken"))
     listed = await engine.list(ME, limit=10)
     assert {info.context_id for info in listed} == {context_id, "taken"}

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.interface import Caller, Changes, CreateRequest, OpenRequest, SaveRequest, Ttl
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest, Ttl
 from tests.engines import SMALL
 
 ME = Caller("me")
 
 
 async def filled(engine: LocalEngine, tokens: list[int]) -> str:
-    context_id = (await engine.create(ME, CreateRequest())).context_id
+    context_id = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, context_id, tokens)
     return context_id
 
@@ -41,7 +42,7 @@ async def test_an_engine_knows_what_another_saved_when_it_is_asked(two: list[Loc
         await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True, overwrite_version=1))
     assert [each.version for each in await one.history(ME, "a")] == [2, 1]
     assert (await one.open(ME, OpenRequest(name="a"))).context.seq_len == 48
-    await one.update_snapshot(ME, "a", 1, Changes(labels={"k": "v"}))
+    await one.update_snapshot(ME, "a", 1, RetentionUpdate(labels={"k": "v"}))
     assert (await other.snapshot(ME, "a", 1)).labels == {"k": "v"}
     assert (await other.take(ME, OpenRequest(name="a"))).context.seq_len == 48
     with pytest.raises(NotFound):
@@ -80,7 +81,7 @@ async def test_looks_keep_off_the_event_loop(engine: LocalEngine, two: list[Loca
 
 async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypatch, caplog) -> None:
     """Else nothing would ever be removed again, and nobody would know."""
-    context_id = (await engine.create(ME, CreateRequest())).context_id
+    context_id = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, context_id, [1] * 40)
     await engine.save(ME, SaveRequest(context_id=context_id, name="a", ttl=Ttl(10)))
     expire, wait = engine.store.expire, engine._stopped.wait
@@ -96,7 +97,7 @@ async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypa
     monkeypatch.setattr(engine._stopped, "wait", lambda timeout_s: wait(timeout_s / 100))  # once the first one is over
     clock.offset += 11
     for _ in range(500):
-        if (await engine.stats()).snapshots == 0 and len(engine.core.cache.registry) == 1:
+        if (await engine.stats()).snapshots == 0 and len(engine.core.cache.context_table) == 1:
             break
         await asyncio.sleep(0.01)
     else:
@@ -107,7 +108,7 @@ async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypa
 
 async def test_settings_are_those_that_were_asked_for_last(engine: LocalEngine) -> None:
     """The opened context is a fork of what was saved, but has neither its labels nor its priority."""
-    made = await engine.create(ME, CreateRequest(priority=3, labels={"k": "v"}))
+    made = await engine.create(ME, CreateContextRequest(priority=3, labels={"k": "v"}))
     assert (made.priority, made.labels) == (3, {"k": "v"})
     await engine.fill(ME, made.context_id, [1, 2, 3])
     await engine.save(ME, SaveRequest(context_id=made.context_id, name="a"))

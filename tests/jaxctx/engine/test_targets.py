@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxctx.engine import targets
 from jaxctx.engine.config import EngineConfig, physical_memory
-from jaxctx.engine.device import ONE_ROW, Device, Program
-from jaxctx.engine.targets import TARGETS, MemoryPlan, compiling_for, memory_of, plan_memory
+from jaxctx.engine.runner import memory_planner
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, memory_of, plan_memory
+from jaxctx.engine.runner.model_runner import ONE_ROW, CompiledModel, ModelRunner
 from jaxctx.errors import FailedPrecondition
-from jaxctx.model.bind import abstract
 from jaxctx.model.config import ModelConfig
+from jaxctx.model.functional import abstract
 from scripts.checkpoints import init_random
 
 TINY = ModelConfig(
@@ -37,9 +37,9 @@ def nothing(*_: object) -> None:
 
 def test_a_plan_for_this_device_is_what_an_engine_takes() -> None:
     told: list[tuple[str, int, int]] = []
-    program = Program(*abstract(TINY, "bfloat16"), CONFIG, jax.devices()[0])
+    program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, jax.devices()[0])
     plan = plan_memory(program, 1 << 30, 0.5, lambda *each: told.append(each))
-    device = Device(*init_random(TINY, seed=0, dtype="bfloat16"), CONFIG)
+    device = ModelRunner(*init_random(TINY, seed=0, dtype="bfloat16"), CONFIG)
     packed_bytes = 4 * device.shapes[-1].size
     assert plan.weights_bytes == sum(array.nbytes for array in device._params) + packed_bytes
     assert plan.sampling_bytes == sum(array.nbytes for array in jax.tree.leaves(device._state))
@@ -57,14 +57,14 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What compilers might tell of a page load, a pass and a step: arguments, aliases, outputs, temporaries, code."""
     told = [(700, 500, 500, 40, 1), (9_600, 600, 680, 50, 20), (9_600, 600, 603, 90, 30)]
     names = [f"{name}_size_in_bytes" for name in ("argument", "alias", "output", "temp", "generated_code")]
-    program = Program(*abstract(TINY, "bfloat16"), CONFIG, jax.devices()[0])
+    program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, jax.devices()[0])
 
     def plan(memory: int) -> MemoryPlan:
         analyses = iter([SimpleNamespace(**dict(zip(names, sizes, strict=True))) for sizes in told])
-        monkeypatch.setattr(targets, "memory_of", lambda lowered: next(analyses))
+        monkeypatch.setattr(memory_planner, "memory_of", lambda lowered: next(analyses))
         return plan_memory(program, memory, 0.5, nothing)
 
-    monkeypatch.setattr(Program, "lower", lambda self, what: None)
+    monkeypatch.setattr(CompiledModel, "lower", lambda self, what: None)
     code = 4 * 1 + 1 * 20 + len((*ONE_ROW, 4)) * 30  # of four functions beside one pass and the steps
     left = 30_000 - 9_000 - 100 - (80 + 50) - code
     assert plan(30_000) == MemoryPlan(30_000, 9_000, 100, 130, code, left, 10_300, 102, 1632, 0)
@@ -75,9 +75,9 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_part_of_a_gpu_is_what_jax_takes() -> None:
     new, old = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-    assert targets.gpu_share({}) == targets.gpu_share({new: "", old: ""}) == 0.75
-    assert targets.gpu_share({old: ".5"}) == targets.gpu_share({new: "", old: ".5"}) == 0.5
-    assert targets.gpu_share({new: ".9", old: ".5"}) == 0.9
+    assert memory_planner.gpu_share({}) == memory_planner.gpu_share({new: "", old: ""}) == 0.75
+    assert memory_planner.gpu_share({old: ".5"}) == memory_planner.gpu_share({new: "", old: ".5"}) == 0.5
+    assert memory_planner.gpu_share({new: ".9", old: ".5"}) == 0.9
 
 
 def test_here_are_all_devices_of_this_machine() -> None:
@@ -89,7 +89,7 @@ def test_here_are_all_devices_of_this_machine() -> None:
 @pytest.mark.parametrize(("target", "extra"), [("v5e", "tpu"), ("v6e", "tpu"), ("h200", "cuda13")])
 def test_a_missing_compiler_is_named(target: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    monkeypatch.setattr(memory_planner, "find_spec", lambda name: None)
     with (
         pytest.raises(FailedPrecondition, match=rf"{target}: .*not installed.*jaxctx\[{extra}\]"),
         compiling_for(target),
@@ -108,8 +108,8 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("another version")
 
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    monkeypatch.setattr(targets, "find_spec", lambda name: True)
-    monkeypatch.setattr(targets.topologies, "get_topology_desc", broken)
+    monkeypatch.setattr(memory_planner, "find_spec", lambda name: True)
+    monkeypatch.setattr(memory_planner.topologies, "get_topology_desc", broken)
     with pytest.raises(FailedPrecondition, match=r"h200: jax_cuda13_plugin cannot.*another"), compiling_for("h200"):
         pass
 
@@ -125,7 +125,7 @@ def chip(request: pytest.FixtureRequest) -> str:
 def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) -> None:
     with compiling_for(chip) as (devices, _):
         assert len(devices) == 4
-        program = Program(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
+        program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
         assert program.shapes[-1].plan.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
         assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
@@ -137,7 +137,7 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
 
 def test_a_plan_for_a_chip_counts_its_memory(chip: str) -> None:
     with compiling_for(chip) as (devices, memory):
-        plan = plan_memory(Program(*abstract(TINY, "bfloat16"), CONFIG, devices[0]), memory, 0.9, nothing)
+        plan = plan_memory(CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0]), memory, 0.9, nothing)
     assert plan.memory_bytes == TARGETS[chip].memory
     page_bytes = 16 * 2 * 128 * 2  # tokens, keys and values, head_dim, bfloat16
     assert plan.kv_bytes == (plan.pages + 1) * page_bytes

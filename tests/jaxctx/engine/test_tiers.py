@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.cache.tiers import Move, Way
-from jaxctx.engine.transfers import DiskTier, HostTier, Transfers
+from jaxctx.cache.tiers import Move, MoveKind
+from jaxctx.engine.runner.kv_transfer import DiskTier, HostTier, Transfers
 from jaxctx.errors import DataLoss
 
 SHAPE, DTYPE = (2, 2, 1, 4, 8), np.dtype(np.uint16)
@@ -294,19 +294,19 @@ def test_moves_of_a_device_take_effect_in_their_order() -> None:
         pages, slots, moves = list(range(6)), dict[int, int](), list[Move]()
         for _ in range(source.randrange(1, 20)):
             page, slot = source.randrange(6), source.randrange(3)
-            match source.choice([Way.COPY, Way.SAVE, Way.LOAD, Way.LOAD, Way.DROP]):
-                case Way.COPY:
+            match source.choice([MoveKind.COPY, MoveKind.SAVE, MoveKind.LOAD, MoveKind.LOAD, MoveKind.DROP]):
+                case MoveKind.COPY:
                     other = source.randrange(6)
-                    moves.append(Move(Way.COPY, page, other))
+                    moves.append(Move(MoveKind.COPY, page, other))
                     pages[other] = pages[page]
-                case Way.SAVE:
-                    moves.append(Move(Way.SAVE, page, slot))
+                case MoveKind.SAVE:
+                    moves.append(Move(MoveKind.SAVE, page, slot))
                     slots[slot] = pages[page]
-                case Way.LOAD if slot in slots:
-                    moves.append(Move(Way.LOAD, slot, page))
+                case MoveKind.LOAD if slot in slots:
+                    moves.append(Move(MoveKind.LOAD, slot, page))
                     pages[page] = slots[slot]
-                case Way.DROP if slot in slots:
-                    moves.append(Move(Way.DROP, slot))
+                case MoveKind.DROP if slot in slots:
+                    moves.append(Move(MoveKind.DROP, slot))
                     del slots[slot]
         transfers.carry_out(moves)
         assert (device.pages, transfers.host) == (pages, slots)
@@ -319,6 +319,8 @@ def test_pages_that_are_dropped_as_they_are_loaded_are_loaded_together() -> None
         data: Future[int] = Future()
         data.set_result(slot + 10)
         transfers.stage(slot, data, lambda slot=slot: dropped.append(slot))
-    transfers.carry_out([each for slot in range(3) for each in (Move(Way.LOAD, slot, slot), Move(Way.DROP, slot))])
+    transfers.carry_out(
+        [each for slot in range(3) for each in (Move(MoveKind.LOAD, slot, slot), Move(MoveKind.DROP, slot))]
+    )
     assert (device.pages, device.calls) == ([10, 11, 12, 3, 4, 5], ["load"])
     assert (transfers.host, dropped) == ({}, [0, 1, 2])

@@ -6,17 +6,18 @@ import random
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.drafts import PromptLookup
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Sampling
-from jaxctx.engine.local import LocalEngine
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.scheduler.drafts import PromptLookup
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
 from .foresight import foresight
 
 ME = Caller()
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class Actor:
@@ -53,7 +54,7 @@ class Actor:
         return [self.rng.randrange(256) for _ in range(self.rng.randint(1, 40))]
 
     async def create(self) -> None:
-        info = await self.engine.create(ME, CreateRequest())
+        info = await self.engine.create(ME, CreateContextRequest())
         self.contexts[info.context_id] = []
 
     async def fill(self, defer: bool = False) -> None:

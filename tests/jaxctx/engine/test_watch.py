@@ -11,15 +11,23 @@ from typing import Any
 
 import pytest
 
-from jaxctx.answers import Change, Comparison, ContextEvent
+from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context import Context
-from jaxctx.cache.contexts import ContextCache, Identity
-from jaxctx.cache.memory import Memory
-from jaxctx.engine.interface import Caller, CreateRequest, GenerateRequest, Ttl, UpdateRequest
-from jaxctx.engine.lives import Lives
-from jaxctx.engine.local import LocalEngine
-from jaxctx.engine.watch import EVENTS, Watch
+from jaxctx.cache.context_cache import ContextCache, Identity
+from jaxctx.engine.contexts.lifecycle import ContextLifecycle
+from jaxctx.engine.contexts.watch import EVENTS, Watch
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import JaxctxError, NotFound, Unavailable
+from jaxctx.types import (
+    Comparison,
+    ContextChange,
+    ContextEvent,
+    CreateContextRequest,
+    GenerateRequest,
+    Ttl,
+    UpdateContextRequest,
+)
 from tests.engines import SMALL, context_info
 
 IDENTITY = Identity("t", "model")
@@ -31,9 +39,9 @@ class Room:
     def __init__(self) -> None:
         ids, self.now = iter(range(10**6)), 0.0
         new_id = lambda: f"c{next(ids) * 7919 % 10_007:05}"  # noqa: E731
-        self.cache = ContextCache(Memory(pages=8, page_size=4), clock=lambda: self.now, new_id=new_id)
+        self.cache = ContextCache(BlockManager(pages=8, page_size=4), clock=lambda: self.now, new_id=new_id)
         scheduler = SimpleNamespace(config=SMALL, budget=SimpleNamespace(), writers={})
-        self.lives = Lives(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
+        self.lives = ContextLifecycle(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
 
     @staticmethod
     def describe(context: Context) -> int:
@@ -41,12 +49,12 @@ class Room:
 
     def create(self, tenant: str = "t", context_id: str | None = None) -> Context:
         context = self.cache.create(IDENTITY, tenant=tenant, context_id=context_id)
-        self.note(context, Change.CREATED)
+        self.note(context, ContextChange.CREATED)
         return context
 
-    def note(self, context: Context, change: Change = Change.CHANGED) -> None:
+    def note(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
         self.now += 1
-        if change in (Change.CLOSED, Change.EXPIRED):
+        if change in (ContextChange.CLOSED, ContextChange.EXPIRED):
             self.cache.close(context)
         self.lives.changed(context, change)
 
@@ -78,15 +86,15 @@ def test_first_everything_that_is_there_then_every_change(room: Room) -> None:
     room.note(theirs)
     assert not watch.woken  # type: ignore[attr-defined]
     room.note(a)
-    room.note(b, Change.SUSPENDED)
+    room.note(b, ContextChange.SUSPENDED)
     assert watch.woken == [None]  # type: ignore[attr-defined]
     c = room.create()
-    room.note(theirs, Change.CLOSED)
+    room.note(theirs, ContextChange.CLOSED)
     events = room.events(watch)
     assert [(e.change, e.context_id, e.context, e.at.timestamp()) for e in events] == [
-        (Change.CHANGED, a.id, 2, 5.0),
-        (Change.SUSPENDED, b.id, 2, 6.0),
-        (Change.CREATED, c.id, 1, 7.0),
+        (ContextChange.CHANGED, a.id, 2, 5.0),
+        (ContextChange.SUSPENDED, b.id, 2, 6.0),
+        (ContextChange.CREATED, c.id, 1, 7.0),
     ]
 
 
@@ -97,14 +105,14 @@ def test_changes_between_two_reads_become_one_that_tells_the_present(room: Room)
     for _ in range(10):
         room.note(a)
     room.note(b)
-    room.note(a, Change.SUSPENDED)
+    room.note(a, ContextChange.SUSPENDED)
     room.note(a)
     c = room.create()
     room.note(c)
     assert room.read(watch) == [("changed", a.id, 13), ("changed", b.id, 2), ("created", c.id, 2)]
     room.note(a)
-    room.note(a, Change.CLOSED)
-    room.note(b, Change.EXPIRED)
+    room.note(a, ContextChange.CLOSED)
+    room.note(b, ContextChange.EXPIRED)
     assert room.read(watch) == [("closed", a.id, None), ("expired", b.id, None)]
 
 
@@ -113,9 +121,9 @@ def test_the_end_of_a_context_comes_before_a_new_one_of_its_id(room: Room) -> No
     watch = room.join()
     room.read(watch)
     room.note(first)
-    room.note(first, Change.CLOSED)
+    room.note(first, ContextChange.CLOSED)
     second = room.create(context_id="x")
-    room.note(second, Change.CLOSED)
+    room.note(second, ContextChange.CLOSED)
     room.create(context_id="x")
     assert room.read(watch) == [("closed", "x", None), ("closed", "x", None), ("created", "x", 1)]
 
@@ -126,7 +134,7 @@ def test_a_reader_that_lags_is_told_everything_again(room: Room) -> None:
     room.read(watch)
     for context in contexts[:5]:
         room.note(context)
-    room.note(contexts[0], Change.CLOSED)
+    room.note(contexts[0], ContextChange.CLOSED)
     rest = sorted((context.id, context.version) for context in contexts[1:])
     assert room.read(watch) == [("reset", "", None), *(("exists", *each) for each in rest)]
     assert room.read(watch) == []
@@ -141,7 +149,7 @@ def test_a_long_list_comes_in_parts_between_which_nothing_is_lost_or_told_twice(
     early, late = contexts[3], contexts[EVENTS + 3]
     room.note(early)
     room.note(late)  # not told yet: the listing will
-    room.note(contexts[-1], Change.CLOSED)  # never told
+    room.note(contexts[-1], ContextChange.CLOSED)  # never told
     room.create(context_id="0000x")
     assert room.read(watch) == [
         ("changed", early.id, 2),
@@ -162,7 +170,10 @@ def test_a_reader_s_picture_is_right_whenever_it_has_read_all(room: Room, seed: 
             taken = {context.id for context in contexts}
             contexts.append(room.create(context_id=source.choice([i for i in map(str, range(20)) if i not in taken])))
         elif action < 0.35 and contexts:
-            room.note(contexts.pop(source.randrange(len(contexts))), source.choice([Change.CLOSED, Change.EXPIRED]))
+            room.note(
+                contexts.pop(source.randrange(len(contexts))),
+                source.choice([ContextChange.CLOSED, ContextChange.EXPIRED]),
+            )
         elif action < 0.8 and contexts:
             room.note(source.choice(contexts))
         else:
@@ -176,11 +187,11 @@ def test_a_reader_s_picture_is_right_whenever_it_has_read_all(room: Room, seed: 
 def apply(picture: dict[str, int], events: list[ContextEvent]) -> None:
     for event in events:
         version: Any = event.context
-        if event.change is Change.RESET:
+        if event.change is ContextChange.RESET:
             picture.clear()
         elif event.context is None:
             picture.pop(event.context_id, None)
-        elif event.change is Change.CHANGED:
+        elif event.change is ContextChange.CHANGED:
             assert version > picture[event.context_id], "an older state than the reader knows"
             picture[event.context_id] = version
         else:
@@ -207,7 +218,7 @@ def test_a_thousand_readers_come_and_go(room: Room) -> None:
 ME, OTHER = Caller("me"), Caller("other")
 
 
-async def told(events: AsyncIterator[ContextEvent], until: Change, context_id: str) -> list[ContextEvent]:
+async def told(events: AsyncIterator[ContextEvent], until: ContextChange, context_id: str) -> list[ContextEvent]:
     """What comes up to and with this."""
     seen: list[ContextEvent] = []
     async with asyncio.timeout(120):
@@ -220,13 +231,13 @@ async def told(events: AsyncIterator[ContextEvent], until: Change, context_id: s
 
 async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock) -> None:
     engine = make_engine(replace(SMALL, pages=16))
-    first = await engine.create(ME, CreateRequest())
-    theirs = await engine.create(OTHER, CreateRequest())
+    first = await engine.create(ME, CreateContextRequest())
+    theirs = await engine.create(OTHER, CreateContextRequest())
     events = engine.watch(ME)
-    (exists,) = await told(events, Change.EXISTS, first.context_id)
+    (exists,) = await told(events, ContextChange.EXISTS, first.context_id)
     assert exists.context == first
-    a = (await engine.create(ME, CreateRequest(ttl=Ttl(1000)))).context_id
-    (created,) = await told(events, Change.CREATED, a)
+    a = (await engine.create(ME, CreateContextRequest(ttl=Ttl(1000)))).context_id
+    (created,) = await told(events, ContextChange.CREATED, a)
     version = created.context.version
     calls = [
         engine.fill(ME, a, [1] * 40),
@@ -236,36 +247,36 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
         engine.reserve_pages(ME, a, 2),
         engine.release_pages(ME, a, 1),
         engine.rewind(ME, a, 20),
-        engine.update(ME, a, UpdateRequest(labels={"k": "v"})),
-        engine.update(ME, a, UpdateRequest(ttl=Ttl(500))),
-        engine.update(ME, a, UpdateRequest(pinned=True)),
-        engine.update(ME, a, UpdateRequest(pinned=False)),
+        engine.update(ME, a, UpdateContextRequest(labels={"k": "v"})),
+        engine.update(ME, a, UpdateContextRequest(ttl=Ttl(500))),
+        engine.update(ME, a, UpdateContextRequest(pinned=True)),
+        engine.update(ME, a, UpdateContextRequest(pinned=False)),
     ]
     for call in calls:
         await call
         now = await context_info(engine, ME, a)
         assert now.version > version
         version = now.version
-        last = (await told(events, Change.CHANGED, a))[-1].context
+        last = (await told(events, ContextChange.CHANGED, a))[-1].context
         while last != now:  # of several changes that one call made, an earlier one may have been told alone
             assert last.version < now.version
-            last = (await told(events, Change.CHANGED, a))[-1].context
+            last = (await told(events, ContextChange.CHANGED, a))[-1].context
     (b,) = await engine.fork(ME, a)
-    assert (await told(events, Change.FORKED, b.context_id))[-1].context == b
+    assert (await told(events, ContextChange.FORKED, b.context_id))[-1].context == b
     await engine.fill(OTHER, theirs.context_id, [7] * 15 * 16)  # needs their pages
-    seen = [event.context_id for event in await told(events, Change.SUSPENDED, b.context_id)]
+    seen = [event.context_id for event in await told(events, ContextChange.SUSPENDED, b.context_id)]
     assert theirs.context_id not in seen
     await engine.close(ME, b.context_id)
-    assert (await told(events, Change.CLOSED, b.context_id))[-1].context is None
+    assert (await told(events, ContextChange.CLOSED, b.context_id))[-1].context is None
     clock.offset += 500
-    await told(events, Change.EXPIRED, a)
+    await told(events, ContextChange.EXPIRED, a)
     await events.aclose()
     await engine.stats()
     assert not any(engine.core.lives.watches.values())
 
 
 async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> None:
-    a = (await engine.create(ME, CreateRequest())).context_id
+    a = (await engine.create(ME, CreateContextRequest())).context_id
     version = (await engine.fill(ME, a, [1] * 20)).context.version
     for wrong in (engine.truncate(ME, a, 9), engine.rewind(ME, a, 99), engine.commit_pages(ME, a, 1)):
         with pytest.raises(JaxctxError):
@@ -278,22 +289,22 @@ async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> Non
 
 
 async def test_a_generation_is_watched_and_its_last_event_tells_the_end(engine: LocalEngine) -> None:
-    a = (await engine.create(ME, CreateRequest())).context_id
+    a = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, a, [1] * 20)
     events = engine.watch(ME)
-    await told(events, Change.EXISTS, a)
+    await told(events, ContextChange.EXISTS, a)
     request = GenerateRequest(context_id=a, max_tokens=50, ignore_eos=True)
     last = [piece async for piece in engine.generate(ME, request)][-1].context
     seen: list[Any] = []
     while not seen or seen[-1] != last:
-        seen += [event.context for event in await told(events, Change.CHANGED, a)]
+        seen += [event.context for event in await told(events, ContextChange.CHANGED, a)]
     assert [info.version for info in seen] == sorted({info.version for info in seen})
     assert seen[-1].version >= 50
 
 
 async def test_readers_that_leave_are_forgotten_and_those_that_stay_end_with_the_engine(make_engine) -> None:
     engine = make_engine(SMALL)
-    await engine.create(ME, CreateRequest())
+    await engine.create(ME, CreateContextRequest())
     watches = [engine.watch(ME) for _ in range(1000)]
     await asyncio.gather(*(anext(events) for events in watches))
     waiting = [asyncio.ensure_future(anext(events)) for events in watches]
@@ -309,7 +320,7 @@ async def test_readers_that_leave_are_forgotten_and_those_that_stay_end_with_the
 
 
 async def test_compare_in_an_engine(engine: LocalEngine) -> None:
-    a = (await engine.create(ME, CreateRequest())).context_id
+    a = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, a, [1] * 40)
     b = (await engine.fork(ME, a))[0].context_id
     await engine.fill(ME, b, [2, 3])

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.bind import abstract
 from jaxctx.model.decoder import FEW_ROWS, project
+from jaxctx.model.functional import abstract
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
 

@@ -14,7 +14,6 @@ import pytest
 from scipy import stats
 
 import jaxctx
-from jaxctx.model.draw import CANDIDATES
 from jaxctx.model.sampling import (
     ROW_WORDS,
     Sampled,
@@ -26,6 +25,7 @@ from jaxctx.model.sampling import (
     slot_words,
     unpack_rows,
 )
+from jaxctx.model.token_sampling import CANDIDATES
 
 VOCAB, ROWS, SLOTS = 300, 8, 8  # one shape for nearly all tests: one compilation
 
@@ -211,7 +211,7 @@ def test_candidates_and_bisection_draw_the_same(monkeypatch: pytest.MonkeyPatch)
         batches.append((np.stack([r.logits for r in rows]), np.stack([row_words(**r.options) for r in rows])))
     slots, state = np.arange(ROWS), slot_state(SLOTS, VOCAB)
     usual = [step(*batch, slots, state)[0].tokens.tolist() for batch in batches]
-    monkeypatch.setattr("jaxctx.model.draw.CANDIDATES", 1)
+    monkeypatch.setattr("jaxctx.model.token_sampling.CANDIDATES", 1)
     slow = jax.jit(lambda logits, words: sample(logits, unpack_rows(words), slots, state)[0].tokens)
     assert [slow(*batch).tolist() for batch in batches] == usual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from jaxctx.lifetime import Lifetime
-from jaxctx.store import Lineage, Version
+from jaxctx.store import ContextRecord, SnapshotVersion
 
 from .oracle import Oracle, ending
 from .saving import PAGE_BYTES, described, lineage
@@ -28,7 +28,7 @@ def draw_overwrite(draw: Random, oracle: Oracle, name: tuple[str, str]) -> int |
     return draw.choice((right, right, right, right, None, 1, NEVER))
 
 
-def draw_lineage(draw: Random, tenant: str) -> Lineage:
+def draw_lineage(draw: Random, tenant: str) -> ContextRecord:
     """Of few kinds, so that many begin alike; often with a partly filled last page, or with buffered tokens."""
     tokens = [draw.randrange(2), *range(draw.randrange(18))]
     if draw.random() < 0.4:
@@ -39,7 +39,9 @@ def draw_lineage(draw: Random, tenant: str) -> Lineage:
     return lineage(tokens, seq_len=seq_len, identity=tenant.encode(), salt=salt, marks=marks)
 
 
-def draw_version(draw: Random, tenant: str, name: str, of: Lineage, now: float, held: object = None) -> Version:
+def draw_version(
+    draw: Random, tenant: str, name: str, of: ContextRecord, now: float, held: object = None
+) -> SnapshotVersion:
     """As the engine would describe it."""
     return described(
         name,

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 from jaxctx.errors import Aborted, AlreadyExists, NotFound
 from jaxctx.lifetime import Lifetime
-from jaxctx.store import Lineage, Version
+from jaxctx.store import ContextRecord, SnapshotVersion
 
 from .saving import PAGE_BYTES, PAGE_SIZE
 
 Content: TypeAlias = tuple[object, ...]  # all that the data of a page depends on
 
 
-def contents(lineage: Lineage) -> list[Content]:
+def contents(lineage: ContextRecord) -> list[Content]:
     """Of each page."""
     ends = [min(start + PAGE_SIZE, lineage.seq_len) for start in range(0, lineage.seq_len, PAGE_SIZE)]
     tokens, marks = lineage.tokens.tolist(), sorted(lineage.marks.items())
@@ -48,15 +48,15 @@ def missing() -> NotFound:
 class Kept:
     """A version, as the store must show it; what it holds, if it is durable."""
 
-    version: Version
-    lineage: Lineage | None = None
+    version: SnapshotVersion
+    lineage: ContextRecord | None = None
 
     @property
     def name(self) -> tuple[str, str]:
         return self.version.tenant, self.version.name
 
     @property
-    def held(self) -> Lineage:
+    def held(self) -> ContextRecord:
         """By a durable one."""
         assert self.lineage is not None
         return self.lineage
@@ -93,13 +93,13 @@ class Oracle:
                 return kept
         raise missing()
 
-    def open(self, kept: Kept) -> Lineage:
+    def open(self, kept: Kept) -> ContextRecord:
         """What a durable version holds."""
         if kept not in self.all() or kept.lineage is None:
             raise missing()
         return kept.lineage
 
-    def list(self, tenant: str, prefix: str, after: str, limit: int) -> list[Version]:
+    def list(self, tenant: str, prefix: str, after: str, limit: int) -> list[SnapshotVersion]:
         mine = sorted(name for owner, name in self.names if owner == tenant and name.startswith(prefix))
         return [self.names[tenant, name][-1].version for name in mine if name > after][:limit]
 
@@ -115,7 +115,7 @@ class Oracle:
         if overwrite is not None and self.live(tenant, name)[-1].version.version != overwrite:
             raise Aborted("", reason="VERSION_MISMATCH")
 
-    def put(self, version: Version, overwrite: int | None, lineage: Lineage | None = None) -> Kept:
+    def put(self, version: SnapshotVersion, overwrite: int | None, lineage: ContextRecord | None = None) -> Kept:
         name = version.tenant, version.name
         self.check(*name, overwrite)
         number = self._last[name] + 1 if name in self.names else 1
@@ -146,7 +146,7 @@ class Oracle:
 
     def update(
         self, tenant: str, name: str, lifetime: Lifetime | None = None, labels: Mapping[str, str] | None = None
-    ) -> Version:
+    ) -> SnapshotVersion:
         found = self.get(tenant, name)
         if lifetime is not None:
             found.version = replace(found.version, lifetime=lifetime)
@@ -163,7 +163,7 @@ class Oracle:
             ends = ((kept, kept.version.lifetime.at) for kept in versions)
             self._keep(name, [kept for kept, at in ends if at is None or now < at])
 
-    def told(self, versions: Sequence[Version], of: Sequence[Kept]) -> None:
+    def told(self, versions: Sequence[SnapshotVersion], of: Sequence[Kept]) -> None:
         """The store tells that these are gone: at least those it must tell `of`, and nothing twice."""
         for version in versions:
             (found,) = (kept for kept in self.gone + self.forgotten if kept.version == version)

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from jaxctx.lifetime import FOREVER, Lifetime
-from jaxctx.store import Lineage, SnapshotReader, SnapshotStore, Version
+from jaxctx.store import ContextRecord, SnapshotReader, SnapshotStore, SnapshotVersion
 from jaxctx.store.objects import ABSENT
 
 PAGE_SIZE, PAGE_BYTES = 4, 32
@@ -34,7 +34,7 @@ def open_store(objects, clock=None, seed="a", history=None) -> SnapshotStore:
     return SnapshotStore(objects, clock=clock or Clock(), new_id=ids(seed), history=history)
 
 
-def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> Lineage:
+def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> ContextRecord:
     tokens = np.asarray(tokens, np.int32)
     seq_len = len(tokens) if seq_len is None else seq_len
     defaults = {
@@ -51,7 +51,7 @@ def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> Lineage
         "working_tokens": seq_len % PAGE_SIZE,
         "manual_commit": False,
     }
-    return Lineage(**{**defaults, **others})
+    return ContextRecord(**{**defaults, **others})
 
 
 def page(key: bytes, page_bytes: int = PAGE_BYTES) -> bytes:
@@ -59,15 +59,15 @@ def page(key: bytes, page_bytes: int = PAGE_BYTES) -> bytes:
     return hashlib.shake_128(key).digest(page_bytes)
 
 
-def described(name="a", tenant="t", **others) -> Version:
+def described(name="a", tenant="t", **others) -> SnapshotVersion:
     """A version as the engine hands it in."""
     defaults = {"tokens": 0, "seq_len": 0, "pages": 0, "size_bytes": 0, "model_revision": "", "salt": ""}
-    return Version(tenant=tenant, name=name, manual_commit=False, context_id="c", **{**defaults, **others})
+    return SnapshotVersion(tenant=tenant, name=name, manual_commit=False, context_id="c", **{**defaults, **others})
 
 
 def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, sliding=False, clock=None, **others):
     """A durable snapshot of these tokens; the version, and how many pages had to be written."""
-    held = tokens if isinstance(tokens, Lineage) else lineage(tokens, **others)
+    held = tokens if isinstance(tokens, ContextRecord) else lineage(tokens, **others)
     lifetime = Lifetime.begin(seconds, sliding, clock()) if seconds is not None else FOREVER
     writer = store.begin(held)
     keys = held.page_keys()
@@ -87,16 +87,16 @@ def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, s
     return writer.finish(version, overwrite), len(writer.missing)
 
 
-def expired(store: SnapshotStore) -> list[Version]:
+def expired(store: SnapshotStore) -> list[SnapshotVersion]:
     """What it removes, as it tells it."""
-    gone: list[Version] = []
+    gone: list[SnapshotVersion] = []
     store.on_gone(gone.extend)
     store.expire()
     return gone
 
 
-def same(a: Lineage, b: Lineage) -> bool:
-    return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(Lineage))
+def same(a: ContextRecord, b: ContextRecord) -> bool:
+    return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(ContextRecord))
 
 
 def lost_pages(reader: SnapshotReader) -> int:

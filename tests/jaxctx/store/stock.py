@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from jaxctx.store import Lineage
+from jaxctx.store import ContextRecord
 from jaxctx.store.objects import Objects
 from jaxctx.store.pages import GRACE_S
 
@@ -62,7 +62,7 @@ class Stock:
         live: list[Kept],
         over: list[Kept],
         opened: Iterable[str],
-        used: Sequence[Lineage],
+        used: Sequence[ContextRecord],
     ) -> None:
         """After a collection: the objects, and who needs them.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jaxctx.lifetime import Alarms, Lifetime
-from jaxctx.store import SnapshotStore, catalogue, store
-from jaxctx.store.catalogue import Catalogue, Entry
+from jaxctx.lifetime import DeadlineQueue, Lifetime
+from jaxctx.store import SnapshotStore, snapshot_index, store
 from jaxctx.store.pages import Pages
-from jaxctx.store.records import Lineage
+from jaxctx.store.records import ContextRecord
+from jaxctx.store.snapshot_index import Entry, SnapshotIndex
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 from tests.jaxctx.cache.planting import Bug
 
@@ -42,25 +42,25 @@ BUGS = [
     # time
     Bug("readable at its end", Lifetime, "over", ">=", ">"),
     Bug("a use prolongs what is fixed", Lifetime, "used", "self.sliding and", ""),
-    Bug("alarms ring late", Alarms, "due", "<= now", "< now"),
-    Bug("the last end counts", Catalogue, "_install", "min(", "max("),
+    Bug("alarms ring late", DeadlineQueue, "due", "<= now", "< now"),
+    Bug("the last end counts", SnapshotIndex, "_install", "min(", "max("),
     Bug("what is over is read", Entry, "live", "if not version.lifetime.over(now)", ""),
     Bug("a name goes with its first version", SnapshotStore, "expire", "entry.keep(entry.live(now))", "entry.keep(())"),
     Bug("what is gone is told twice", SnapshotStore, "_change", "on_gone(gone)", "on_gone(gone + gone)"),
     # restart
-    Bug("the highest number is forgotten", catalogue, "_record", "entry.last_version", "durable[-1].version"),
-    Bug("what is in memory is written down", catalogue, "_record", "if version.durable", ""),
-    Bug("an empty record stays", catalogue, "_record", "if durable else None", ""),
+    Bug("the highest number is forgotten", snapshot_index, "_record", "entry.last_version", "durable[-1].version"),
+    Bug("what is in memory is written down", snapshot_index, "_record", "if version.durable", ""),
+    Bug("an empty record stays", snapshot_index, "_record", "if durable else None", ""),
     Bug(
         "sliding is not written down",
-        catalogue,
+        snapshot_index,
         "encode_name",
         "(version.lifetime,",
         "(Lifetime(version.lifetime.at, version.lifetime.seconds),",
     ),
     Bug(
         "ends are not written down",
-        catalogue,
+        snapshot_index,
         "encode_name",
         "(version.lifetime,",
         "(Lifetime(None, version.lifetime.seconds, version.lifetime.sliding),",
@@ -68,18 +68,18 @@ BUGS = [
     Bug("stored pages are not known again", Pages, "find", "self._read(self._catalogue.manifests())", "pass"),
     Bug("what others left stays for ever", Pages, "_old", "< self._clock()", "< 0"),
     # pages
-    Bug("a page knows nothing of those before", Lineage, "page_keys", 'b"page" + parent', 'b"page" + root'),
-    Bug("the salt is ignored", Lineage, "page_keys", "self.salt.encode()", 'b""'),
-    Bug("tenants share pages", Lineage, "page_keys", "(self.identity,", '(b"",'),
-    Bug("marks are ignored", Lineage, "page_keys", 'page + marks.get(number, b"")', "page"),
-    Bug("buffered tokens are part of a page", Lineage, "page_keys", "[: self.seq_len]", ""),
+    Bug("a page knows nothing of those before", ContextRecord, "page_keys", 'b"page" + parent', 'b"page" + root'),
+    Bug("the salt is ignored", ContextRecord, "page_keys", "self.salt.encode()", 'b""'),
+    Bug("tenants share pages", ContextRecord, "page_keys", "(self.identity,", '(b"",'),
+    Bug("marks are ignored", ContextRecord, "page_keys", 'page + marks.get(number, b"")', "page"),
+    Bug("buffered tokens are part of a page", ContextRecord, "page_keys", "[: self.seq_len]", ""),
     Bug("pages in the wrong place", SnapshotWriter, "add", "len(self._data) * size", "0"),
     Bug("pages of two packs are read as one", SnapshotReader, "_runs", "not adjacent or", ""),
     Bug("a new page is not found", SnapshotWriter, "finish", "self._pages.add(manifest)", "pass"),
     Bug("of another version with its number", SnapshotStore, "open", ".manifest != version.manifest", " is None"),
     # collection
     Bug("nobody collects", SnapshotStore, "_change", "any(version.durable for version in gone)", "False"),
-    Bug("only the latest version is named", Catalogue, "manifests", "in entry.versions", "in entry.versions[-1:]"),
+    Bug("only the latest version is named", SnapshotIndex, "manifests", "in entry.versions", "in entry.versions[-1:]"),
     Bug("readers hold no manifest", Pages, "_condemn", "- named - pinned", "- named"),
     Bug("a second close takes another's hold", SnapshotReader, "close", "self._open = False", "pass", often=READING),
     Bug(

@@ -14,7 +14,7 @@ from random import Random
 from typing import TypeVar
 
 from jaxctx.errors import JaxctxError
-from jaxctx.store import Lineage, SnapshotReader, SnapshotWriter, Version
+from jaxctx.store import ContextRecord, SnapshotReader, SnapshotVersion, SnapshotWriter
 from jaxctx.store.objects import open_objects
 from jaxctx.store.pages import GRACE_S
 
@@ -45,7 +45,7 @@ class Saving:
     """A durable save on its way, and the pages that it still has to add."""
 
     writer: SnapshotWriter
-    lineage: Lineage
+    lineage: ContextRecord
     left: list[int]
     added: set[Content] = field(default_factory=set)
 
@@ -55,7 +55,7 @@ class Reading:
     """An open durable version."""
 
     reader: SnapshotReader
-    lineage: Lineage
+    lineage: ContextRecord
     manifest: str
 
 
@@ -66,7 +66,9 @@ class World:
         self.url = url
         self.clock = Clock()
         self.oracle = Oracle(HISTORY, self.clock.now)
-        self.seen: list[tuple[Kept, Version, bool]] = []  # as `get` gave them, and whether it was asked for the latest
+        self.seen: list[
+            tuple[Kept, SnapshotVersion, bool]
+        ] = []  # as `get` gave them, and whether it was asked for the latest
         self.readings: list[Reading] = []
         self.savings: list[Saving] = []
         self.stock = Stock()
@@ -104,7 +106,7 @@ class World:
         """The store, on what its objects hold by now."""
         self.runs += 1
         self.began = self.clock.now
-        self.store, self.gone = open_store(self.objects, self.clock, f"{self.runs}", HISTORY), list[Version]()
+        self.store, self.gone = open_store(self.objects, self.clock, f"{self.runs}", HISTORY), list[SnapshotVersion]()
         self.store.on_gone(self.gone.extend)
         self.stock.reopen(self.objects, self.oracle.durable(), self.oracle.forgotten)
 
@@ -120,7 +122,7 @@ class World:
         assert refused == refusal
         return None if said is None or expected is None else (said, expected)
 
-    def _one(self, draw: Random) -> tuple[Kept, Version, bool] | None:
+    def _one(self, draw: Random) -> tuple[Kept, SnapshotVersion, bool] | None:
         """A version as it was seen some time ago, or just now; often one whose number was given anew."""
         everything = self.oracle.all()
         numbers = {(*kept.name, kept.version.version) for kept in everything}

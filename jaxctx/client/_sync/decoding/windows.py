@@ -1,0 +1,65 @@
+# Generated from jaxctx/client/decoding/windows.py by scripts/stubs. Not edited by hand.
+"""Attention sinks and a sliding window: each new token sees the first tokens and the latest ones, and nothing between.
+
+Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023). What a window leaves out is
+skipped, not given up, as KV belongs to its position; with `most` the context is cut back to sinks and window now and
+then, and the window computed anew at the positions behind the sinks, so that output has no end and pages do.
+"""
+
+from collections.abc import Sequence
+
+from jaxctx.client._sync.context import Context
+from jaxctx.client._sync.decoding import continuing
+from jaxctx.client.options import ForwardOutputOptions, SamplingOptions
+from jaxctx.errors import InvalidArgument
+from jaxctx.seeds import derive_seed
+
+
+def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
+    """What the token at `index` sees: the first `sinks` tokens, and the `window` latest ones, itself included."""
+    start = max(index + 1 - window, 0)
+    if start <= sinks:
+        return [(0, index + 1)]
+    return [(0, sinks), (start, index + 1)] if sinks else [(start, index + 1)]
+
+
+def windowed(
+    context: Context,
+    *,
+    max_tokens: int,
+    sinks: int = 4,
+    window: int = 1024,
+    most: int | None = None,
+    sample: SamplingOptions | None = None,
+    stop_token_ids: Sequence[int] = (),
+) -> list[int]:
+    """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
+
+    `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
+    `sample` is as in `ForwardOutputOptions`, by default greedy; with a seed, the first token is drawn with it and each
+    other one with a hash of it and the token's number: behind a cut all are drawn at the same few positions.
+    """
+    if most is not None and most <= sinks + window:
+        raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")
+    tokens = continuing.begin(context)
+    new: list[int] = []
+    sampling: SamplingOptions = {"temperature": 0.0} if sample is None else sample
+    ended = max_tokens < 1
+    try:
+        while not ended:
+            if most is not None and len(tokens) > most:
+                tokens = tokens[:sinks] + tokens[-window:]
+                context.rewind(sinks)
+                if window > 1:
+                    context.fill(tokens=tokens[sinks:-1], defer=True)
+            drawn = sampling.copy()
+            if (seed := sampling.get("seed")) is not None:
+                drawn["seed"] = derive_seed(seed, len(new))
+            seen = mask(len(tokens) - 1, sinks, window)
+            result = context.forward(tokens[-1:], masks=[seen], outputs=[ForwardOutputOptions(sample=drawn)])
+            new.append(result.outputs[0].token_id)  # type: ignore[arg-type]  # a sample was asked for
+            tokens.append(new[-1])
+            ended = len(new) == max_tokens or new[-1] in stop_token_ids
+    finally:
+        continuing.end(context, tokens)
+    return new

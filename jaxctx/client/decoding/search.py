@@ -1,0 +1,109 @@
+"""Searching for likely continuations by fork: best of n, beam search. Those that lose are closed."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from jaxctx.client.context import Context
+from jaxctx.client.decoding import continuing
+from jaxctx.client.gathering import gather_all
+from jaxctx.client.options import ForwardOutputOptions, GenerateOptions
+from jaxctx.client.streams import Completion
+from jaxctx.errors import InvalidArgument
+
+
+def likelihood(completion: Completion[Any]) -> float:
+    """The log probability of all tokens of an output together."""
+    return sum(each.logprob for each in completion.logprobs)
+
+
+async def best_of(
+    context: Context,
+    n: int,
+    *,
+    score: Callable[[Completion[Any]], float] = likelihood,
+    **options: Unpack[GenerateOptions],
+) -> Completion[Context]:
+    """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`."""
+    if n < 2:
+        raise InvalidArgument.field("n", "must be at least 2")
+    options["logprobs"] = True
+    outputs = await context.completions(n, **options)
+    best = max(outputs, key=score)
+    await gather_all([each.context.close() for each in outputs if each is not best])
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """One continuation. Its last token is not computed yet."""
+
+    context: Context
+    tokens: tuple[int, ...]
+    logprob: float  # of all tokens together
+
+
+async def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Beam:
+    """The likeliest of the continuations that up to `width` (1..64) beams find, in a fork of its own.
+
+    A beam ends at a stop token or after `max_tokens`. The context itself stays as it is.
+    """
+    for name, value in (("width", width), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise InvalidArgument.field(name, "must be at least 1")
+    opened = await context.fork()
+    try:
+        prompt = await continuing.begin(opened[0])
+        live: list[Beam] = [Beam(context=opened[0], tokens=(), logprob=0.0)]
+        best: list[Beam] = []  # the likeliest one that has ended, if any has
+        for _ in range(max_tokens):
+            asked = [ForwardOutputOptions(top=width)]
+            passes = [beam.context.forward([*prompt[-1:], *beam.tokens][-1:], outputs=asked) for beam in live]
+            results = await gather_all(passes)
+            longer = [
+                dataclasses.replace(beam, tokens=(*beam.tokens, token), logprob=beam.logprob + logprob)
+                for beam, result in zip(live, results, strict=True)
+                for token, logprob in result.outputs[0].top
+            ]
+            live = await _apart(_likeliest(longer, best, width, stop_token_ids), opened)
+            if live and live[-1].tokens[-1] in stop_token_ids:
+                best = [live.pop()]
+            held = {beam.context.id for beam in (*live, *best)}
+            await gather_all([each.close() for each in opened if each.id not in held])
+            if not live:
+                break
+        found = max((*best, *live), key=lambda beam: beam.logprob)
+        await continuing.end(found.context, [*prompt, *found.tokens])
+        opened.remove(found.context)
+        return found
+    finally:
+        await gather_all([each.close() for each in opened])
+
+
+def _likeliest(beams: list[Beam], best: list[Beam], width: int, stop_token_ids: Sequence[int]) -> list[Beam]:
+    """Up to `width` that are likelier than the best one that has ended, in order, and of those that end now only the
+    last: all beams can only become less likely, so none behind it could still win.
+    """
+    likeliest: list[Beam] = []
+    for beam in sorted(beams, key=lambda beam: -beam.logprob)[:width]:
+        if best and beam.logprob <= best[0].logprob:
+            break
+        likeliest.append(beam)
+        if beam.tokens[-1] in stop_token_ids:
+            break
+    return likeliest
+
+
+async def _apart(beams: list[Beam], opened: list[Context]) -> list[Beam]:
+    """The same beams, each with a context of its own: the first keeps what several shared, the others fork it."""
+    taken: set[str] = set()
+    apart = []
+    for beam in beams:
+        context = beam.context
+        if context.id in taken:
+            (context,) = await context.fork()
+            opened.append(context)
+        taken.add(context.id)
+        apart.append(dataclasses.replace(beam, context=context))
+    return apart

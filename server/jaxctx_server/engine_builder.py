@@ -1,0 +1,145 @@
+"""A model directory to a running engine. The only file here that knows models and JAX."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, page_bytes, pages_in_host_memory
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
+from jaxctx.engine.runner.model_runner import CompiledModel
+from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.config import SHAPES, CheckpointError
+from jaxctx.model.functional import abstract
+from jaxctx.model.interface import Model, Params
+from jaxctx.model.sharding import make_mesh
+from jaxctx.model.text import ModelText, load_text
+from jaxctx.model.weights import load_model, read_config
+from jaxctx.types import named
+from jaxctx_server.config import PlanConfig, ServeConfig
+from jaxctx_server.progress import Progress
+from jaxctx_server.startup import MODEL, StartError
+
+
+def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
+    """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
+
+    The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
+    """
+    with mendable(config.model):
+        if config.compile_cache is not None:
+            use_compilation_cache(config.compile_cache)
+        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+        served = _model(config, mesh, progress)
+        sizes = _engine_config(config, served.model, _fitting(config, served, mesh, progress))
+        return open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled), served.text
+
+
+def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
+    """What a server with these settings takes on one chip of the target. Raises StartError as `build_engine` does."""
+    with mendable(config.model), compiling_for(config.target) as (devices, memory):
+        if config.tensor > 1:
+            raise InvalidArgument.field("tensor", "a plan is for one chip")
+        path = Path(config.model or BUNDLED)
+        shape = read_config(path if path.exists() else SHAPES / path)
+        dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+        stored = "float32" if shape.dtype == "float32" else "bfloat16"
+        return _measured(config, *abstract(shape, dtype or stored, kv_dtype=kv_dtype), devices[0], memory, progress)
+
+
+@contextmanager
+def mendable(model: str | Path | None) -> Iterator[None]:
+    """Raise StartError for what the user can mend, of this directory (None: the bundled one's) or of a setting."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise StartError(f"{model or 'the bundled model'}: {error.message}", MODEL) from error
+    except (InvalidArgument, FailedPrecondition, AlreadyExists) as error:
+        wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
+        raise StartError(wrong or error.message) from error
+    except OSError as error:
+        raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        message = "the device's memory is too small for this model and KV: lower --kv-tokens or --memory-fraction"
+        raise StartError(message, MODEL) from error
+
+
+def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> ServedModel:
+    path = BUNDLED if config.model is None else Path(config.model)
+    if not path.is_dir():
+        raise CheckpointError("not a directory" if path.exists() else "no such directory")
+    text = load_text(path)  # before the weights: it takes less time to find out that it is missing
+    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+    loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)
+    known = named(ServedModel, loaded, loaded.model, loaded.model.config)
+    return ServedModel(**known, text=text, model_id="bundled" if config.model is None else path.resolve().name)
+
+
+def _fitting(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
+    """Pages that fit, where nobody said how many there should be."""
+    if config.kv_tokens is not None:
+        return 0
+    if jax.default_backend() == "cpu":
+        return pages_in_host_memory(served.model.kv, config.page_size, config.memory_fraction or CPU_SHARE)
+    with compiling_for("here") as (devices, memory):
+        return _measured(config, served.model, served.params, mesh or devices[0], memory, progress).pages
+
+
+def _measured(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int, progress: Progress
+) -> MemoryPlan:
+    """The plan for chips of `memory` bytes each. It is measured with half of the pages that could fit at most."""
+    free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
+    least = -(-(config.max_context_tokens or 0) // config.page_size)  # that what is left be told below zero too
+    sizes = _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
+    program = CompiledModel(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
+    share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
+    return plan_memory(program, memory, share, progress.compiled)
+
+
+def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
+    """With the KV that was asked for; else for `max_batch` contexts of full length, or the pages that fit."""
+    longest = config.max_context_tokens or model.max_positions
+    if longest > model.max_positions:
+        why = (
+            "" if model.attention_window is None else ": that is its attention window, beyond which it is not computed"
+        )
+        raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions{why}")
+    wanted = fitting if config.memory_fraction is not None else -(-config.max_batch * longest // config.page_size)
+    pages = max(1, min(wanted, fitting))
+    if config.kv_tokens is not None:
+        pages = -(-config.kv_tokens // config.page_size)
+    capacity = pages * config.page_size
+    if (config.max_context_tokens or 0) > capacity:
+        raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
+    others = {
+        "pages": pages,
+        "max_context_tokens": min(longest, capacity),
+        "attention_window": model.attention_window,
+        "host_pages": _host_pages(config, model, pages),
+        "disk_pages": config.disk_tokens // config.page_size,
+        "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
+        "pinned_pages_per_tenant": None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
+    }
+    return EngineConfig(**named(EngineConfig, config) | others)
+
+
+def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:
+    """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow: then as much as
+    that has, since pages pass through here on their way.
+    """
+    if config.host_tokens is not None:
+        return config.host_tokens // config.page_size
+    if jax.default_backend() == "cpu":
+        if not config.disk_tokens:
+            return 0
+        pages = min(pages, config.disk_tokens // config.page_size)
+    return max(2, min(pages, pages_in_host_memory(model.kv, config.page_size)))

@@ -1,0 +1,154 @@
+"""The keys that a server accepts while it runs: read again when their file changes, or when somebody asks for it.
+
+A change is taken once two looks in a row have seen the same file, because one that is edited in place may be half
+written. A file that cannot be read, or is wrong, leaves the keys as they were, and the log says so.
+"""
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from jaxctx.errors import Unauthenticated
+from jaxctx_server.auth import Key, authorise, read_keys
+from jaxctx_server.startup import StartError
+
+LOOK_S = 0.5  # between looks at the file
+NOT_RELOADED = "KEYS_NOT_RELOADED"  # the reason that the log names when a file is wrong
+NEVER = (0,)  # what no file looks like
+Stamp: TypeAlias = tuple[int, ...]  # what tells a file from what it was before
+log = logging.getLogger("jaxctx.server")
+
+
+class KeyStore:
+    """Whom a server lets in. Lives on the event loop, which alone changes what it holds."""
+
+    def __init__(self, keys: Sequence[Key] | None, path: Path | None = None) -> None:
+        """`keys` are accepted for good, and those in the file at `path` for as long as they are there. Neither: the
+        server has no keys, and whoever reaches it may do everything.
+
+        Raises StartError naming the file and line of what is wrong.
+        """
+        self._for_good, self._path = tuple(keys or ()), path
+        self.keys = None if keys is None and path is None else self._for_good
+        self._asked = asyncio.Event()
+        self._running: set[tuple[Key, asyncio.Timeout]] = set()  # calls, each with the key that it was made with
+        self._seen: Stamp | None = NEVER  # by the latest look; None: there is no such file
+        self._taken: Stamp | None = NEVER  # of the file when it was last read
+        if path is not None:
+            self.keys = (*read_keys(path), *self._for_good)
+            if _stamp(path) is None:
+                self._taken = None  # a pipe: it was read once, and there is nothing to look at
+
+    @classmethod
+    def of(cls, keys: "KeyStore | Sequence[Key] | None") -> Self | "KeyStore":
+        """A store, also of keys that never change."""
+        return keys if isinstance(keys, KeyStore) else cls(keys)
+
+    def authorise(self, method: str, authorization: str | None) -> Key:
+        """See `access.authorise`."""
+        return authorise(self.keys, method, authorization)
+
+    @asynccontextmanager
+    async def held(self, key: Key) -> AsyncIterator[None]:
+        """Around a call that was made with this key. If that is revoked meanwhile the call is cancelled, and this
+        raises Unauthenticated.
+        """
+        ended = asyncio.timeout(None)
+        try:
+            async with ended:
+                self._running.add((key, ended))
+                yield
+        except TimeoutError:
+            if not ended.expired():
+                raise  # of the call's own
+            raise Unauthenticated("the key was revoked") from None
+        finally:
+            self._running.discard((key, ended))
+
+    def ask(self) -> None:
+        """Have the file read again at once, changed or not."""
+        if self._path is None:
+            log.info("there is no keys file to read again")
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Read the file again whenever it has changed or somebody asks. Never returns."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if self._path is None else LOOK_S):
+                    await self._asked.wait()
+            try:
+                if self._asked.is_set():
+                    self._asked.clear()
+                    await self.reload()
+                else:
+                    await self.look()
+            except Exception:  # or no key could be revoked any more, and nobody would know
+                log.exception("the keys stay as they were", extra={"reason": NOT_RELOADED})
+
+    async def look(self) -> None:
+        """Read the file again if it is not the one that was read last, and is the one that the look before saw."""
+        if self._path is None:
+            return
+        before, self._seen = self._seen, await asyncio.to_thread(_stamp, self._path)
+        if before == self._seen != self._taken:
+            await self._take(self._path, settled=True)
+
+    async def reload(self) -> None:
+        """Read the file again as it is now."""
+        if self._path is not None:
+            await self._take(self._path, settled=False)
+
+    async def _take(self, path: Path, *, settled: bool) -> None:
+        """Accept what the file holds. `settled`: only if nobody has changed it meanwhile."""
+        stamp, keys, problem = await asyncio.to_thread(_read, path)
+        if settled and stamp != self._seen:
+            return
+        self._taken = stamp
+        if keys is None:
+            log.error("the keys stay as they were: %s", problem, extra={"reason": NOT_RELOADED})
+            return
+        old, new = self.keys or (), (*keys, *self._for_good)
+        revoked, added = _without(old, new), _without(new, old)
+        self.keys = new
+        if revoked or added or not settled:
+            names = {"revoked": [key.name for key in revoked], "added": [key.name for key in added]}
+            log.info("the keys file was read again: %d keys", len(keys), extra=names)
+        ended = {(key, call) for key, call in self._running if key in revoked}
+        self._running -= ended
+        for _, call in ended:
+            call.reschedule(asyncio.get_running_loop().time())
+
+
+def _without(keys: Sequence[Key], others: Sequence[Key]) -> list[Key]:
+    """Those that are not among the others as the same key of the same tenant and role. Their names are for logs."""
+    there = {(other.sha256, other.tenant, other.role) for other in others}
+    return [key for key in keys if (key.sha256, key.tenant, key.role) not in there]
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """What is another one when the file is replaced or written to. None: there is no file, or none to be read twice."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _read(path: Path) -> tuple[Stamp | None, tuple[Key, ...] | None, str]:
+    """The stamp of the file, and either its keys or what is wrong with it."""
+    before = _stamp(path)
+    if before is None and os.path.exists(path):
+        return None, None, f"--keys: {path}: is no regular file, which could be read again"
+    try:
+        keys = read_keys(path)
+    except StartError as error:
+        return before, None, str(error)
+    return (before if _stamp(path) == before else NEVER), keys, ""
