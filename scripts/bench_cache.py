@@ -37,7 +37,7 @@ def filled(cache: ContextCache, tokens: np.ndarray) -> Context:
     cache.append(context, tokens)
     cache.match(context)
     cache.grow(context, context.buffered_tokens)
-    cache.settle(context, context.buffered_tokens)
+    cache.mark_computed(context, context.buffered_tokens)
     return context
 
 
@@ -122,7 +122,7 @@ def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
             for context in contexts:
                 cache.append(context, [token])
                 cache.grow(context, 1)
-                cache.settle(context, 1)
+                cache.mark_computed(context, 1)
                 context.page_table()
 
     return streams * tokens / best_s(2, decode)

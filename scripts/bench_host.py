@@ -59,7 +59,7 @@ def turn(core: EngineCore) -> tuple[float, float]:
     batch, output = flight
     landed = jax.tree.map(np.asarray, output)
     start = time.thread_time()
-    core.settle(batch, landed)
+    core.process_output(batch, landed)
     return sent * 1e3, (time.thread_time() - start) * 1e3
 
 

@@ -91,7 +91,7 @@ BATCHES = {
 
 def packed(device: ModelRunner, shape: StepShape, parts: Sequence[Segment], rng: np.random.Generator) -> np.ndarray:
     """The step's inputs, with tokens that are random."""
-    vector, views = device.blank(shape)
+    vector, views = device.make_step_inputs(shape)
     views.tokens[:] = rng.integers(0, 1000, shape.rows)
     for part in parts:
         rows = slice(part.first_row, part.first_row + part.rows)
@@ -119,7 +119,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in chosen}
     for _ in range(options.rounds):
         for name, (rows, parts) in chosen.items():
-            shape = device.shape_for(rows)
+            shape = device.select_bucket(rows)
             vector = packed(device, shape, parts, rng)
             start = time.perf_counter()
             jax.block_until_ready(device.run(shape, vector))

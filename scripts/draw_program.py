@@ -99,7 +99,7 @@ def _box(variable_id: str, known: Mapping[str, VariableInfo], what: str, state: 
 
 
 def drawn(target: str, session_id: str) -> str:
-    """The picture of a session that lives."""
+    """The picture of a session that lifecycle."""
     with jaxctx.Client(target) as client:
         session = client.session(session_id)
         graph, variables = session.graph(), [each.look() for each in session.variables()]

@@ -110,8 +110,8 @@ class BlockManager:
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
             if offloaded.tokens <= 0:
                 self.tiers.drop(context.offloaded_pages.pop(number))
-        if context.manual is not None and length < context.manual * self.page_size:
-            context.manual = None
+        if context.manual_pages is not None and length < context.manual_pages * self.page_size:
+            context.manual_pages = None
 
     def suspend(self, context: Context) -> int:
         """Give up all pages, keep the tokens; returns how many pages became free or cached.
@@ -125,8 +125,8 @@ class BlockManager:
             self.tiers.save(offloaded, page)
             if not offloaded.lost:
                 context.offloaded_pages[first + position] = offloaded
-        if context.manual_commit and context.working_tokens and context.manual is None:
-            context.manual = first
+        if context.manual_commit and context.working_tokens and context.manual_pages is None:
+            context.manual_pages = first
         return freed + self.release_pages(context)
 
     def release_pages(self, context: Context) -> int:
@@ -155,8 +155,8 @@ class BlockManager:
         start, known = context.tail, context.recent
         if context.suspended:
             start, known = context.root, context.token_bytes()
-        if context.manual is not None:
-            tokens = min(tokens, context.manual * self.page_size)
+        if context.manual_pages is not None:
+            tokens = min(tokens, context.manual_pages * self.page_size)
         known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
         if start.parent is None:
             return self.index.search(context.root, known, context.marks)
@@ -226,7 +226,7 @@ class BlockManager:
         self.tiers.drop(context.offloaded_pages.pop(number))
         count = min(item.tokens, tokens - context.seq_len)
         context.working_tokens += count
-        commits = not context.manual_commit if context.manual is None else number < context.manual
+        commits = not context.manual_commit if context.manual_pages is None else number < context.manual_pages
         if commits and count == self.page_size and not used:  # else with those before it
             self.commit(context, 1)
         return True

@@ -3,7 +3,7 @@
 A context is its last committed page's node, its working pages, and the tokens that are in no committed page yet:
 
     committed pages, by lineage        │ working pages            │
-    root ◀── node ◀── node ◀── tail    │ 7 (full, if manual)  8   │ 9 (reserved)
+    root ◀── node ◀── node ◀── tail    │ 7 (full, if manual_pages)  8   │ 9 (reserved)
     tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
 
 Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned` and `pinned_until`, `version`,
@@ -64,7 +64,7 @@ class Context:
     offloaded_pages: dict[int, OffloadedPage] = field(
         default_factory=dict
     )  # data of pages it had, by place in its sequence
-    manual: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
+    manual_pages: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
     closed: bool = False
     table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected again when asked for
 

@@ -187,7 +187,7 @@ class ContextCache:
         """
         context.raise_if_suspended()
         context.computed = computed
-        context.manual = committed if context.manual_commit and computed > committed * self.page_size else None
+        context.manual_pages = committed if context.manual_commit and computed > committed * self.page_size else None
         first, slots = context.tail.depth + len(self.block_manager.path(context, computed)), []
         for number in range(first, self.block_manager.pages_for(computed)):
             offloaded = OffloadedPage(min(self.page_size, computed - number * self.page_size))
@@ -218,7 +218,7 @@ class ContextCache:
         if missing > 0:
             self.block_manager.add_working(context, missing)
 
-    def settle(self, context: Context, tokens: int, *, hold: bool = False) -> int:
+    def mark_computed(self, context: Context, tokens: int, *, hold: bool = False) -> int:
         """The KV of the first `tokens` buffered tokens is on the device now: they become working tokens.
 
         Full working pages commit, unless the context commits by hand or `hold` keeps them until `commit_full`. Returns
@@ -271,5 +271,5 @@ class ContextCache:
         """Its working pages that commit without being told to."""
         full = context.working_tokens // self.page_size
         if context.manual_commit:
-            full = min(full, max((context.manual or 0) - context.tail.depth, 0))
+            full = min(full, max((context.manual_pages or 0) - context.tail.depth, 0))
         return full

@@ -72,7 +72,7 @@ def commit(cache: ContextCache, context: Context, pages: int) -> None:
         message = f"{pages} pages to commit, {context.working_tokens} tokens in working pages"
         raise FailedPrecondition(message, reason="PAGE_NOT_FULL")
     cache.block_manager.commit(context, pages)
-    context.manual = None
+    context.manual_pages = None
 
 
 def release(cache: ContextCache, context: Context, pages: int) -> None:

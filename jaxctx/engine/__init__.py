@@ -7,7 +7,7 @@
     mail.py        futures and streams between the step thread and asyncio
     core.py        the engine without threads: requests in, steps out, results booked
     operations.py  what changes contexts without computing: fork, rewind, reserve, …   archive.py: of what is kept
-    lives.py       contexts from birth to end: time to live, pins, word of changes   watch.py
+    lifecycle.py       contexts from birth to end: time to live, pins, word of changes   watch.py
     scheduler.py   who runs: admission, memory, preemption, the next batch   budget.py, sequence.py
     batch.py       a batch's rows written into a step's inputs   drafts.py, passes.py: guessed tokens, explicit ones
     step.py        the jitted step: model, paged KV, sampling; page moves

@@ -79,9 +79,9 @@ class LocalEngine(SnapshotOperations, Engine):
     inspect = command(lambda core: core.contexts.inspect)
     list = command(lambda core: core.contexts.list)
     compare = command(lambda core: core.contexts.compare)
-    update_publication = command(lambda core: core.archive.update_publication)
-    unpublish = command(lambda core: core.archive.unpublish)
-    publications = command(lambda core: core.archive.publications)
+    update_publication = command(lambda core: core.snapshot_contexts.update_publication)
+    unpublish = command(lambda core: core.snapshot_contexts.unpublish)
+    publications = command(lambda core: core.snapshot_contexts.publications)
     clear_cache = command(lambda core: lambda caller: core.cache.clear_cached())
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> types.ContextInfo:
@@ -101,7 +101,9 @@ class LocalEngine(SnapshotOperations, Engine):
             made.extend(make())
             return [self.core.contexts.describe(context) for context in made]
 
-        return await delivered(self.loop.call(run), lambda _: self.loop.tell(partial(self.core.archive.drop, made)))
+        return await delivered(
+            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.snapshot_contexts.drop, made))
+        )
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
@@ -109,7 +111,7 @@ class LocalEngine(SnapshotOperations, Engine):
             info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
             if info is not None:
                 return info
-            if caller.deadline is None or self.core.world.clock() > caller.deadline - 0.05:  # s, for the answer
+            if caller.deadline is None or self.core.deps.clock() > caller.deadline - 0.05:  # s, for the answer
                 raise ResourceExhausted(
                     f"{pages} pages are not to be had now; none was taken", reason="OUT_OF_PAGES", retry_after_s=1.0
                 )
@@ -121,9 +123,9 @@ class LocalEngine(SnapshotOperations, Engine):
         return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
     async def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[types.ContextEvent]:
-        arrived, watches = asyncio.Event(), self.core.lives.watches
+        arrived, watches = asyncio.Event(), self.core.lifecycle.watches
         wake = partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set)
-        clock = self.core.world.wall_clock
+        clock = self.core.deps.wall_clock
         watch = Watch(caller.tenant, self.core.cache, clock, wake, with_programs=include_program_contexts)
 
         def read() -> Sequence[types.ContextEvent]:
@@ -185,7 +187,7 @@ class LocalEngine(SnapshotOperations, Engine):
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
             for sequence in running:
                 self.core.end(sequence)
-            self.core.archive.drop(forks)
+            self.core.snapshot_contexts.drop(forks)
 
         resumed: OutputText | None = None
         try:
@@ -211,7 +213,7 @@ class LocalEngine(SnapshotOperations, Engine):
     async def drain(self) -> None:
         def begin() -> bool:
             self.core.draining = True
-            self.core.lives.wake_watches()
+            self.core.lifecycle.wake_watches()
             return not self.core.scheduler.writers  # no request is under way
 
         while not await self.loop.call(begin) or self._saves:

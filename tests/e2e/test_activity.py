@@ -253,7 +253,7 @@ async def beside(them: Tenant) -> AsyncIterator[None]:
 
 async def test_15_a_tenant_is_told_the_same_beside_a_busy_one(make_engine: Any, clock: Clock, two_tenants: Any) -> None:
     config: EngineConfig = replace(CONFIG, pages=512)
-    lives = []
+    lifecycle = []
     for busy in (False, True):
         engine = make_engine(config, store="memory://", device=f"busy {busy}", whole=False)
         async with (
@@ -268,8 +268,8 @@ async def test_15_a_tenant_is_told_the_same_beside_a_busy_one(make_engine: Any, 
                 assert them.refused <= {"ALREADY_EXISTS"}, "it had what it asked for"
             else:
                 await life(me)
-        lives.append(me.told)
+        lifecycle.append(me.told)
         assert me.called == {method for service in SEEN_BY_TENANTS for method in SERVICES[service].methods_by_name}
     assert set(SERVICES) - set(SEEN_BY_TENANTS) == {"AdminService", "EngineService"}, "others than tenants' own"
-    for alone, beside_another in zip(*lives, strict=True):
+    for alone, beside_another in zip(*lifecycle, strict=True):
         assert alone == beside_another

@@ -44,7 +44,7 @@ async def test_a_function_whose_docstring_is_the_template(client: jaxctx.aio.Cli
         assert b == await alone(client, "You draft:\n    forks, loudly\n")
         assert o == await alone(client, f"{a} or {b}? ")
         assert "".join([part async for part in both.output.read()]) == o
-        assert [task.phase for task in await session.graph()] == [jaxctx.Phase.DONE] * 3
+        assert [task.phase for task in await session.graph()] == [jaxctx.TaskPhase.DONE] * 3
         assert {each.name async for each in session.variables(page=1)} == {"topic", "text", "o"}
         info = await session.info()
         assert (info.session_id, info.variables, info.calls) == (session.id, 4, 3)
@@ -122,7 +122,7 @@ async def test_an_output_that_nobody_asks_for_does_not_run(client: jaxctx.aio.Cl
     async with await client.create_session() as session:
         call = await session.call("Say {{o}}", o=FEW)
         assert (await call.output.look()).state is jaxctx.VariableState.UNSET
-        assert [task.phase for task in await session.graph()] == [jaxctx.Phase.IDLE]
+        assert [task.phase for task in await session.graph()] == [jaxctx.TaskPhase.IDLE]
         await session.cancel(call.id)
         with pytest.raises(errors.Cancelled):
             await call.output.get()

@@ -86,10 +86,10 @@ class Case:
 
     def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
-        params = plpallas_tpu.InterpretParams(
+        params = pltpu.InterpretParams(
             detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
         )
-        with plpallas_tpu.force_tpu_interpret_mode(params):
+        with pltpu.force_tpu_interpret_mode(params):
             got = np.array(run(jnp.asarray(q, self.multiplied), self.stored(k), self.stored(v), self.packed(segments)))
         assert got.dtype == np.float32
         assert not interpreter.races.races_found
@@ -179,7 +179,7 @@ def test_heads_in_turn(
     rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit into VMEM at once is walked for one KV head after the other."""
-    monkeypatch.setattr(tpu, "STATE_BYTES", 1)
+    monkeypatch.setattr(pallas_tpu, "STATE_BYTES", 1)
     case = Case(16, 16, 128, 2, kv_heads=3)
     case.check(rng, case.program(), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
 
@@ -250,9 +250,9 @@ def test_a_copy_not_waited_for_is_a_race(
     rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What these tests rest on: the values would be right here."""
-    patient = pallas_tpu.plpallas_tpu.make_async_copy
+    patient = pallas_tpu.pltpu.make_async_copy
     hasty = lambda *args: SimpleNamespace(start=patient(*args).start, wait=lambda: None)  # noqa: E731
-    monkeypatch.setattr(tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
+    monkeypatch.setattr(pallas_tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
     case = Case(16, 16, 128, 2, dma="eager")
     with pytest.raises(Exception, match=r"RACE DETECTED|races_found"):
         case.check(rng, case.program(), grow("no_sharing", 16, 16, case.pool_pages).segments, visible, dense)

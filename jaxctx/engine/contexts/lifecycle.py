@@ -62,9 +62,9 @@ class ContextLifecycle:
         self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # of those who read along, by tenant
         self.expired = 0
         self._pins: DeadlineQueue[Context] = DeadlineQueue()
-        self.scheduler.budget.on_suspend = partial(self.changed, change=ContextChange.SUSPENDED)
+        self.scheduler.budget.on_suspend = partial(self.notify_changed, change=ContextChange.SUSPENDED)
 
-    def changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
+    def notify_changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
         """Its tokens, pages or settings are others now."""
         context.version += 1
         if context.pinned:
@@ -84,7 +84,7 @@ class ContextLifecycle:
         except JaxctxError:
             self.cache.close(context)
             raise
-        self.changed(context, change)
+        self.notify_changed(context, change)
 
     def update(self, context: Context, request: UpdateContextRequest) -> None:
         """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
@@ -130,9 +130,9 @@ class ContextLifecycle:
             self.scheduler.fail(writer, why or Cancelled("the context was closed"))
         self.pin(context, False)
         self.cache.close(context)
-        self.changed(context, change)
+        self.notify_changed(context, change)
 
-    def reap(self) -> float:
+    def expire(self) -> float:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self.cache.lifetimes.due(now):
@@ -143,6 +143,6 @@ class ContextLifecycle:
             self.expired += 1
         for context in self._pins.due(now):
             self.pin(context, False)
-            self.changed(context)
+            self.notify_changed(context)
         ends = [at for at in (self.cache.lifetimes.next, self._pins.next) if at is not None]
         return min(max(min(ends, default=now + PATIENCE_S) - now, 0.0), PATIENCE_S)

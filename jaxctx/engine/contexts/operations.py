@@ -44,14 +44,14 @@ class ContextOperations:
     config: EngineConfig
     cache: ContextCache
     scheduler: Scheduler
-    lives: ContextLifecycle
+    lifecycle: ContextLifecycle
     model: Identity
     model_id: str
 
     def create(self, caller: Caller, request: CreateContextRequest) -> Context:
         context = self.make(caller, request)
         context.of_program = is_of_program(request.labels)
-        self.lives.begin(context, request, ContextChange.CREATED)
+        self.lifecycle.begin(context, request, ContextChange.CREATED)
         return context
 
     def make(self, caller: Caller, request: CreateContextRequest) -> Context:
@@ -64,7 +64,7 @@ class ContextOperations:
         """A context made from a snapshot gets the settings that its opener asks for."""
         context.ancestors = ()
         context.snapshot = f"{version.name}@{version.version}"
-        self.lives.begin(context, request, ContextChange.OPENED)
+        self.lifecycle.begin(context, request, ContextChange.OPENED)
         return context
 
     def identity(self, caller: Caller, salt: str) -> Identity:
@@ -81,7 +81,7 @@ class ContextOperations:
         for child in children:
             if parent.of_program:  # the child is its caller's
                 child.labels = {key: value for key, value in parent.labels.items() if key not in PROGRAM_LABELS}
-            self.lives.changed(child, ContextChange.FORKED)
+            self.lifecycle.notify_changed(child, ContextChange.FORKED)
         return children
 
     def branch(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> Sequence[Context]:
@@ -105,7 +105,7 @@ class ContextOperations:
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         if not tenant.startswith(HIDDEN):  # what snapshots hold has quotas of its own
-            self.lives.quotas.check(max_contexts_per_tenant=self.cache.count(tenant) + more)
+            self.lifecycle.quotas.check(max_contexts_per_tenant=self.cache.count(tenant) + more)
         if len(self.cache.context_table) + more > self.config.max_contexts:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
             raise ResourceExhausted(message, reason="TOO_MANY_CONTEXTS", retry_after_s=1.0)
@@ -150,7 +150,7 @@ class ContextOperations:
         # A suspended context takes its cached pages back first: they count too.
         found = self.cache.peek(context) if context.suspended else PrefixMatch(0, 0, 0, 0)
         own = context.committed_pages + context.working_pages + found.device
-        self.lives.check_growth(context, own + pages)
+        self.lifecycle.check_growth(context, own + pages)
         if not self._try_claim(context, pages + found.unheld):
             return None
         page_control.reserve(self.cache, context, pages)
@@ -158,11 +158,11 @@ class ContextOperations:
 
     def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
         context = self.cache.get(caller.tenant, context_id)
-        self.lives.update(context, request)
+        self.lifecycle.update(context, request)
         return self._changed(context)
 
     def close(self, caller: Caller, context_id: str) -> None:
-        self.lives.close(self.cache.get(caller.tenant, context_id))
+        self.lifecycle.close(self.cache.get(caller.tenant, context_id))
 
     def inspect(
         self,
@@ -242,7 +242,7 @@ class ContextOperations:
         return Comparison(common_tokens=common, shared_pages=shared, length_a=first.length, length_b=second.length)
 
     def _changed(self, context: Context) -> ContextInfo:
-        self.lives.changed(context)
+        self.lifecycle.notify_changed(context)
         return self.describe(context)
 
     def describe(self, context: Context) -> ContextInfo:

@@ -55,8 +55,8 @@ class EngineCore:
         world: RuntimeDeps,
     ) -> None:
         self.config = config
-        self.device = device
-        self.world = world
+        self.runner = device
+        self.deps = world
         self.text = text
         memory = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
         self.cache = ContextCache(memory, world.wall_clock, world.new_id)
@@ -72,9 +72,9 @@ class EngineCore:
             ready=self._arrived,
             clock=world.clock,
         )
-        self.lives = ContextLifecycle(self.cache, self.scheduler, world.wall_clock)
-        self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lives, model, model_id)
-        self.archive = SnapshotContexts(self.contexts, device, world.new_id)
+        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, world.wall_clock)
+        self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lifecycle, model, model_id)
+        self.snapshot_contexts = SnapshotContexts(self.contexts, device, world.new_id)
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
@@ -86,7 +86,7 @@ class EngineCore:
         context = self._room_for(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
-            self.lives.changed(context)
+            self.lifecycle.notify_changed(context)
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Request(context, caller, reply), appended=len(tokens))
 
@@ -125,7 +125,7 @@ class EngineCore:
             message = f"the context is full: it holds at most {self.config.longest}"
             raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
-        seed = self.world.new_seed() if seed is None else derive_seed(seed, index)
+        seed = self.deps.new_seed() if seed is None else derive_seed(seed, index)
         max_tokens = min(request.max_tokens or self.config.default_max_tokens, text.tokens + room)
         output = Output(request, index, context, text, seed, max_tokens)
         drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
@@ -152,7 +152,7 @@ class EngineCore:
         context = self._room_for(caller, request.context_id, tokens)
         first = context.length
         self.cache.append(context, tokens, marks(request, first))
-        passing = make_forward(request, first, self.world.new_seed)
+        passing = make_forward(request, first, self.deps.new_seed)
         return self._submit(Request(context, caller, reply, passing=passing), appended=len(tokens))
 
     def _room_for(self, caller: Caller, context_id: str, tokens: np.ndarray) -> Context:
@@ -168,13 +168,13 @@ class EngineCore:
         """To the scheduler; if it is refused, its context loses the tokens that were appended for it."""
         context, sequence.appended = sequence.context, appended
         try:
-            self.lives.check_growth(context, -(-sequence.worst_case_tokens // context.page_size))
+            self.lifecycle.check_growth(context, -(-sequence.worst_case_tokens // context.page_size))
             self.scheduler.submit(sequence)
         except JaxctxError:
             if appended:
                 truncate(self.cache, context, appended)
             raise
-        self.lives.changed(context)
+        self.lifecycle.notify_changed(context)
         return sequence
 
     def raise_if_draining(self) -> None:
@@ -186,7 +186,7 @@ class EngineCore:
         """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
         if not sequence.ended:
             self.scheduler.end(sequence)
-            self.lives.changed(sequence.context)
+            self.lifecycle.notify_changed(sequence.context)
 
     def fail(self, sequence: Request, error: JaxctxError) -> None:
         """End a sequence and tell its caller why. Refused before it ran, it leaves its context as it was before."""
@@ -194,12 +194,12 @@ class EngineCore:
         self.end(sequence)
         if untouched and sequence.appended and isinstance(error, errors.ResourceExhausted):
             truncate(self.cache, sequence.context, sequence.appended)
-            self.lives.changed(sequence.context)
+            self.lifecycle.notify_changed(sequence.context)
         sequence.reply.failed(error)
 
     def expire(self) -> float:
         """End what is over and fail sequences whose deadline has passed; returns seconds until there may be more."""
-        soon, now = self.lives.reap(), self.world.clock()
+        soon, now = self.lifecycle.expire(), self.deps.clock()
         for sequence in list(self.scheduler.writers.values()):
             deadline = sequence.caller.deadline
             if deadline is not None and deadline <= now:
@@ -217,19 +217,19 @@ class EngineCore:
             except Exception:
                 log.exception("a sequence could not be ended")
             sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
-        self.lives.wake_watches()
+        self.lifecycle.wake_watches()
 
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
         """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""
-        batch = self.scheduler.next_batch()
+        batch = self.scheduler.schedule()
         self.carry_out()
         if batch is None:
             return None
         self.steps += 1
-        shape = self.device.shape_for(batch.rows, batch.outputs)
-        packed, views = self.device.blank(shape)
+        shape = self.runner.select_bucket(batch.rows, batch.outputs)
+        packed, views = self.runner.make_step_inputs(shape)
         build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
-        return batch, self.device.run(shape, packed, logits=batch.wants_logits)
+        return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def carry_out(self) -> None:
         """Move the pages that are to be moved, ahead of every later step."""
@@ -245,16 +245,16 @@ class EngineCore:
         output, tokens = sequence.output, sequence.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        self.device.load_slot(sequence.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
+        self.runner.load_slot(sequence.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
 
-    def settle(self, batch: Batch, landed: StepArrays) -> None:
+    def process_output(self, batch: Batch, landed: StepArrays) -> None:
         """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""
         logits, packed = landed
         output = read_output(packed)
-        for part in self.scheduler.settle(batch):
+        for part in self.scheduler.process_output(batch):
             sequence = part.sequence
             try:
-                self.lives.changed(sequence.context)
+                self.lifecycle.notify_changed(sequence.context)
                 if sequence.output is not None and part.asked:
                     self._take_samples(part, output)
                 elif sequence.output is None:
@@ -278,10 +278,10 @@ class EngineCore:
             if sequence.ended or step.tokens[row] != draft:
                 break
             row += 1
-            self.cache.settle(sequence.context, 1)
+            self.cache.mark_computed(sequence.context, 1)
             self._take_sample(sequence, step, row)
         if part.drafts:
-            self.scheduler.judge(part, row - part.place)
+            self.scheduler.update_acceptance(part, row - part.place)
 
     def _take_sample(self, sequence: Request, step: Sampled, row: int) -> None:
         output = sequence.output
@@ -301,7 +301,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Load and memory now."""
         memory, tiers, scheduler = self.cache.block_manager, self.cache.block_manager.tiers, self.scheduler
-        counters = named(EngineStats, scheduler, scheduler.budget, self.lives, self.device, self)
+        counters = named(EngineStats, scheduler, scheduler.budget, self.lifecycle, self.runner, self)
         others = {
             "pages_total": memory.pool.total,
             "pages_free": memory.pool.free,

@@ -59,7 +59,7 @@ class ResultFuture:
         """A token of an output. Only a generation has any, and what it is given is a `OutputStream`."""
         raise TypeError("nothing but a generation has pieces")
 
-    def lagging(self) -> bool:
+    def backpressured(self) -> bool:
         """Whether the reader is too far behind to take more."""
         return False
 
@@ -93,7 +93,7 @@ class OutputStream(ResultFuture):
         if self._open == 0:  # but the first failure of an output is that of the request
             super().done(result)
 
-    def lagging(self) -> bool:
+    def backpressured(self) -> bool:
         if self._sent - self._read <= self._limit:
             return False
         self._lagged = True  # before the last look, so that a reader who catches up wakes the engine

@@ -66,7 +66,7 @@ class Request:
     computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
     rows: dict[int, ForwardAnswer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
     ended: bool = False
-    leader: "Request | None" = None  # computes what this one needs: it waits while that one `leads`
+    prefix_owner: "Request | None" = None  # computes what this one needs: it waits while that one `leads`
     demand: Demand = NOTHING  # what it was expected to take when it was submitted
     start_by: float = math.inf  # by the clock of deadlines: if it waits longer, whether it is too late is looked at
 
@@ -88,12 +88,12 @@ class Request:
     @property
     def leads(self) -> bool:
         """Whether it is computing its prompt, so that others who need the same pages had better wait."""
-        return self.slot >= 0 and self.context.seq_len < self.prompt_end and not self.reply.lagging()
+        return self.slot >= 0 and self.context.seq_len < self.prompt_end and not self.reply.backpressured()
 
     @property
     def passed_over(self) -> bool:
         """Whether others go before it where it waits: its reader lags, or it waits for its leader."""
-        return self.reply.lagging() or (self.leader is not None and self.leader.leads)
+        return self.reply.backpressured() or (self.prefix_owner is not None and self.prefix_owner.leads)
 
     @property
     def resident(self) -> int:

@@ -68,7 +68,7 @@ class StepLoop:
         self.core.fail_all(Unavailable("the server is stopping", reason="NOT_SERVING", retry_after_s=1.0))
 
     def _run(self) -> None:
-        with self.core.device.count_compilations():
+        with self.core.runner.count_compilations():
             while not self._stopping:
                 self._try("the step thread met an error", self._turn)
             while not self._inbox.empty():  # what came behind the stop is refused, not forgotten
@@ -79,7 +79,7 @@ class StepLoop:
         """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
         works = not self.failure.done()
         timeout = self.core.expire() if works else None
-        room = works and self.core.scheduler.flying < self.core.config.steps_in_flight
+        room = works and self.core.scheduler.num_in_flight < self.core.config.steps_in_flight
         more = room and (self._dispatch() or self.core.scheduler.restored)
         if works:
             self.core.carry_out()
@@ -113,7 +113,7 @@ class StepLoop:
         """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
         output = self._try("a step failed on the device", landed.result)
         if output is not None:
-            self._try("a step's results could not be booked", self.core.settle, batch, output)
+            self._try("a step's results could not be booked", self.core.process_output, batch, output)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the step thread and wait for its result."""
@@ -134,7 +134,7 @@ class StepLoop:
                 if self.failure.done():
                     message = "the engine stopped after an internal error"
                     raise Unavailable(message, reason="ENGINE_FAILED", retry_after_s=RESTART_S)
-                self.core.lives.reap()
+                self.core.lifecycle.expire()
                 made = submit(promise)
                 if not isinstance(made, Request):
                     promise.done(made)

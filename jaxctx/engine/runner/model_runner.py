@@ -150,18 +150,18 @@ class ModelRunner:
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
         for shape in self.shapes + self.pass_shapes:
-            jax.block_until_ready(self.run(shape, self.blank(shape)[0]))
+            jax.block_until_ready(self.run(shape, self.make_step_inputs(shape)[0]))
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
         jax.block_until_ready((self._pools, self._state))
 
-    def shape_for(self, rows: int, outputs: int = 0) -> StepShape:
+    def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
         """The smallest compiled shape that holds `rows`; with `outputs`, of a pass that is asked about so many."""
         shapes = self.pass_shapes if outputs else self.shapes
         return next(shape for shape in shapes if shape.rows >= rows and shape.samples >= outputs)
 
-    def blank(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
+    def make_step_inputs(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
         """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`.
 
         A pass's masks let every row see all that its plan lets it see.

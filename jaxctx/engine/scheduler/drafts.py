@@ -53,7 +53,7 @@ class PromptLookup:
         period = last - int(places[-1])
         return [int(tokens[last - period + 1 + ahead % period]) for ahead in range(count)]
 
-    def judge(self, context: Context, accepted: int) -> None:
+    def update_acceptance(self, context: Context, accepted: int) -> None:
         """So many of the last guesses were right."""
         self._pause = 0 if accepted else min(2 * self._pause + 1, LONGEST_PAUSE)
         self._resume_at = context.length + self._pause

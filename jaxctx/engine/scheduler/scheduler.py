@@ -70,7 +70,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.budget = PageBudget(self.cache, self.running)
         self.restored = False  # pages came back just now, or their sequence has ended: there may be more to do at once
-        self.flying = 0  # steps that were made and are not settled
+        self.num_in_flight = 0  # steps that were made and are not settled
         self._may_restore = 0  # pages beside the last one of them
         self._free_slots = list(range(self.config.max_batch - 1, -1, -1))
         self._unusual_next = False  # whose turn it is, where there are both
@@ -278,7 +278,7 @@ class Scheduler:
         heads = self.queue.in_turn()
         now = self.clock()
         while (head := next(heads, None)) is not None:
-            lagging = sum(sequence.reply.lagging() for sequence in self.running)
+            lagging = sum(sequence.reply.backpressured() for sequence in self.running)
             situation = (head, self.budget.claimable(), len(self.running), lagging)
             if situation == self._blocked:
                 return
@@ -288,8 +288,8 @@ class Scheduler:
             if self._would_slow_others(now):
                 self._blocked, self._most = situation, len(self.running)
                 return
-            head.leader = self._leader_of(head)
-            if head.leader is not None:
+            head.prefix_owner = self._leader_of(head)
+            if head.prefix_owner is not None:
                 continue
             head.context.busy = True  # not a victim of its own admission
             if (self._free_slots or self._preempt_for(head)) and self._reserve(head):
@@ -390,7 +390,7 @@ class Scheduler:
     @property
     def _alone(self) -> bool:
         """Whether no step is under way, and none can be made."""
-        return not (self.flying or any(s.rows_ready and not s.reply.lagging() for s in self.running))
+        return not (self.num_in_flight or any(s.rows_ready and not s.reply.backpressured() for s in self.running))
 
     def _ahead(self, sequence: Request) -> Sequence[TierEntry]:
         """Where its next page is, if it is somewhere."""
@@ -429,7 +429,7 @@ class Scheduler:
         it is the least important one, if it is less important than `head`. Its context keeps its pages until they are
         claimed.
         """
-        lagging = [sequence for sequence in self.running if sequence.reply.lagging()]
+        lagging = [sequence for sequence in self.running if sequence.reply.backpressured()]
         victim = min(lagging or self.running, key=lambda s: (s.context.priority, -s.arrival), default=None)
         if victim is None or not (lagging or victim.context.priority < head.context.priority):
             return False
@@ -438,7 +438,7 @@ class Scheduler:
         self.preemptions += 1
         return True
 
-    def next_batch(self) -> Batch | None:
+    def schedule(self) -> Batch | None:
         """Admit what fits and make the next step: one row of every decoding sequence first, prompt chunks after.
 
         Unusual rows have steps of their own, which take turns with the others.
@@ -448,7 +448,7 @@ class Scheduler:
         self._unusual_next = not self._unusual_next
         batch = (self._unusual_batch() if self._unusual_next else None) or self._usual_batch() or self._unusual_batch()
         if batch is not None:
-            self.flying += 1
+            self.num_in_flight += 1
             self._sent.append(self.clock())
             self._may_restore = self.config.moving_pages
         return batch
@@ -456,7 +456,7 @@ class Scheduler:
     def _unusual_batch(self) -> Batch | None:
         for sequence in self.running:
             rows = sequence.next_rows(self.largest_pass.rows, unusual=True)
-            if rows and not sequence.reply.lagging():
+            if rows and not sequence.reply.backpressured():
                 stop = sequence.next + rows
                 outputs = [index for index in sequence.passing.outputs if sequence.next <= index < stop]
                 if len(outputs) > self.largest_pass.samples:
@@ -470,12 +470,12 @@ class Scheduler:
         parts: list[ScheduledRequest] = []
         row = samples = 0
         drafts = self._draft()
-        if drafts and self.flying:  # what is guessed must follow the tokens that are still on the device
+        if drafts and self.num_in_flight:  # what is guessed must follow the tokens that are still on the device
             return None
         # The sort is stable: decoding rows first, each group first come first served.
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
             rows = sequence.next_rows(budget - row)
-            if not rows or sequence.reply.lagging():
+            if not rows or sequence.reply.backpressured():
                 continue
             part = self._take_rows(sequence, row, rows, samples, drafts=drafts.get(sequence, ()))
             parts.append(part)
@@ -485,7 +485,7 @@ class Scheduler:
 
     def _draft(self) -> Mapping[Request, Sequence[int]]:
         """Guesses for the rows that would pad the next step, if all of its sequences are decoding."""
-        ready = [s for s in self.running if s.next_rows(1) and not s.reply.lagging()]
+        ready = [s for s in self.running if s.next_rows(1) and not s.reply.backpressured()]
         spare = self.config.padding(len(ready))
         if not spare or not all(s.decoding for s in ready):
             return {}
@@ -498,7 +498,7 @@ class Scheduler:
             sequence: guess for sequence, guess in zip(ready, share_spare_rows(guesses, spare), strict=True) if guess
         }
 
-    def judge(self, part: ScheduledRequest, accepted: int) -> None:
+    def update_acceptance(self, part: ScheduledRequest, accepted: int) -> None:
         """Of a part that was settled, so many drafts were right: its sequence goes on behind them."""
         sequence = part.sequence
         self.tokens_drafted += len(part.drafts)
@@ -506,7 +506,7 @@ class Scheduler:
         self._accepted += accepted
         self.tokens_computed += accepted
         if sequence.lookup is not None:
-            sequence.lookup.judge(sequence.context, accepted)
+            sequence.lookup.update_acceptance(sequence.context, accepted)
         sequence.known = sequence.context.length
         sequence.next, sequence.remaining = sequence.known - 1, sequence.tokens_left
 
@@ -536,15 +536,17 @@ class Scheduler:
             sequence.known += sequence.remaining > 0 and not drafts
         return ScheduledRequest(sequence, sequence.epoch, first_row, rows, position, asked, place, drafts)
 
-    def settle(self, batch: Batch) -> list[ScheduledRequest]:
+    def process_output(self, batch: Batch) -> list[ScheduledRequest]:
         """Book a finished step into the contexts; returns the parts whose sequences still want the result."""
-        self.flying -= 1
+        self.num_in_flight -= 1
         self._measure(batch)
         live = [part for part in batch.parts if part.epoch == part.sequence.epoch]
         for part in live:
             context, rows = part.sequence.context, part.rows - len(part.drafts)
             hold = part.sequence.passing.keep_working
-            self.cache.settle(context, part.position + rows - context.seq_len, hold=hold)  # none, if it had its KV
+            self.cache.mark_computed(
+                context, part.position + rows - context.seq_len, hold=hold
+            )  # none, if it had its KV
             self.tokens_computed += rows
         return live
 

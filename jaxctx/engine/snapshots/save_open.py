@@ -40,7 +40,7 @@ class SnapshotOperations:
         self.loop = loop
         self.store = store
         store.on_gone(self._release)
-        self._archive = loop.core.archive
+        self._snapshot_contexts = loop.core.snapshot_contexts
         self._saves: dict[
             object, SnapshotVersion | None
         ] = {}  # under way, by their `saving`; None: it is not known yet
@@ -56,14 +56,14 @@ class SnapshotOperations:
             await self.loop.call(self.loop.core.raise_if_draining)  # else a drain waits for it from now on
             store = await self._looked(caller, request.name)
             await asyncio.to_thread(store.check, caller.tenant, request.name, overwrite)
-            await self.loop.call(lambda: hidden.append(self._archive.freeze(caller, request.context_id)))
+            await self.loop.call(lambda: hidden.append(self._snapshot_contexts.freeze(caller, request.context_id)))
             frozen = hidden[0]
             if request.durable and frozen.suspended:  # its pages are wanted
                 await self._resume(caller, frozen)
-            version = await self.loop.call(self._archive.version, caller, request, frozen, saving)
+            version = await self.loop.call(self._snapshot_contexts.version, caller, request, frozen, saving)
             self._saves[saving] = version
             count, size = self.store.usage(caller.tenant, filter(None, self._saves.values()))
-            self.loop.core.lives.quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
+            self.loop.core.lifecycle.quotas.check(max_snapshots_per_tenant=count, max_snapshot_bytes_per_tenant=size)
             if request.durable:
                 version = await self._write(frozen, version, overwrite)
             else:
@@ -73,16 +73,18 @@ class SnapshotOperations:
                 hidden.clear()
         finally:
             del self._saves[saving]
-            self.loop.tell(partial(self._archive.drop, hidden))
+            self.loop.tell(partial(self._snapshot_contexts.drop, hidden))
         return told(Snapshot, version, latest=True)
 
     async def _write(self, frozen: Context, version: SnapshotVersion, overwrite: int | None) -> SnapshotVersion:
-        lineage = await self.loop.call(self._archive.lineage, frozen)
+        lineage = await self.loop.call(self._snapshot_contexts.lineage, frozen)
         writer = await delivered(asyncio.to_thread(self.store.begin, lineage), SnapshotWriter.abort)
         try:
             done = 0
             while done < len(writer.missing):
-                pages = await self.loop.call(self._archive.read, frozen, writer.missing[done : done + READ_AHEAD])
+                pages = await self.loop.call(
+                    self._snapshot_contexts.read, frozen, writer.missing[done : done + READ_AHEAD]
+                )
                 await asyncio.to_thread(_add, writer, writer.missing[done : done + len(pages)], pages)
                 done += len(pages)
             return await asyncio.to_thread(writer.finish, version, overwrite)
@@ -102,7 +104,7 @@ class SnapshotOperations:
             if version.durable:
                 result = await self._revive(caller, request, version, made)
             else:
-                await self.loop.call(lambda: made.append(self._archive.thaw(caller, request, version)))
+                await self.loop.call(lambda: made.append(self._snapshot_contexts.thaw(caller, request, version)))
                 result = await self._resume(caller, made[0])
             if take:
                 taking = asyncio.to_thread(self.store.take, version, latest=request.version is None)
@@ -110,7 +112,7 @@ class SnapshotOperations:
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self.store.touch, version)
         except BaseException:
-            self.loop.tell(partial(self._archive.drop, made))
+            self.loop.tell(partial(self._snapshot_contexts.drop, made))
             raise
         return result
 
@@ -122,11 +124,11 @@ class SnapshotOperations:
         core, thread, room = self.loop.core, ThreadPoolExecutor(1, "jaxctx-read"), threading.Semaphore(READ_AHEAD)
 
         def make() -> None:
-            context, missing = self._archive.revive(caller, request, version, reader.lineage)
+            context, missing = self._snapshot_contexts.revive(caller, request, version, reader.lineage)
             made.append(context)
             pages = reader.read([number for number, _ in missing])
             for _, slot in missing:  # the host slot alone has the page: its memory goes when that was loaded
-                core.transfers.stage(slot, thread.submit(_next_page, core.device, pages, room), room.release)
+                core.transfers.stage(slot, thread.submit(_next_page, core.runner, pages, room), room.release)
 
         try:
             await self.loop.call(make)
@@ -144,7 +146,7 @@ class SnapshotOperations:
         context = await self.loop.call(self.loop.core.cache.get, caller.tenant, context_id)
         if context.suspended:
             await self._resume(caller, context)
-        return await self.loop.call(self._archive.publish, caller, context_id, settings)
+        return await self.loop.call(self._snapshot_contexts.publish, caller, context_id, settings)
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         found = (await self._looked(caller, name)).get(caller.tenant, name, version)
@@ -161,7 +163,7 @@ class SnapshotOperations:
     async def update_snapshot(
         self, caller: Caller, name: str, version: int | None, changes: RetentionUpdate
     ) -> Snapshot:
-        lifetime = None if changes.ttl is None else self._archive.lifetime(changes.ttl)
+        lifetime = None if changes.ttl is None else self._snapshot_contexts.lifetime(changes.ttl)
         store = await self._looked(caller, name)
         found = await asyncio.to_thread(store.update, caller.tenant, name, version, lifetime, changes.labels)
         return await self.snapshot(caller, name, found.version)
@@ -180,7 +182,7 @@ class SnapshotOperations:
         """Drop what versions that are gone held in memory."""
         held = [version.held for version in versions if isinstance(version.held, Context)]
         if held:
-            self.loop.tell(partial(self._archive.drop, held))
+            self.loop.tell(partial(self._snapshot_contexts.drop, held))
 
     def _reap(self) -> None:
         while not self._stopped.wait(1.0):  # seconds

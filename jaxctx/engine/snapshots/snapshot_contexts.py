@@ -40,7 +40,7 @@ class SnapshotContexts:
 
     def lifetime(self, ttl: Ttl) -> Lifetime:
         """Of a snapshot that is saved or changed now."""
-        return Lifetime.begin(ttl.seconds, ttl.sliding, self.contexts.lives.clock())
+        return Lifetime.begin(ttl.seconds, ttl.sliding, self.contexts.lifecycle.clock())
 
     def version(self, caller: Caller, request: SaveRequest, frozen: Context, saving: object) -> SnapshotVersion:
         """What the catalogue will say of it; `saving` is what it is known by until then."""
@@ -73,7 +73,7 @@ class SnapshotContexts:
         """Forget contexts, frozen ones or such as came to nothing."""
         for context in contexts:
             if not context.closed:
-                self.contexts.lives.close(context)
+                self.contexts.lifecycle.close(context)
 
     def thaw(self, caller: Caller, request: OpenRequest, version: SnapshotVersion) -> Context:
         """A child of what a snapshot in memory holds."""
@@ -112,19 +112,19 @@ class SnapshotContexts:
     def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> Publication:
         """Of a context that is not suspended."""
         context = self.contexts.cache.get(caller.tenant, context_id)
-        pages, lives = context.committed_pages, self.contexts.lives
+        pages, lifecycle = context.committed_pages, self.contexts.lifecycle
         if not pages:
             raise FailedPrecondition("the context has no full page to publish")
-        lives.quotas.check_pin(caller.tenant, None, pages)
+        lifecycle.quotas.check_pin(caller.tenant, None, pages)
         self.contexts.claim(context, pages)
         published = self.contexts.cache.publish(context, f"pub_{self.new_id()}", tenant=HIDDEN + caller.tenant)
-        lives.quotas.charge(caller.tenant, published, pages)
-        lives.change(published, settings)
+        lifecycle.quotas.charge(caller.tenant, published, pages)
+        lifecycle.change(published, settings)
         return _publication(published)
 
     def update_publication(self, caller: Caller, publication_id: str, request: RetentionUpdate) -> Publication:
         published = self._publication(caller, publication_id)
-        self.contexts.lives.change(published, request)
+        self.contexts.lifecycle.change(published, request)
         return _publication(published)
 
     def unpublish(self, caller: Caller, publication_id: str) -> None:
@@ -140,7 +140,7 @@ class SnapshotContexts:
         return [_publication(each) for each in sorted(self._published(caller), key=lambda each: each.id)]
 
     def _published(self, caller: Caller) -> list[Context]:
-        now, everybodys = self.contexts.lives.clock(), self.contexts.cache.publications.values()
+        now, everybodys = self.contexts.lifecycle.clock(), self.contexts.cache.publications.values()
         return [each for each in everybodys if each.tenant == HIDDEN + caller.tenant and not each.lifetime.over(now)]
 
 

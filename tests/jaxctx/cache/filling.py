@@ -27,7 +27,7 @@ def fill(cache, context, tokens):
     found = cache.match(context)
     computed = context.buffered_tokens
     cache.grow(context, computed)
-    cache.settle(context, computed)
+    cache.mark_computed(context, computed)
     check(cache)
     return found, computed
 

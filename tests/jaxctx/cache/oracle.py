@@ -35,7 +35,7 @@ class Expected:
     working_tokens: int = 0
     suspended: bool = False
     held: bool = False
-    manual: int | None = None  # no more pages than these are committed but by hand
+    manual_pages: int | None = None  # no more pages than these are committed but by hand
     offloaded_pages: dict[int, int] = field(default_factory=dict)  # tokens that may be offloaded, by page
 
     @property
@@ -74,8 +74,8 @@ class Oracle:
         tokens, marks = e.tokens + more, e.marks + [b""] * len(more)
         if limit is not None:
             tokens = tokens[:limit]
-        if e.manual is not None:
-            tokens = tokens[: e.manual * self.page_size]
+        if e.manual_pages is not None:
+            tokens = tokens[: e.manual_pages * self.page_size]
         if e.suspended or not e.chain:
             return self.search(e, tokens, marks, among)
         return self.keys.walk(e.chain[-1], e.root, tokens, marks, e.committed * self.page_size, among)
@@ -172,7 +172,7 @@ class Oracle:
         self.take(missing)
         e.working += missing
 
-    def settle(self, e: Expected, tokens: int, hold: bool) -> int:
+    def mark_computed(self, e: Expected, tokens: int, hold: bool) -> int:
         self._must_be_resident(e)
         if tokens > len(e.tokens) - self.seq_len(e):
             raise OutOfRange("")
@@ -232,7 +232,7 @@ class Oracle:
         if pages * self.page_size > e.working_tokens:
             raise FailedPrecondition("")
         self._commit(e, pages)
-        e.manual = None
+        e.manual_pages = None
 
     def release(self, e: Expected, pages: int) -> None:
         if pages > e.working:
@@ -244,8 +244,8 @@ class Oracle:
     def suspend(self, e: Expected) -> int:
         if e.suspended:
             return 0
-        if e.manual and e.working_tokens and e.manual is None:
-            e.manual = e.committed
+        if e.manual and e.working_tokens and e.manual_pages is None:
+            e.manual_pages = e.committed
         self.drop_offloaded(e)
         for position in range(self.pages_for(e.working_tokens) if self.tiers else 0):
             tokens = min(self.page_size, e.working_tokens - position * self.page_size)
@@ -305,11 +305,11 @@ class Oracle:
         e.chain += warm
         self.take(taken)
         for number, key in enumerate(cold, e.committed):
-            offloaded = e.offloaded_pages.get(number) == self.page_size and (not e.manual or e.manual is not None)
+            offloaded = e.offloaded_pages.get(number) == self.page_size and (not e.manual or e.manual_pages is not None)
             assert key in self.kept or offloaded, "a page that was in no tier"
             self.place(key)
         e.chain += cold
-        assert e.manual is None or e.committed <= e.manual, "a page committed by itself"
+        assert e.manual_pages is None or e.committed <= e.manual_pages, "a page committed by itself"
         e.working, e.working_tokens = e.context.working_pages, e.context.working_tokens
         for number in [number for number in e.offloaded_pages if number not in e.context.offloaded_pages]:
             del e.offloaded_pages[number]  # it was loaded, or is lost
@@ -326,7 +326,7 @@ class Oracle:
     def _full(self, e: Expected) -> int:
         """Working pages that commit by themselves."""
         full = e.working_tokens // self.page_size
-        return min(full, max((e.manual or 0) - e.committed, 0)) if e.manual else full
+        return min(full, max((e.manual_pages or 0) - e.committed, 0)) if e.manual else full
 
     def _commit(self, e: Expected, pages: int) -> int:
         merged = 0
@@ -358,8 +358,8 @@ class Oracle:
             for number, tokens in e.offloaded_pages.items()
             if length > number * self.page_size
         }
-        if e.manual is not None and length < e.manual * self.page_size:
-            e.manual = None
+        if e.manual_pages is not None and length < e.manual_pages * self.page_size:
+            e.manual_pages = None
 
     def drop_offloaded(self, e: Expected) -> None:
         """What has KV again is not needed."""

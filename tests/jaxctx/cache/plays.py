@@ -20,7 +20,7 @@ OPERATIONS = {
     "match": 5,
     "restore": 10,
     "grow": 3,
-    "settle": 4,
+    "mark_computed": 4,
     "fill": 16,
     "compute": 12,
     "keep": 5,

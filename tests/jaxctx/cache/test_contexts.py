@@ -47,7 +47,7 @@ def test_a_suspended_context_survives_the_eviction_of_its_pages():
     assert cache.match(context) == 26 * 16, "38 of its pages were taken, from the end"
     assert context.tokens().tolist() == TOKENS.tolist()
     cache.grow(context, context.buffered_tokens)
-    cache.settle(context, context.buffered_tokens)
+    cache.mark_computed(context, context.buffered_tokens)
     assert layout(context) == (62, 1, 8)
     check(cache)
 
@@ -140,7 +140,7 @@ def test_a_closed_context_is_gone():
         lambda: cache.match(context),
         lambda: cache.peek(context, [1]),
         lambda: cache.grow(context, 1),
-        lambda: cache.settle(context, 0),
+        lambda: cache.mark_computed(context, 0),
         lambda: page_control.truncate(cache, context, 0),
         lambda: page_control.rewind(cache, context, 0),
         lambda: page_control.reserve(cache, context, 0),
@@ -165,9 +165,9 @@ def test_what_the_engine_must_not_settle():
     cache.grow(context, 10)
     for tokens in (21, -1):
         with pytest.raises(OutOfRange):
-            cache.settle(context, tokens)
+            cache.mark_computed(context, tokens)
     with pytest.raises(FailedPrecondition):
-        cache.settle(context, 17)
+        cache.mark_computed(context, 17)
     assert context.buffered_tokens == 20
     check(cache)
 
@@ -198,7 +198,7 @@ def test_a_very_long_context_can_end():
     context = cache.create(IDENTITY)
     cache.append(context, np.arange(100_000))
     cache.grow(context, 100_000)
-    cache.settle(context, 100_000)
+    cache.mark_computed(context, 100_000)
     cache.close(context)
     assert cache.clear_cached() == 100_000
 

@@ -111,7 +111,7 @@ BUGS = [
     Bug(
         "what is buffered counts as written",
         ContextCache,
-        "settle",
+        "mark_computed",
         "context.working_tokens += tokens",
         "context.working_tokens = min(context.length - context.seq_len, len(context.working) * self.page_size)",
     ),

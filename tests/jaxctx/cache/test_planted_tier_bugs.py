@@ -119,7 +119,13 @@ BUGS = [
         "self.drop_offloaded(context, before=context.tail.depth)",
         "pass",
     ),
-    Bug("offloaded data stays beside computed", ContextCache, "settle", "if context.offloaded_pages:", "if False:"),
+    Bug(
+        "offloaded data stays beside computed",
+        ContextCache,
+        "mark_computed",
+        "if context.offloaded_pages:",
+        "if False:",
+    ),
     Bug(
         "a closed context keeps what is offloaded",
         ContextCache,
@@ -137,9 +143,15 @@ BUGS = [
     ),
     Bug("offloaded data beyond the limit is found", BlockManager, "ahead", "self.pages_for(tokens)", "10**6"),
     # by hand, and held back
-    Bug("the layout by hand is forgotten", BlockManager, "suspend", "context.manual = first", "pass"),
-    Bug("a page by hand commits itself", BlockManager, "_bring", "number < context.manual", "True"),
-    Bug("a match commits more than was by hand", BlockManager, "path", "if context.manual is not None:", "if False:"),
+    Bug("the layout by hand is forgotten", BlockManager, "suspend", "context.manual_pages = first", "pass"),
+    Bug("a page by hand commits itself", BlockManager, "_bring", "number < context.manual_pages", "True"),
+    Bug(
+        "a match commits more than was by hand",
+        BlockManager,
+        "path",
+        "if context.manual_pages is not None:",
+        "if False:",
+    ),
     Bug(
         "what is held back is not committed",
         ContextCache,
@@ -148,7 +160,7 @@ BUGS = [
         "pass",
         often=("keep", "append"),
     ),
-    Bug("nothing is held back", ContextCache, "settle", "if full and not hold else 0", "if full else 0"),
+    Bug("nothing is held back", ContextCache, "mark_computed", "if full and not hold else 0", "if full else 0"),
     # marks
     Bug(
         "a mark stays behind after a truncate",

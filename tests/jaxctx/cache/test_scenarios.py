@@ -174,9 +174,9 @@ def test_equal_pages_computed_twice_are_merged():
         cache.grow(context, 1000)
     own = b.page_table().tolist()
     assert used(cache) == 126
-    assert cache.settle(a, 1000) == 0
-    assert cache.settle(b, 500) == 31
-    assert cache.settle(b, 500) == 31
+    assert cache.mark_computed(a, 1000) == 0
+    assert cache.mark_computed(b, 500) == 31
+    assert cache.mark_computed(b, 500) == 31
     assert b.page_table().tolist() == [*a.page_table()[:62].tolist(), own[62]]
     assert refcounts(a, cache.context_table) == [2] * 62 + [1]
     assert used(cache) == 64
@@ -189,7 +189,7 @@ def test_nothing_is_found_before_it_is_settled():
     cache.append(a, TOKENS)
     cache.grow(a, 1000)
     assert resident(cache, TOKENS) == 0
-    cache.settle(a, 40)
+    cache.mark_computed(a, 40)
     assert resident(cache, TOKENS) == 32
 
 
@@ -389,7 +389,7 @@ def test_rejected_drafts_never_reach_a_committed_page(start, drafts):
     cache.grow(context, drafts)
     assert len(context.page_table()) * 16 >= start + drafts
     cache.append(context, [7] * accepted)
-    cache.settle(context, accepted)
+    cache.mark_computed(context, accepted)
     assert context.seq_len == start + accepted
     assert resident(cache, [*range(start), *[7] * drafts]) == (start + accepted) // 16 * 16
     check(cache)

@@ -249,7 +249,7 @@ class World:
         tokens = b % (4 * self.page_size + 1)
         self.both(lambda: self.cache.grow(e.context, tokens), lambda: self.oracle.grow(e, tokens))
 
-    def settle(self, e: Expected, b: int) -> None:
+    def mark_computed(self, e: Expected, b: int) -> None:
         room = e.working * self.page_size - e.working_tokens
         self.step(e, b % (min(room, len(e.tokens) - self.oracle.seq_len(e)) + 2))  # sometimes one too many
 
@@ -257,7 +257,10 @@ class World:
         """The engine's: writes what it computed through the page table, then settles it."""
         start = self.oracle.seq_len(e)
         self.write(e, start, e.values[start : start + tokens])
-        self.both(lambda: self.cache.settle(e.context, tokens, hold=hold), lambda: self.oracle.settle(e, tokens, hold))
+        self.both(
+            lambda: self.cache.mark_computed(e.context, tokens, hold=hold),
+            lambda: self.oracle.mark_computed(e, tokens, hold),
+        )
 
     def fill(self, e: Expected, b: int) -> None:
         """What the engine does: append, match, restore, make room by suspending others, and compute the rest."""
@@ -397,7 +400,7 @@ class World:
         known = len(self.oracle.path(e, [], self.oracle.kept, saved.seq_len))
         slots = self.cache.offload(e.context, saved.seq_len, saved.committed)
         if e.manual and saved.seq_len > saved.committed * self.page_size:
-            e.manual = saved.committed
+            e.manual_pages = saved.committed
             known = min(known, saved.committed)
         numbers = range(self.oracle.pages_for(saved.seq_len))[-len(slots) :] if slots else range(0)
         assert [number for number, _ in slots] == [*numbers], "pages are missing"
@@ -463,7 +466,7 @@ class World:
         middle = len(e.tokens) // 2
         assert c.tokens(middle, max(seq_len, middle)).tolist() == e.tokens[middle : max(seq_len, middle)]
         assert c.marks == {index: mark for index, mark in enumerate(e.marks) if mark}
-        assert c.manual == e.manual
+        assert c.manual_pages == e.manual_pages
         assert e.offloaded_pages.keys() >= {n for n, offloaded in c.offloaded_pages.items() if not offloaded.lost}, (
             "offloaded what is computed"
         )

@@ -209,10 +209,10 @@ async def test_watch_until_left(either: Any, client: Any, fake: Any) -> None:
     await either(client.create("hello", context_id="a"))
     stream = client.watch()
     exists, expired, later = [await either.next(stream) for _ in range(3)]
-    assert (exists.change, exists.context_id, exists.context.seq_len) == (jaxctx.Change.EXISTS, "a", 5)
+    assert (exists.change, exists.context_id, exists.context.seq_len) == (jaxctx.ContextChange.EXISTS, "a", 5)
     assert exists.at == datetime.fromtimestamp(60, UTC)
-    assert (expired.change, expired.context_id, expired.context) == (jaxctx.Change.EXPIRED, "gone", None)
-    assert later.change is jaxctx.Change.CHANGED  # one that this client does not know yet
+    assert (expired.change, expired.context_id, expired.context) == (jaxctx.ContextChange.EXPIRED, "gone", None)
+    assert later.change is jaxctx.ContextChange.CHANGED  # one that this client does not know yet
     await either(stream.close() if either.kind == "blocking" else stream.aclose())
     assert await asyncio.to_thread(fake.cancelled.wait, 5)
 

@@ -68,7 +68,7 @@ class Reply:
     def piece(self, piece: Any) -> None:
         self.ask.tokens += 1
 
-    def lagging(self) -> bool:
+    def backpressured(self) -> bool:
         return False
 
 
@@ -135,8 +135,8 @@ class Simulated:
             while waiting and start + waiting[-1].at <= self.now:
                 self.submit(waiting.pop())
             soon = self.core.expire()
-            while self.core.scheduler.flying < self.config.steps_in_flight:
-                batch = self.core.scheduler.next_batch()
+            while self.core.scheduler.num_in_flight < self.config.steps_in_flight:
+                batch = self.core.scheduler.schedule()
                 self.core.cache.moves()
                 if batch is None:
                     break
@@ -161,7 +161,7 @@ class Simulated:
             if self._ends.get(part.sequence.context, -1) == part.sequence.context.length + 1 and len(part.asked):
                 step["tokens"][part.place] = EOS_ID
         before = self.core.tokens_generated
-        self.core.settle(batch, (None, step.view(np.int32).reshape(len(step), -1)))
+        self.core.process_output(batch, (None, step.view(np.int32).reshape(len(step), -1)))
         self.tokens += self.core.tokens_generated - before
 
 

@@ -308,7 +308,7 @@ async def test_a_defect_in_one_request_hurts_only_that_one(engine: LocalEngine, 
     assert results[1] == oracle([2] * 5, 30)
 
 
-@pytest.mark.parametrize("where", ["dispatch", "device", "settle"])
+@pytest.mark.parametrize("where", ["dispatch", "device", "process_output"])
 async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engine, monkeypatch, where: str) -> None:
     engine = make_engine(CONFIG)
     make_engine.expected_failures.append(where)
@@ -320,7 +320,7 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
 
     if where == "device":  # its output is an array that nobody can read
         unreadable = type("Unreadable", (), {"__array__": fail})()
-        monkeypatch.setattr(engine.core.device, "run", lambda *_, **__: (None, unreadable))
+        monkeypatch.setattr(engine.core.runner, "run", lambda *_, **__: (None, unreadable))
     else:
         monkeypatch.setattr(engine.core, where, fail)
     with pytest.raises(Unavailable) as error:
@@ -335,7 +335,7 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
 async def test_stats_tell_what_every_part_counts(engine: LocalEngine) -> None:
     """They are found by name: one that is called otherwise would read as none at all."""
     core = engine.core
-    core.scheduler.tokens_restored, core.lives.expired, core.scheduler.budget.suspensions = 1, 2, 3
+    core.scheduler.tokens_restored, core.lifecycle.expired, core.scheduler.budget.suspensions = 1, 2, 3
     core.tokens_generated, core.scheduler.tokens_cached = 4, 5
     stats = await engine.stats()
     assert (stats.tokens_restored, stats.expired, stats.suspensions) == (1, 2, 3)

@@ -341,7 +341,7 @@ class Told:
     def failed(self, error: Exception) -> None:
         raise error
 
-    def lagging(self) -> bool:
+    def backpressured(self) -> bool:
         return False
 
 
@@ -360,7 +360,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
             flights.append(flight)
         if len(flights) == config.steps_in_flight or not flight:
             batch, output = flights.pop(0)
-            core.settle(batch, jax.tree.map(np.asarray, output))
+            core.process_output(batch, jax.tree.map(np.asarray, output))
 
     def fill(context_id: str, tokens: list[int], *, defer: bool = False) -> Told:
         told = Told()

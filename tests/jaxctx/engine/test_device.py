@@ -57,7 +57,7 @@ class Reply:
     def failed(self, error) -> None:
         raise error
 
-    def lagging(self) -> bool:
+    def backpressured(self) -> bool:
         return False
 
 
@@ -70,7 +70,7 @@ def run(core: EngineCore, prompt: list[int], count: int) -> list[int]:
     while reply.result is None:
         flight = core.dispatch()
         assert flight is not None
-        core.settle(flight[0], jax.tree.map(np.asarray, flight[1]))
+        core.process_output(flight[0], jax.tree.map(np.asarray, flight[1]))
     return reply.tokens
 
 
@@ -89,7 +89,7 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     alone = run(core_on(echo_served, None, sizes=FEW_ROWS), prompt, 40)
     core = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS)
     assert run(core, prompt, 40) == alone
-    key_pool = core.device._pools[0].k
+    key_pool = core.runner._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each
     assert len(set(alone)) > 10  # it says something
 
@@ -122,15 +122,15 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
     core = core_on(echo_served, None, narrow)
     alone = run(core, prompt, 30)
-    assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32"
+    assert stored_as(KVSpec(2, 2, 64, "float32"), core.runner) == "float32"
     monkeypatch.setattr(
         "jaxctx.engine.runner.model_runner.pool_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
     )
     core = core_on(echo_served, None, narrow)
-    assert core.device._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
+    assert core.runner._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
     assert len(set(alone)) > 10
-    assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32, 2 heads side by side"
+    assert stored_as(KVSpec(2, 2, 64, "float32"), core.runner) == "float32, 2 heads side by side"
 
 
 def zeros(struct) -> jax.Array:
@@ -143,8 +143,8 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     config = replace(TINY, layers=3)
     model, params = init_random(config, seed=3, dtype="float32", scale=0.3, kv_dtype=kv_dtype)
     device = ModelRunner(model, params, CONFIG)
-    shape, pages = device.shape_for(8), jnp.arange(1, 4)
-    packed, views = device.blank(shape)
+    shape, pages = device.select_bucket(8), jnp.arange(1, 4)
+    packed, views = device.make_step_inputs(shape)
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)

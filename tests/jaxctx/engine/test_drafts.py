@@ -97,14 +97,14 @@ async def test_guesses_are_not_free_for_a_row_that_is_cheaper_alone(make_engine,
 def test_wrong_guesses_make_it_pause() -> None:
     text, lookup, pauses = Text(1, 2, 1, 2), PromptLookup(), []
     for _ in range(9):
-        lookup.judge(text, 0)
+        lookup.update_acceptance(text, 0)
         pause = 0
         while not lookup.guess(text, 1):
             text += [text.tokens()[-2]]
             pause += 1
         pauses.append(pause)
     assert pauses == [1, 3, 7, 15, *[LONGEST_PAUSE] * 5]
-    lookup.judge(text, 1)
+    lookup.update_acceptance(text, 1)
     assert lookup.guess(text, 1)
 
 

@@ -59,12 +59,12 @@ async def test_a_context_ends_at_its_time_and_gives_up_everything(engine: LocalE
 
 async def test_it_ends_by_itself_on_an_engine_that_nobody_calls(engine: LocalEngine) -> None:
     await filled(engine, [1] * 40, ttl=Ttl(0.2))
-    assert engine.core.lives.expired == 0
+    assert engine.core.lifecycle.expired == 0
     for _ in range(100):
         await asyncio.sleep(0.02)
-        if engine.core.lives.expired:
+        if engine.core.lifecycle.expired:
             break
-    assert engine.core.lives.expired == 1
+    assert engine.core.lifecycle.expired == 1
     assert len(engine.core.cache.context_table) == 0
 
 

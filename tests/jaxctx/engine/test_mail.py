@@ -56,16 +56,16 @@ async def test_pieces_that_wait_are_merged_and_nothing_is_lost() -> None:
 async def test_a_reader_that_catches_up_wakes_the_engine_once() -> None:
     stream, outbox, woken = opened(limit=4)
     for place in range(5):
-        assert not stream.lagging()
+        assert not stream.backpressured()
         for index in range(2):
             stream.piece(piece(index, place))
-    assert stream.lagging()
+    assert stream.backpressured()
     outbox.flush()
     pieces = stream.pieces()
     # In turns, and no more at once than one output may lag behind: a message has its limits.
     assert [len((await anext(pieces)).token_ids) for _ in range(4)] == [4, 4, 1, 1]
     assert woken == [True]
-    assert not stream.lagging()
+    assert not stream.backpressured()
 
 
 async def test_an_error_comes_after_the_pieces_before_it() -> None:

@@ -97,8 +97,8 @@ class Subject:
             while first < LENGTH:
                 rows = min(chunks[len(logits) % len(chunks)], LENGTH - first)
                 asked = [index for index in outputs if first <= index < first + rows]
-                shape = self.device.shape_for(rows, max(len(asked), 1))
-                packed, views = self.device.blank(shape)
+                shape = self.device.select_bucket(rows, max(len(asked), 1))
+                packed, views = self.device.make_step_inputs(shape)
                 segment = self.write(views, first, rows, table)
                 write_marks(views, first, rows, marks)
                 write_outputs(views, first, asked, samplers)
@@ -112,8 +112,8 @@ class Subject:
 
     def step(self, sampler: Sampler) -> int:
         """What an ordinary step over all tokens samples after the last one."""
-        shape = self.device.shape_for(LENGTH)
-        packed, views = self.device.blank(shape)
+        shape = self.device.select_bucket(LENGTH)
+        packed, views = self.device.make_step_inputs(shape)
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
@@ -138,7 +138,11 @@ def make_subject(kind: str) -> Subject:
     mesh = make_mesh(tensor=2) if kind == "two devices" else None
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
-    for shape in (*device.pass_shapes, *((device.shape_for(1),) if kind == "echo" else ()), device.shape_for(LENGTH)):
+    for shape in (
+        *device.pass_shapes,
+        *((device.select_bucket(1),) if kind == "echo" else ()),
+        device.select_bucket(LENGTH),
+    ):
         device._compile(shape)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     return Subject(model, params, device, CONFIG, tokens)
@@ -235,14 +239,14 @@ def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
 def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: Subject) -> None:
     """As an ordinary step's is: a sequence may go on from a pass before the host has seen its token."""
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
-    shape = device.shape_for(9, 1)
-    packed, views = device.blank(shape)
+    shape = device.select_bucket(9, 1)
+    packed, views = device.make_step_inputs(shape)
     build_attention_metadata([echo.write(views, 0, 9, table)], shape.plan, views.plan)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_pass = device.run(shape, packed, logits=True)
 
-    shape = device.shape_for(1)
-    packed, views = device.blank(shape)
+    shape = device.select_bucket(1)
+    packed, views = device.make_step_inputs(shape)
     build_attention_metadata([echo.write(views, 9, 1, table)], shape.plan, views.plan)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
@@ -262,8 +266,8 @@ def test_pass_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, i
         return shape.rows, shape.samples
 
     assert [size(shape) for shape in device.pass_shapes] == shapes
-    assert size(device.shape_for(4, 4)) == (4, 4)
-    assert size(device.shape_for(limit, 1)) == shapes[-1] if limit <= 64 else True
+    assert size(device.select_bucket(4, 4)) == (4, 4)
+    assert size(device.select_bucket(limit, 1)) == shapes[-1] if limit <= 64 else True
     assert all(shape.mask_words == 3 for shape in device.pass_shapes)
     assert not any(shape.mask_words for shape in device.shapes)
 

@@ -131,7 +131,7 @@ async def generate(engine: LocalEngine, context_id: str, tokens: int) -> None:
 
 async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(make_engine) -> None:
     engine = make_engine(CONFIG)
-    charged = engine.core.lives.quotas.pinned
+    charged = engine.core.lifecycle.quotas.pinned
     a, b = await filled(engine, 8), await filled(engine, 8)  # the same pages
     assert (await engine.update(ME, a, UpdateContextRequest(pinned=True))).pinned
     assert (await engine.update(ME, b, UpdateContextRequest(pinned=True))).pinned_until is None
@@ -152,7 +152,7 @@ async def test_pins_are_charged_what_they_hold_and_refused_beyond_the_budget(mak
 
 async def test_growth_of_a_pinned_context_is_charged_when_it_is_admitted(make_engine) -> None:
     engine = make_engine(CONFIG)
-    charged = engine.core.lives.quotas.pinned
+    charged = engine.core.lifecycle.quotas.pinned
     a = await filled(engine, 10, pinned=True)
     before = await context_info(engine, ME, a)
     await refused(engine.fill(ME, a, [2] * 11 * 16), remaining=10)
@@ -179,11 +179,11 @@ async def test_a_cancelled_writer_gives_back_what_it_was_promised(make_engine) -
     a = await filled(engine, 1, pinned=True)
     stream = engine.generate(ME, GenerateRequest(context_id=a, max_tokens=300, ignore_eos=True))
     await anext(stream)
-    assert engine.core.lives.quotas.pinned("me") == 20
+    assert engine.core.lifecycle.quotas.pinned("me") == 20
     await refused(engine.update(ME, await filled(engine, 1, token=2), UpdateContextRequest(pinned=True)), remaining=0)
     await stream.aclose()
     info = await context_info(engine, ME, a)
-    assert engine.core.lives.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
+    assert engine.core.lifecycle.quotas.pinned("me") == info.committed_pages + info.working_pages < 20
 
 
 async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock) -> None:
@@ -206,7 +206,7 @@ async def test_a_pin_with_an_end_survives_a_flood_until_then(make_engine, clock)
     clock.offset += 100
     info = await context_info(engine, ME, pinned)
     assert (info.pinned, info.pinned_until, info.committed_pages) == (False, None, 10)  # evictable, not closed
-    assert engine.core.lives.quotas.pinned("me") == 0
+    assert engine.core.lifecycle.quotas.pinned("me") == 0
     await engine.reserve_pages(OTHER, (await engine.create(OTHER, CreateContextRequest())).context_id, 64)
     assert (await context_info(engine, ME, pinned)).state.value == "suspended"
 
@@ -223,7 +223,7 @@ async def test_a_pin_can_be_given_another_end(make_engine, clock) -> None:
     assert (await context_info(engine, ME, a)).pinned
     clock.offset += 1000
     assert await engine.list(ME) == []
-    assert engine.core.lives.quotas.pinned("me") == 0
+    assert engine.core.lifecycle.quotas.pinned("me") == 0
 
 
 async def test_contexts_of_a_tenant_are_counted_and_forks_too(make_engine) -> None:

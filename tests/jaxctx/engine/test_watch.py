@@ -41,7 +41,7 @@ class Room:
         new_id = lambda: f"c{next(ids) * 7919 % 10_007:05}"  # noqa: E731
         self.cache = ContextCache(BlockManager(pages=8, page_size=4), clock=lambda: self.now, new_id=new_id)
         scheduler = SimpleNamespace(config=SMALL, budget=SimpleNamespace(), writers={})
-        self.lives = ContextLifecycle(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
+        self.lifecycle = ContextLifecycle(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
 
     @staticmethod
     def describe(context: Context) -> int:
@@ -56,13 +56,13 @@ class Room:
         self.now += 1
         if change in (ContextChange.CLOSED, ContextChange.EXPIRED):
             self.cache.close(context)
-        self.lives.changed(context, change)
+        self.lifecycle.notify_changed(context, change)
 
     def join(self, tenant: str = "t", **options: Any) -> Watch:
         woken: list[None] = []
         watch = Watch(tenant, self.cache, lambda: self.now, lambda: woken.append(None), **options)
         watch.woken = woken  # type: ignore[attr-defined]
-        self.lives.watches[tenant].add(watch)
+        self.lifecycle.watches[tenant].add(watch)
         return watch
 
     def events(self, watch: Watch) -> list[ContextEvent]:
@@ -207,10 +207,10 @@ def test_a_thousand_readers_come_and_go(room: Room) -> None:
     room.note(context)
     assert all(room.read(watch) == [("changed", context.id, 2)] for watch in watches)
     for watch in watches:
-        room.lives.watches["t"].discard(watch)
+        room.lifecycle.watches["t"].discard(watch)
     room.note(context)
     assert not any(room.read(watch) for watch in watches)
-    assert not any(room.lives.watches.values())
+    assert not any(room.lifecycle.watches.values())
 
 
 # --- in an engine -----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
     await told(events, ContextChange.EXPIRED, a)
     await events.aclose()
     await engine.stats()
-    assert not any(engine.core.lives.watches.values())
+    assert not any(engine.core.lifecycle.watches.values())
 
 
 async def test_looking_and_failing_change_no_version(engine: LocalEngine) -> None:
@@ -313,7 +313,7 @@ async def test_readers_that_leave_are_forgotten_and_those_that_stay_end_with_the
         task.cancel()
     await asyncio.gather(*waiting[:999], return_exceptions=True)
     await engine.stats()
-    assert [len(readers) for readers in engine.core.lives.watches.values()] == [1]
+    assert [len(readers) for readers in engine.core.lifecycle.watches.values()] == [1]
     engine.stop()
     with pytest.raises(Unavailable):
         await asyncio.wait_for(waiting[999], 5)
