@@ -14,29 +14,10 @@ from jaxctx.types import Criterion
 
 __all__ = [
     "CallOutputOptions",
-    "Content",
-    "CreateOptions",
     "ForwardOutputOptions",
     "GenerateOptions",
-    "KeepOptions",
-    "OpenOptions",
     "SamplingOptions",
-    "SaveOptions",
-    "UpdateOptions",
 ]
-
-
-class Content(TypedDict, total=False):
-    """Asks to append to a context."""
-
-    tokens: Sequence[int] | None  # token ids as they stand
-    # Messages, written by the model's chat template; in a context that has tokens, as the next turns.
-    messages: Sequence[dict[str, str]] | None
-    # Whether to end with what opens an answer of the assistant. Unset: exactly if the last role is "user" or "tool".
-    add_generation_prompt: bool | None
-    # Whether the tokenizer adds its special tokens (beginning of sequence) to `text`. Unset: if the context is
-    # empty.
-    add_special_tokens: bool | None
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -86,73 +67,6 @@ class GenerateOptions(SamplingOptions, total=False):
     # same places. Neither they nor the text that came with them are told again. Below the context's length and below
     # `max_tokens`; needs n = 1. 0: a new output. FAILED_PRECONDITION if these tokens end the output already.
     resume_tokens: int | None
-
-
-class CreateOptions(Content, total=False):
-    """A new context, and what is in it at once."""
-
-    # Chosen by the client so that a retry is safe (a second request of the same id gives ALREADY_EXISTS): 1..64
-    # characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. Unset: 128 random bits from the server.
-    context_id: str | None
-    model_id: str | None  # the model to compute with; up to 256 bytes. Empty: the server's only, or default, one
-    salt: str | None  # contexts of different salts never share pages. Up to 256 bytes
-    priority: int | None  # higher runs first. -100..100
-    manual_commit: bool | None  # full pages commit only by CommitPages
-    # Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET).
-    pinned: bool | None
-    labels: Mapping[str, str] | None  # the caller's notes: up to 32; keys of 1..64 bytes, values of up to 256
-    ttl_s: float | None  # how long to live; without a duration: for ever
-    sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
-    pin_s: float | None  # how long it is pinned; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned
-
-
-class OpenOptions(TypedDict, total=False):
-    """Asks for a context from a snapshot. Salt and manual_commit are those of the context that was saved."""
-
-    # Accept a snapshot of another model revision and compute its tokens anew; else that is FAILED_PRECONDITION
-    # (MODEL_MISMATCH).
-    recompute: bool | None
-    context_id: str | None  # as in CreateContextRequest
-    priority: int | None  # higher runs first. -100..100
-    pinned: bool | None  # as in CreateContextRequest
-    pin_s: float | None  # as in CreateContextRequest. Unset: until it is unpinned
-    ttl_s: float | None  # as in CreateContextRequest
-    sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
-
-
-class UpdateOptions(TypedDict, total=False):
-    """Asks to change a context's settings. What is unset stays as it is."""
-
-    priority: int | None  # higher runs first. -100..100
-    # Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET).
-    pinned: bool | None
-    labels: Mapping[str, str] | None  # all labels from now on. Unset: as they are
-    ttl_s: float | None  # how long to live from now on; without a duration: for ever. Unset: as it is
-    sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
-    # How long it is pinned from now on; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned.
-    pin_s: float | None
-
-
-class SaveOptions(TypedDict, total=False):
-    """Asks to keep a context's state."""
-
-    # Answer only when the snapshot would survive a loss of power; a server without a store gives FAILED_PRECONDITION
-    # (NO_STORE). Otherwise it is kept in memory until the server ends.
-    durable: bool | None
-    # The latest version, which the new one then replaces as the latest; it is kept as history, of which a server may
-    # have a limit: then the oldest version goes. Any other number gives ABORTED (VERSION_MISMATCH).
-    overwrite_version: int | None
-    ttl_s: float | None  # how long to keep it; without a duration: for ever
-    sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
-    labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest
-
-
-class KeepOptions(TypedDict, total=False):
-    """Asks to publish a context's prefix. The pages are copied once and count as pinned."""
-
-    ttl_s: float | None  # how long to publish it; without a duration: until Unpublish
-    sliding: bool | None  # every use starts it again. Otherwise it ends when it ends, used or not
-    labels: Mapping[str, str] | None  # the caller's notes: limits as in CreateContextRequest
 
 
 class CallOutputOptions(SamplingOptions, total=False):

@@ -1,4 +1,4 @@
-"""Prompts with places, as functions: the docstring is the template, the parameters are what stands at its places.
+"""Prompt templates as functions: the docstring is the template, the parameters are the values of its places.
 
     @semantic
     def review(code: Input, about: Input, said: Output = Output(max_tokens=32)) -> None:
@@ -7,7 +7,7 @@
 
     said = review(session, code=draft, about="names")["said"]
 
-The function is never run. Which `{{name}}` are places, and what may stand there, is the server's to say (SubmitCall).
+The function is never run. The server decides which `{{name}}` are places, and which values they may have (SubmitCall).
 The same for both clients.
 """
 
@@ -30,8 +30,8 @@ class Output:
     """What the model says at a place, and how; annotates a parameter for it too, whose default then has the options."""
 
     def __init__(self, **options: Unpack[CallOutputOptions]) -> None:
-        """Raises TypeError for an option that there is not."""
-        self.fields = requests.said(options, CallOutputOptions)
+        """Raises TypeError for an unknown option."""
+        self.fields = requests.output_fields(options, CallOutputOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,10 @@ class Template:
         """As `session.call` of this template, for a session of either client."""
         return session.call(self, timeout_s=timeout_s, **places)
 
-    def filled(self, places: Mapping[str, Any]) -> dict[str, Any]:
-        """What stands at all places. Raises TypeError for an input that is missing."""
-        if missing := self.inputs - places.keys():
+    def fill_places(self, places: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all places, by name. Raises TypeError for an input that is missing."""
+        missing = self.inputs - places.keys()
+        if missing:
             raise TypeError(f"nothing is given for {', '.join(sorted(missing))}")
         return {**self.given, **places}
 
@@ -72,8 +73,8 @@ class Call(Generic[Variable]):
         return list(self.outputs.values())[-1]
 
 
-def standing(value: Any) -> dict[str, Any]:
-    """The field of a parameter for what stands at a place: an output of this call, a variable of any or a text."""
+def parameter_value(value: Any) -> dict[str, Any]:
+    """The field of a Parameter message for the value of a place: an output of this call, a variable, or a text."""
     if isinstance(value, Output):
         return {"output": value.fields}
     if isinstance(value, Call):
