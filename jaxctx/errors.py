@@ -18,21 +18,14 @@ class FieldViolation:
     description: str
 
 
-BY_CODE: dict[str, "type[JaxctxError]"] = {}  # the classes of the statuses
-
-
 class JaxctxError(Exception):
-    """Base of every error this project raises on purpose.
+    """Base of every error that this project raises on purpose.
 
-    `violations` names each field that an InvalidArgument refused; `retry_after_s` is set where waiting helps.
+    `violations` has each field that an InvalidArgument refused; `retry_after_s` is set where waiting helps.
     """
 
     code = "UNKNOWN"  # the name of the gRPC status
     default_reason = "INTERNAL"  # where none is given
-
-    def __init_subclass__(cls) -> None:
-        if cls.__base__ is JaxctxError:  # further down a class is a kind of its status
-            BY_CODE[cls.code] = cls
 
     def __init__(
         self,
@@ -237,3 +230,22 @@ class DataLoss(JaxctxError):
 
     code = "DATA_LOSS"
     default_reason = "DATA_LOSS"
+
+
+# The class of each gRPC status that this project raises.
+BY_CODE: dict[str, type[JaxctxError]] = {
+    Internal.code: Internal,
+    InvalidArgument.code: InvalidArgument,
+    OutOfRange.code: OutOfRange,
+    FailedPrecondition.code: FailedPrecondition,
+    NotFound.code: NotFound,
+    AlreadyExists.code: AlreadyExists,
+    Aborted.code: Aborted,
+    ResourceExhausted.code: ResourceExhausted,
+    Unavailable.code: Unavailable,
+    DeadlineExceeded.code: DeadlineExceeded,
+    Cancelled.code: Cancelled,
+    Unauthenticated.code: Unauthenticated,
+    PermissionDenied.code: PermissionDenied,
+    DataLoss.code: DataLoss,
+}
