@@ -1,7 +1,7 @@
-"""Speculative decoding: somebody guesses the next tokens, and one pass verifies all of them at once.
+"""Speculative decoding: a caller's function drafts the next tokens, and one pass verifies all of them at once.
 
-Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), greedy. Right guesses save
-passes; wrong ones are rolled back before any page with them is committed, and cost only their computation.
+Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), greedy. Right drafts save
+passes; wrong ones are removed before any page with them is committed, and cost only their computation.
 """
 
 from collections.abc import Callable, Sequence
