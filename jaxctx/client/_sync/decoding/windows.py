@@ -17,7 +17,7 @@ from jaxctx.seeds import derive_seed
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
-    """The ranges of tokens that the one at `index` attends to: the first `sinks`, and the latest `window` with itself."""
+    """The ranges that the token at `index` attends to: the first `sinks` tokens and the `window` latest, itself too."""
     start = max(index + 1 - window, 0)
     if start <= sinks:
         return [(0, index + 1)]
