@@ -38,8 +38,8 @@ def commands() -> list[str]:
 
 
 def commands_of(page: str) -> list[str]:
-    """Each command of a page: lines of its shell blocks, joined where they belong together, and then what stands in the text
-    between backticks and begins as a command does.
+    """Each command of a page: lines of its shell blocks, joined where they belong together, and then what stands in the
+    text between backticks and begins as a command does.
     """
     found: list[str] = []
     for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
@@ -61,7 +61,7 @@ def commands_of(page: str) -> list[str]:
 
 
 def words(command: str) -> list[str]:
-    """The words of a command, without variables that are set before it, and without what follows a pipe or redirection."""
+    """The words of a command, without variables that are set before it, and up to a pipe or redirection."""
     split = shlex.split(re.sub(r"^\w+=\$\((.*)\)", r"\1", command, flags=re.DOTALL), comments=True)
     while split and re.fullmatch(r"\w+=.*", split[0]):
         split = split[1:]

@@ -28,8 +28,8 @@ file, and the file before the default:
 | environment | `JAXCTX_PAGE_SIZE=32` |
 | TOML file, named by `--config` | `page_size = 32` |
 
-A setting that is a yes or no is switched off by `--no-NAME`. The variable of a flag is its name in capital letters, with
-`JAXCTX_` before it and `_` in place of `-`.
+A setting that is a yes or no is switched off by `--no-NAME`. The variable of a flag is its name in capital letters,
+with `JAXCTX_` before it and `_` in place of `-`.
 """
 
 

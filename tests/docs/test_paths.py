@@ -31,5 +31,7 @@ def test_paths_exist(page: str) -> None:
 
 
 def test_paths_are_found() -> None:
-    text = "`jaxctx/v1/` and `pytest tests/server tests/e2e/test_router.py`, not `gs://docs/x` or jaxctx/none, or `a/tests/b`"
+    text = (
+        "`jaxctx/v1/` and `pytest tests/server tests/e2e/test_router.py`, not `gs://docs/x`, jaxctx/none or `a/tests/b`"
+    )
     assert paths_in(text) == {"jaxctx/v1", "tests/server", "tests/e2e/test_router.py"}

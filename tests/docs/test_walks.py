@@ -120,7 +120,8 @@ def test_walks_are_whole() -> None:
 
 
 def test_names_are_found() -> None:
-    source = "A = 1\nclass B:\n    x: int\n    def m(self): ...\n    class C:\n        async def n(self): ...\nif A:\n    def f(): ...\n"
+    source = "A = 1\nclass B:\n    x: int\n    def m(self): ...\n    class C:\n        async def n(self): ...\n"
+    source += "if A:\n    def f(): ...\n"
     assert set(qualified_names(ast.parse(source), "")) == {"A", "B", "B.x", "B.m", "B.C", "B.C.n", "f"}
     with pytest.raises(AssertionError, match="not of the form"):
         list(read_steps("## Fill\n1. a step in words\n"))
