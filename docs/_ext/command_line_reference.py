@@ -131,7 +131,7 @@ def type_text(annotation: ast.expr, constants: Constants) -> str:
             ranges = [range_text(each, constants) for each in arguments[1:]]
             return " ".join([type_text(arguments[0], constants), *ranges]).strip()
         if kind == "Literal":
-            return ", ".join(f"`{each.value}`" for each in arguments if isinstance(each, ast.Constant))
+            return ", ".join(f"`{each.value!s}`" for each in arguments if isinstance(each, ast.Constant))
     names = {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no", "Path": "path"}
     name = ast.unparse(annotation)
     if name in constants:
@@ -165,7 +165,7 @@ def default_text(value: ast.expr) -> str:
         return "none"
     if isinstance(value.value, bool):
         return "yes" if value.value else "no"
-    return f"`{value.value}`"
+    return f"`{value.value!s}`"
 
 
 def page(commands: list[Command]) -> str:
