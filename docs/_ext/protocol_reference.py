@@ -6,10 +6,11 @@ part of a page, with its comment. Types link to where they are described, so a t
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,20 +58,24 @@ SpanPath = tuple[int, ...]
 
 @dataclass
 class ProtoFile:
-    """One proto file with its comments, by the path of what they belong to."""
+    """One proto file with its comments, by the path of what they belong to.
+
+    `labels` has what comments may link to: types and methods of all files, by name.
+    """
 
     descriptor: FileDescriptorProto
+    labels: Mapping[str, str]
     comments: dict[SpanPath, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, descriptor: FileDescriptorProto) -> ProtoFile:
+    def read(cls, descriptor: FileDescriptorProto, labels: Mapping[str, str]) -> ProtoFile:
         """Take the comments out of the source information. The comment above `syntax` is the one of the file."""
         comments = {
             tuple(location.path): location.leading_comments
             for location in descriptor.source_code_info.location
             if location.leading_comments
         }
-        return cls(descriptor, comments)
+        return cls(descriptor, labels, comments)
 
     @property
     def page_name(self) -> str:
@@ -79,7 +84,7 @@ class ProtoFile:
 
     def comment(self, *path: int) -> str:
         """The comment of what is at this path, as Markdown; empty if it has none."""
-        return escape(self.comments.get(path, ""))
+        return markdown(self.comments.get(path, ""), self.labels)
 
 
 def read_files(root: Path) -> list[ProtoFile]:
@@ -92,7 +97,19 @@ def read_files(root: Path) -> list[ProtoFile]:
         command += [f"--proto_path={google_protos}", "--include_imports", "--include_source_info"]
         subprocess.run([*command, f"--descriptor_set_out={output}", *protos], check=True)
         descriptors = FileDescriptorSet.FromString(output.read_bytes())
-    return [ProtoFile.read(each) for each in descriptors.file if each.package == PACKAGE]
+    own = [each for each in descriptors.file if each.package == PACKAGE]
+    labels = linkable(own)
+    return [ProtoFile.read(each, labels) for each in own]
+
+
+def linkable(files: Sequence[FileDescriptorProto]) -> dict[str, str]:
+    """Labels by name of types and methods whose names are more than one word: others may be words of a sentence."""
+    labels: dict[str, str] = {}
+    for file in files:
+        for service in file.service:
+            labels |= {method.name: label(f"{service.name}.{method.name}") for method in service.method}
+        labels |= {each.name: label(each.name) for each in (*file.service, *file.message_type, *file.enum_type)}
+    return {name: target for name, target in labels.items() if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", name)}
 
 
 def write_pages(root: Path, folder: Path) -> None:
@@ -243,14 +260,33 @@ def type_link(full_name: str) -> str:
     return f"`{name}`"
 
 
-def escape(comment: str) -> str:
-    """A comment as Markdown: characters that would be markup outside of backticks are escaped."""
+def markdown(comment: str, labels: Mapping[str, str]) -> str:
+    """A comment as Markdown: characters that would be markup are escaped, and names of types and methods are links.
+
+    What stands between backticks stays as it is.
+    """
     lines = [line.removeprefix(" ").rstrip() for line in comment.splitlines()]
     parts = "\n".join(lines).strip().split("`")
     for place in range(0, len(parts), 2):  # every second part stands between backticks
-        for character in "\\*_<>[]|":
-            parts[place] = parts[place].replace(character, "\\" + character)
+        parts[place] = linked(escape(parts[place]), labels)
     return "`".join(parts)
+
+
+def escape(text: str) -> str:
+    """A text in which nothing is markup."""
+    for character in "\\*_<>[]|":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def linked(text: str, labels: Mapping[str, str]) -> str:
+    """A text in which names of types and methods are links."""
+
+    def link(found: re.Match[str]) -> str:
+        name = found[0]
+        return f"[{name}](#{labels[name]})" if name in labels else name
+
+    return re.sub(r"\b[A-Z][A-Za-z]+\b", link, text)
 
 
 def in_cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/walks.md: every file and every name of a walk exists, so that a reader can follow it by search."""
+"""docs/walks.md, docs/where.md: every file and every name in them exists, so that a reader finds it by search."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def read_steps(text: str) -> Iterator[Step]:
 
 
 STEPS = list(read_steps(WALKS.read_text("utf-8")))
+
+
+def read_places() -> Iterator[tuple[str, str, str]]:
+    """Page, file and name, wherever a page other than the walks names a file and right after it a name in it."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        if page != WALKS and "generated" not in page.parts:
+            for path, first, second in PLACE.findall(page.read_text("utf-8")):
+                yield from ((page.name, path, name) for name in (first, second) if name)
+
+
+PLACE = re.compile(r"`([\w/]+\.(?:py|proto))` `([\w.]+)`(?: and `([\w.]+)`)?")
+PLACES = list(dict.fromkeys(read_places()))
 
 
 @cache
@@ -104,6 +116,13 @@ def test_a_step_exists(step: Step) -> None:
     path = ROOT / step.path
     assert path.is_file(), f"{step.path} does not exist; {step.name} may be one of {alike(step.name)}"
     assert step.name in names_in(path), f"{step.path} has no {step.name}; it may be one of {alike(step.name)}"
+
+
+@pytest.mark.parametrize(("page", "path", "name"), PLACES)
+def test_a_place_exists(page: str, path: str, name: str) -> None:
+    """A file and a name in it, one after the other in a page."""
+    assert (ROOT / path).is_file(), f"{path} does not exist; {name} may be one of {alike(name)}"
+    assert name in names_in(ROOT / path), f"{path} has no {name}; it may be one of {alike(name)}"
 
 
 def test_walks_are_whole() -> None:
