@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxctx
 from jaxctx_server.config import PlanConfig, ServeConfig
 from tests.readme import PAGES, ROOT, commands, commands_of, words
 
@@ -27,6 +29,38 @@ def test_the_first_example_parses_and_needs_only_the_client(first_example: str) 
     assert imported == ["jaxctx"]
     for step in ("fill", "fork", "generate"):
         assert any(isinstance(node, ast.Attribute) and node.attr == step for node in ast.walk(tree))
+
+
+PYTHON_BLOCKS = [
+    (page, block) for page, text in PAGES.items() for block in re.findall(r"```python\n(.*?)```", text, re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON_BLOCKS)
+def test_python_parses_and_names_what_is_there(page: str, block: str) -> None:
+    """Blocks may be parts of a program; what they take from jaxctx exists."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for node in ast.walk(compile(block, page, "exec", flags)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxctx"):
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{page}: {node.module} has no {alias.name}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jaxctx":
+            assert hasattr(jaxctx, node.attr), f"{page}: jaxctx has no {node.attr}"
+
+
+def test_the_python_reference_names_what_is_there() -> None:
+    """Objects of the directives, which only the build of the site would tell otherwise."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    current, described = "jaxctx", 0
+    for line in page.splitlines():
+        if found := re.match(r"\.\. (currentmodule|automodule):: (\S+)", line):
+            current = found[2]
+            importlib.import_module(current)
+        elif found := re.match(r"\.\. auto\w+:: (\S+)", line):
+            assert hasattr(importlib.import_module(current), found[1]), f"{current} has no {found[1]}"
+            described += 1
+    assert described > 10
 
 
 PAGES_WITH_LINKS = (*PAGES, "BUILD.md", "CONTRIBUTING.md")
