@@ -110,7 +110,7 @@ def read_command(node: ast.stmt, constants: Constants) -> Command:
 
 
 def docstring_after(body: list[ast.stmt], place: int) -> str:
-    """The text that stands below a field, on one line; empty if there is none."""
+    """The docstring below a field, on one line; empty if it has none."""
     if place + 1 == len(body):
         return ""
     following = body[place + 1]
@@ -200,9 +200,9 @@ def title(command: Command) -> str:
 
 
 def escape(text: str) -> str:
-    """Plain text as Markdown; what stands between backticks stays as it is."""
+    """Plain text as Markdown; text between backticks stays as it is."""
     parts = text.split("`")
-    for place in range(0, len(parts), 2):  # every second part stands between backticks
+    for place in range(0, len(parts), 2):  # every second part is between backticks
         for character in "\\*_<>[]|-":
             parts[place] = parts[place].replace(character, "\\" + character)
     return "`".join(parts)

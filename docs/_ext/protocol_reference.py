@@ -263,11 +263,11 @@ def type_link(full_name: str) -> str:
 def markdown(comment: str, labels: Mapping[str, str]) -> str:
     """A comment as Markdown: characters that would be markup are escaped, and names of types and methods are links.
 
-    What stands between backticks stays as it is.
+    Text between backticks stays as it is.
     """
     lines = [line.removeprefix(" ").rstrip() for line in comment.splitlines()]
     parts = "\n".join(lines).strip().split("`")
-    for place in range(0, len(parts), 2):  # every second part stands between backticks
+    for place in range(0, len(parts), 2):  # every second part is between backticks
         parts[place] = linked(escape(parts[place]), labels)
     return "`".join(parts)
 
