@@ -81,6 +81,7 @@ async def test_14_what_was_saved_survives_the_servers_death(start, store) -> Non
     killed(server)
 
 
+@pytest.mark.slow
 async def test_14_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
     """Saves one version after the other until the server dies, then looks at what there is."""
     acknowledged = 0

@@ -45,7 +45,15 @@ def random_mask(rng: Generator, rows: int, indices: int) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize(("group", "dim", "page_size"), [(1, 64, 16), (4, 32, 1), (2, 64, 2), (8, 32, 16)])
+@pytest.mark.parametrize(
+    ("group", "dim", "page_size"),
+    [
+        (1, 64, 16),
+        (4, 32, 1),
+        pytest.param(2, 64, 2, marks=pytest.mark.slow),
+        pytest.param(8, 32, 16, marks=pytest.mark.slow),
+    ],
+)
 def test_equals_dense_attention(
     rng: Generator, grow: Callable, kinds: list[str], dense: Callable, group: int, dim: int, page_size: int
 ) -> None:
@@ -81,7 +89,7 @@ def test_a_mask_that_hides_nothing_is_none(rng: Generator, grow: Callable) -> No
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_a_bad_value_spoils_those_that_see_it(rng: Generator, bad: float) -> None:
     """Rows of one item, of one sequence and of two: keys and values that a mask hides from a row cannot reach it."""
     shape = metadata_shape(16, 16, 1024, POOL)

@@ -146,7 +146,15 @@ def layer(
     return attend(q, k, v, unpack_metadata(shape, packed), shape=shape), k, v
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        "int8",
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
+    ],
+)
 def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
     """A donated step needs far less memory beside its arguments than one pool takes."""
     rows, pages, kind = 16, 8000, "float32" if jnp.dtype(dtype).itemsize == 1 else dtype
@@ -186,7 +194,7 @@ def test_changes_of_a_donated_pool_allocate_no_pool(change: object, dtype: str) 
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 10**6
 
 
-@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("axis", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)])
 def test_shards_over_kv_heads(rng: Generator, axis: AxisType) -> None:
     """With heads on two devices: the same numbers, results and pools stay sharded, and nothing is communicated."""
     rows = 16

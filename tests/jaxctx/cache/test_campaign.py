@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from . import campaign
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_it_plays_and_reports():
     command = [sys.executable, "-m", "tests.jaxctx.cache.campaign", "--operations", "50000", "--jobs", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -210,6 +210,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_a_planted_bug_is_caught(bug, monkeypatch):
     bug.plant(monkeypatch)

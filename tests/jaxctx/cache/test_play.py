@@ -72,6 +72,7 @@ def test_what_the_campaign_found_is_mended(found):
     play(setup, [(name, int(a), int(b)) for name, a, b in steps])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_million_operations():
     seeds = range(OPERATIONS_PLAYED // EACH)
