@@ -91,7 +91,7 @@ class Cluster:
         self._said.close()
 
     async def gone(self, address: str) -> float:
-        """When the router noticed that an engine had ended, in unix seconds: by its log, as this process may be busy."""
+        """When the router noticed that an engine had ended, in unix seconds, by its log: this process may be busy."""
         line = ""
         while not (found := re.search(rf'"time": "([^"]+)".*\bengine {address} is gone.*\n', line)):
             line = ("" if line.endswith("\n") else line) + self._said.readline()
