@@ -72,7 +72,7 @@ def test_what_a_suspended_context_can_do_without_pages():
     assert child.tokens().tolist() == TOKENS[:100].tolist()
     page_control.truncate(cache, child, 50)
     assert child.length == 50
-    for operation in (cache.grow, cache.settle):
+    for operation in (cache.grow, cache.mark_computed):
         with pytest.raises(FailedPrecondition):
             operation(context, 1)
     for operation in (partial(page_control.commit, cache), partial(page_control.release, cache)):

@@ -36,7 +36,7 @@ BUGS = [
     Bug("a slot is dropped twice", Tiers, "drop", "item.host = NOWHERE", "pass"),
     Bug("a dropped slot is not free", Tiers, "drop", "self.host.free.append(item.host)", "pass"),
     Bug("a disk slot is not free", Tiers, "drop", "self.disk.free.append(item.disk)", "pass"),
-    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(Move(Way.DROP, item.host))", "pass"),
+    Bug("the engine is not told of a drop", Tiers, "drop", "self.moves.append(Move(MoveKind.DROP, item.host))", "pass"),
     Bug(
         "a staged slot leaks", Tiers, "drop", "self.moves.append(", "item.host < self.host.total and self.moves.append("
     ),
@@ -51,7 +51,7 @@ BUGS = [
         "nothing is written to disk",
         Tiers,
         "_keep_on_disk",
-        "self.moves.append(Move(Way.SPILL, slot, item.disk))",
+        "self.moves.append(Move(MoveKind.SPILL, slot, item.disk))",
         "pass",
     ),
     Bug(
@@ -141,7 +141,7 @@ BUGS = [
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("offloaded data beyond the limit is found", BlockManager, "ahead", "self.pages_for(tokens)", "10**6"),
+    Bug("offloaded data beyond the limit is found", BlockManager, "lookup_tiers", "self.pages_for(tokens)", "10**6"),
     # by hand, and held back
     Bug("the layout by hand is forgotten", BlockManager, "suspend", "context.manual_pages = first", "pass"),
     Bug("a page by hand commits itself", BlockManager, "_bring", "number < context.manual_pages", "True"),
