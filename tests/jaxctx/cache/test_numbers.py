@@ -53,7 +53,7 @@ def test_numbers_tell_nothing_of_what_others_take_and_give_back():
 
 
 def test_those_of_pages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "ROOM", 16)
+    monkeypatch.setattr(module, "MIN_NUMBERS_KEPT", 16)
     pool = PagePool(10)
     numbers, kept = PageNumbers(pool), pool.allocate(4)
     first = numbers.of("a", kept)
@@ -69,8 +69,8 @@ def test_what_is_not_to_be_had_tells_no_counts():
     pool = PagePool(7)
     pool.allocate(2)
     memory = BlockManager(7, 4)
-    memory.take(2)
-    for take in (pool.allocate, memory.take):
+    memory.allocate(2)
+    for take in (pool.allocate, memory.allocate):
         with pytest.raises(OutOfPages) as raised:
             take(6)
         assert "5" not in raised.value.message

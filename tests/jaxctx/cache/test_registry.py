@@ -4,7 +4,7 @@ import pytest
 
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache
-from jaxctx.cache.context_table import EXPIRED_KEPT
+from jaxctx.cache.context_table import MAX_EXPIRED_IDS
 from jaxctx.errors import NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
@@ -133,7 +133,7 @@ def test_memory_of_the_expired_is_bounded_and_each_tenant_s_own(cache: ContextCa
         return context.id
 
     first, theirs = expire("t"), expire("u")
-    ids = [expire("t") for _ in range(EXPIRED_KEPT)]
+    ids = [expire("t") for _ in range(MAX_EXPIRED_IDS)]
     assert reason(cache, first) == "CONTEXT_NOT_FOUND"
     assert {reason(cache, context_id) for context_id in ids} == {"CONTEXT_EXPIRED"}
     assert reason(cache, theirs, "u") == "CONTEXT_EXPIRED"
