@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import campaign
+from .stateful import campaign
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_it_plays_and_reports():
-    command = [sys.executable, "-m", "tests.jaxctx.cache.campaign", "--operations", "50000", "--jobs", "2"]
+    command = [sys.executable, "-m", "tests.jaxctx.cache.stateful.campaign", "--operations", "50000", "--jobs", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("60,000 operations"), done.stdout  # whole worlds

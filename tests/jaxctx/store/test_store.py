@@ -185,21 +185,21 @@ def test_what_gives_way_to_another_process_is_told(objects):
 
 def test_a_look_shows_what_others_made_of_a_name(objects):
     first, second = open_store(objects, seed="a"), open_store(objects, seed="b")
-    first.look("t", "a")
+    first.refresh_name("t", "a")
     assert first.list("t") == []
     saved, _ = save(second, range(8))
     with pytest.raises(NotFound):
         first.get("t", "a")
-    first.look("t", "a")
+    first.refresh_name("t", "a")
     assert first.get("t", "a") == saved
     save(second, range(9), overwrite=1)
     changed = second.update("t", "a", labels={"k": "v"})
-    first.look("t", "a")
+    first.refresh_name("t", "a")
     assert [one.version for one in first.history("t", "a")] == [2, 1]
     assert first.get("t", "a") == changed
     check(first, range(9))
     second.remove("t", "a")
-    first.look("t", "a")
+    first.refresh_name("t", "a")
     with pytest.raises(NotFound):
         first.get("t", "a")
     assert first.usage("t") == (0, 0)
@@ -212,7 +212,7 @@ def test_a_look_that_changes_nothing_keeps_what_is_known_of_a_save(objects):
     for number in writer.missing:
         writer.add(number, page(held.page_keys()[number]))
     writer.finish(described(saving="mine"))
-    store.look("t", "a")
+    store.refresh_name("t", "a")
     assert store.get("t", "a").saving == "mine"
 
 
@@ -221,17 +221,17 @@ def test_no_look_at_what_is_in_memory(objects, monkeypatch):
     store, other = open_store(objects), open_store(objects, seed="b")
     store.put(described("held", held="mine"))
     saved, _ = save(store, range(8))
-    other.look("t", "a")
+    other.refresh_name("t", "a")
     other.remove("t", "a")
 
     def fails(key, part=slice(None)):
         raise Unavailable("gone", reason="STORE_FAILED")
 
     monkeypatch.setattr(objects, "read", lambda key: pytest.fail(f"read {key}"))
-    store.look("t", "held")
+    store.refresh_name("t", "held")
     monkeypatch.setattr(objects, "read", fails)
     for name in ("held", "a", "unknown"):
-        store.look("t", name)
+        store.refresh_name("t", name)
     assert (store.get("t", "held").held, store.get("t", "a")) == ("mine", saved)
     with pytest.raises(NotFound):
         store.get("t", "unknown")

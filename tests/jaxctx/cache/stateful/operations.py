@@ -1,4 +1,4 @@
-"""Plays: which operations, in which world, and the shortest that goes wrong."""
+"""Random operations: which ones, with which sizes of pool and tiers, and the shortest sequence that fails."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from .world import ROOMY, Setup, World
+from .harness import UNBOUNDED, Harness, Setup
 
 Step: TypeAlias = tuple[str, int, int]
 
-MOST_TRIES = 1_000  # to shrink a play: a few minutes
+MAX_TRIES = 1_000  # to shrink a failing sequence: a few minutes
 
 OPERATIONS = {
     "create": 8,
@@ -42,7 +42,7 @@ OPERATIONS = {
     "revive": 3,
 }
 NAMES, WEIGHTS = [*OPERATIONS], [*OPERATIONS.values()]
-TIERS = ((0, 0), (4, 6), (0, 0), (2, 0), (8, 8), (1, 3), (ROOMY, 0), (3, 2), (8, 3))
+TIERS = ((0, 0), (4, 6), (0, 0), (2, 0), (8, 8), (1, 3), (UNBOUNDED, 0), (3, 2), (8, 3))
 
 
 def random_steps(seed: int, count: int, often: Sequence[str] = ()) -> list[Step]:
@@ -55,7 +55,7 @@ def random_steps(seed: int, count: int, often: Sequence[str] = ()) -> list[Step]
 
 
 def setup_of(seed: int, every: int = 1) -> Setup:
-    """A world for each seed: pools of 1 to 20 pages, with and without tiers."""
+    """A setup for each seed: pools of 1 to 20 pages, with and without tiers."""
     host, disk = TIERS[seed % len(TIERS)]
     source = random.Random(seed)
     return Setup(source.choice((1, 2, 3, 5, 8, 13, 20)), source.choice((1, 2, 3, 16)), host, disk, every=every)
@@ -63,26 +63,26 @@ def setup_of(seed: int, every: int = 1) -> Setup:
 
 def play(setup: Setup, steps: Sequence[Step]) -> None:
     """Raises at the first operation that went wrong."""
-    world = World(setup)
+    harness = Harness(setup)
     for step in steps:
-        world.play(*step)
-    world.end()
+        harness.play(*step)
+    harness.end()
 
 
 def failing_prefix(setup: Setup, steps: Sequence[Step]) -> tuple[int, str] | None:
     """How many steps it takes to fail, and how it fails."""
-    world = World(setup)
+    harness = Harness(setup)
     try:
         for step in steps:
-            world.play(*step)
-        world.end()
+            harness.play(*step)
+        harness.end()
     except Exception:
-        return min(world.played, len(steps)), traceback.format_exc(limit=-3)
+        return min(harness.played, len(steps)), traceback.format_exc(limit=-3)
     return None
 
 
 def play_seed(seed: int, count: int) -> str:
-    """What went wrong in a long play, shrunk; "" if nothing did. It is compared as a whole at every 32nd operation."""
+    """How a long random sequence fails, shrunk; "" if it does not. Everything is compared at every 32nd operation."""
     setup, steps = setup_of(seed, every=32), random_steps(seed, count)
     failure = failing_prefix(setup, steps)
     if failure is None:
@@ -98,9 +98,9 @@ def shrink(setup: Setup, steps: Sequence[Step]) -> tuple[list[Step], str]:
     assert failure is not None, "nothing fails"
     steps, reason = [*steps[: failure[0]]], failure[1]
     size, tries = len(steps) // 2, 0
-    while size and tries < MOST_TRIES:
+    while size and tries < MAX_TRIES:
         start = 0
-        while start < len(steps) and tries < MOST_TRIES:
+        while start < len(steps) and tries < MAX_TRIES:
             tries += 1
             fewer = steps[:start] + steps[start + size :]
             if (failure := failing_prefix(setup, fewer)) is not None:

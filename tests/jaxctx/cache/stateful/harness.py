@@ -1,8 +1,8 @@
-"""The world: random play of a cache against the oracle, on a machine that only remembers.
+"""The harness of the stateful tests: random operations on a cache and on the oracle, with a fake device.
 
-`World` plays one operation on cache and oracle, carries out what the engine would do, and compares. A slot holds a
-value that depends on all tokens and marks up to it, as KV does, so a wrong, stale, missed or shared page shows in what
-a context reads.
+`Harness.play` does one operation on cache and oracle, carries out what the engine would do, and compares. A slot of the
+fake device holds a value that depends on all tokens and marks up to it, as KV does. Hence a wrong, stale, missed or
+wrongly shared page shows in what a context reads.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import ContextCache, Identity, PrefixMatch
 from jaxctx.cache.prefix_index import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
+from tests.jaxctx.cache.invariants import check, nodes
 
+from .fake_device import Data, FakeDevice, Slot
 from .keys import Key, decode_page
-from .machine import Data, Machine, Slot
 from .oracle import Expected, Oracle
-from .recount import check, nodes
 
 TENANTS = tuple(Identity(namespace, "m") for namespace in "tuv")
 IDENTITIES = (*TENANTS, Identity("t", "m", salt="x"), Identity("t", "m", adapter="x"))
 GROUPS = [replace(identity, namespace="") for identity in IDENTITIES]
 MAX_CONTEXTS = 8
-ROOMY = 10_000  # host slots that are never all taken
+UNBOUNDED = 10_000  # a number of host slots that are never all in use
 FOR_ALL = {"clear", "arrive", "lose", "touch"}
 FOR_SNAPSHOTS = {*FOR_ALL, "suspend", "close"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a world is made of; it is compared as a whole after every `every`-th operation and some that raised."""
+    """Sizes of pool and tiers. Everything is compared after every `every`-th operation, and after some that raised."""
 
     pages: int
     page_size: int
@@ -48,7 +48,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Saved:
-    """A context at rest outside of the cache."""
+    """A snapshot of a context, outside of the cache."""
 
     identity: Identity
     manual: bool
@@ -59,8 +59,8 @@ class Saved:
     committed: int
 
 
-class World:
-    """A cache, an oracle and a machine. `play` does one operation on all; AssertionError where they differ."""
+class Harness:
+    """A cache, an oracle and a fake device. `play` does one operation on all; AssertionError where they differ."""
 
     def __init__(self, setup: Setup) -> None:
         ids, ticks = itertools.count(), itertools.count()
@@ -71,9 +71,9 @@ class World:
         )
         self.setup = setup
         self.page_size = setup.page_size
-        self.roomy = setup.host >= ROOMY
-        self.oracle = Oracle(setup.pages, setup.page_size, setup.host > 0, self.roomy)
-        self.machine = Machine(3, setup.pages, setup.page_size)
+        self.unbounded = setup.host >= UNBOUNDED
+        self.oracle = Oracle(setup.pages, setup.page_size, setup.host > 0, self.unbounded)
+        self.device = FakeDevice(3, setup.pages, setup.page_size)
         self.saved: list[Saved] = []
         self.played = 0
         self.refused = 0  # operations that raised: nothing may have changed
@@ -100,7 +100,7 @@ class World:
             self.fork(chosen, 2)
         elif chosen is not None:
             getattr(self, name)(chosen, b)
-        self.machine.now += 1
+        self.device.now += 1
         self.settle_moves()
         self.oracle.recount()
         for context, pages in before.items():
@@ -120,26 +120,26 @@ class World:
         self.clear(None, 0)
         self.settle_moves()
         assert self.cache.block_manager.pool.free == self.oracle.pages
-        assert not self.machine.host, "host slots are left"
+        assert not self.device.host, "host slots are left"
         assert not [*nodes(self.cache.block_manager.index)]
 
     def settle_moves(self) -> None:
-        self.machine.carry_out(self.cache.moves())
-        self.machine.spoil(self.cache)
+        self.device.carry_out(self.cache.moves())
+        self.device.spoil(self.cache)
 
     # --- operations ----------------------------------------------------------------------------------------------
 
-    def both(self, theirs: Callable[[], object], ours: Callable[[], object]) -> object:
+    def both(self, actual: Callable[[], object], expected: Callable[[], object]) -> object:
         """The cache's answer, which must be the oracle's, if that is an error or a number."""
         answers = []
-        for call in (theirs, ours):
+        for call in (actual, expected):
             try:
                 answers.append(call())
             except JaxctxError as error:
                 answers.append(type(error))
-        answer, expected = answers
-        if isinstance(expected, int | type) or isinstance(answer, type):
-            assert answer == expected, f"{answer}, not {expected}"
+        answer, expected_answer = answers
+        if isinstance(expected_answer, int | type) or isinstance(answer, type):
+            assert answer == expected_answer, f"{answer}, not {expected_answer}"
             self.refused += isinstance(answer, type)
         return answer
 
@@ -199,7 +199,7 @@ class World:
         oracle, stranger = self.oracle, Expected(e.context, e.root, e.group, False)
         found = self.cache.find(e.context.identity, e.tokens + more)
         ways = [oracle.search(stranger, e.tokens + more, [b""] * len(e.tokens + more), oracle.kept)]
-        if not self.roomy:
+        if not self.unbounded:
             ways.append(oracle.search(stranger, e.tokens + more, [b""] * len(e.tokens + more), oracle.on_device))
         self.compare_found(found, ways, 0, oracle.exact(stranger))
         found = self.cache.peek(e.context, more, limit)
@@ -216,13 +216,13 @@ class World:
             assert (found.device, found.unheld) == (len(warm), len({*warm} - self.oracle.held)), found
         if exact or not offloaded:
             assert total <= most, f"{found}, where {most} can be"
-        if self.roomy and exact:
+        if self.unbounded and exact:
             assert total == most, f"{found} of {most}"
 
     def restore(self, e: Expected, b: int) -> None:
         pages = (1, 2, b % 8, 99)[b % 4]
         limit = len(e.tokens) - (min(b % 7, len(e.tokens)) if b % 3 == 0 else 0)
-        oracle, ready = self.oracle, self.machine.ready
+        oracle, ready = self.oracle, self.device.ready
         if e.suspended:
             self.both(lambda: self.cache.restore(e.context, pages, ready, limit), lambda: oracle.grow(e, 0))
             return
@@ -238,11 +238,11 @@ class World:
         if gained < pages and self.cache.block_manager.available:
             more = self.cache.peek(e.context, tokens=limit)
             assert more.device == 0, "a restore left what is on the device"
-            moves = [*self.cache.block_manager.tiers.moves, *self.machine.on_the_way()]
+            moves = [*self.cache.block_manager.tiers.moves, *self.device.on_the_way()]
             assert moves or not more.host + more.disk, "a restore neither loads nor waits"
         if plain:
             assert gained <= most, f"{gained} pages gained of {most}"
-        if plain and self.roomy and self.cache.block_manager.available:
+        if plain and self.unbounded and self.cache.block_manager.available:
             assert gained == most, f"{gained} pages gained, not {most}"
 
     def grow(self, e: Expected, b: int) -> None:
@@ -250,8 +250,8 @@ class World:
         self.both(lambda: self.cache.grow(e.context, tokens), lambda: self.oracle.grow(e, tokens))
 
     def mark_computed(self, e: Expected, b: int) -> None:
-        room = e.working * self.page_size - e.working_tokens
-        self.step(e, b % (min(room, len(e.tokens) - self.oracle.seq_len(e)) + 2))  # sometimes one too many
+        free_slots = e.working * self.page_size - e.working_tokens
+        self.step(e, b % (min(free_slots, len(e.tokens) - self.oracle.seq_len(e)) + 2))  # sometimes one too many
 
     def step(self, e: Expected, tokens: int, hold: bool = False) -> None:
         """The engine's: writes what it computed through the page table, then settles it."""
@@ -376,17 +376,17 @@ class World:
 
     def arrive(self, e: Expected, b: int) -> None:
         """Time goes by; what is fetched from now on takes this long."""
-        self.machine.now += b % 16
-        self.machine.delay = b % 5
+        self.device.now += b % 16
+        self.device.delay = b % 5
 
     def lose(self, e: Expected, b: int) -> None:
         """Some slots of the disk cannot be read."""
-        self.machine.lose(b)
+        self.device.lose(b)
 
     def save(self, e: Expected, b: int) -> None:
         """All of it that is on the device, to where no cache reaches."""
         if not e.suspended and len(self.saved) < 3:
-            pages = [self.machine.pages[page][:] for page in e.context.page_table().tolist()]
+            pages = [self.device.pages[page][:] for page in e.context.page_table().tolist()]
             layout = (pages, self.oracle.seq_len(e), e.committed)
             self.saved.append(Saved(e.context.identity, e.manual, e.tokens[:], e.marks[:], *layout))
 
@@ -404,13 +404,13 @@ class World:
             known = min(known, saved.committed)
         numbers = range(self.oracle.pages_for(saved.seq_len))[-len(slots) :] if slots else range(0)
         assert [number for number, _ in slots] == [*numbers], "pages are missing"
-        if self.roomy and self.oracle.plain(e):
+        if self.unbounded and self.oracle.plain(e):
             assert len(numbers) == self.oracle.pages_for(saved.seq_len) - known
         for number, slot in slots:
             e.offloaded_pages[number] = min(self.page_size, saved.seq_len - number * self.page_size)
-            lost = not self.roomy and (b + number) % 16 == 0
-            late = 0 if self.roomy else b % 8
-            self.machine.host[slot] = Slot(None if lost else saved.pages[number], self.machine.now + late)
+            lost = not self.unbounded and (b + number) % 16 == 0
+            late = 0 if self.unbounded else b % 8
+            self.device.host[slot] = Slot(None if lost else saved.pages[number], self.device.now + late)
 
     # --- the comparison ------------------------------------------------------------------------------------------
 
@@ -421,7 +421,7 @@ class World:
             number, slot = divmod(position, self.page_size)
             if number < len(pages):
                 assert number >= e.committed, "a committed page is written"
-                self.machine.pages[pages[number]][slot] = value
+                self.device.pages[pages[number]][slot] = value
 
     def compare(self) -> None:
         cache, oracle = self.cache, self.oracle
@@ -472,14 +472,14 @@ class World:
         )
         pages = c.page_table().tolist()
         assert len(pages) == e.committed + e.working
-        assert [value for page in pages for value in self.machine.pages[page]][:seq_len] == e.values[:seq_len]
+        assert [value for page in pages for value in self.device.pages[page]][:seq_len] == e.values[:seq_len]
 
     def compare_node(self, node: PageNode) -> None:
         """Every copy of a page holds what its tokens say, or is known to be lost."""
         true = self.values(node)
         if node.page != NOWHERE:
-            assert self.machine.pages[node.page] == true, "a page of other tokens"
-        for store, slot in ((self.machine.host, node.host), (self.machine.disk, node.disk)):
+            assert self.device.pages[node.page] == true, "a page of other tokens"
+        for store, slot in ((self.device.host, node.host), (self.device.disk, node.disk)):
             if slot != NOWHERE:
                 assert store[slot].data in (true, None), "a copy of other tokens"
 

@@ -1,7 +1,7 @@
-"""The machine: what an engine has beside its cache, as three stores that only remember.
+"""The fake device: page array, host memory and disk of an engine, as three dictionaries that only remember.
 
-Pages of the device, slots of host memory and slots of a disk hold one value per token. `Machine` carries moves out in
-their order, exactly; what is fetched arrives late or never, and what nobody needs any more is poisoned.
+Each page and slot holds one value per token. `FakeDevice` carries moves out exactly, in their order. What is fetched
+arrives late or never, and what nobody needs any more is overwritten with poison.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TypeAlias
 from jaxctx.cache.context_cache import ContextCache
 from jaxctx.cache.tiers import Move, MoveKind
 from jaxctx.errors import DataLoss
-
-from .recount import is_free
+from tests.jaxctx.cache.invariants import is_free
 
 Data: TypeAlias = list[object]
 
@@ -27,7 +26,7 @@ class Slot:
     at: int = 0
 
 
-class Machine:
+class FakeDevice:
     """Pages `first .. first + pages - 1`; slots come into being as they are written. `now` is moved by the world."""
 
     def __init__(self, first: int, pages: int, page_size: int) -> None:

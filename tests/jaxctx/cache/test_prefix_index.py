@@ -10,7 +10,7 @@ import pytest
 
 from jaxctx.cache.prefix_index import Identity, PrefixIndex, encode_tokens
 
-from .recount import check_index
+from .invariants import check_index
 
 IDENTITY = Identity("tenant", "model")
 

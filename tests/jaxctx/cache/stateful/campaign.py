@@ -1,8 +1,8 @@
-"""The campaign: long random play in several processes, until something goes wrong.
+"""The campaign: long sequences of random operations in several processes, until one fails.
 
     scripts/play --operations 100000000 --jobs 2 [--seed 0]
 
-Prints progress and operations a second; at a failure the seed, its world and the fewest operations that still fail.
+Prints progress and operations a second; at a failure the seed, its setup and the fewest operations that still fail.
 Ends with 1 if anything failed.
 """
 
@@ -15,9 +15,9 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import count
 
-from .plays import play_seed
+from .operations import play_seed
 
-EACH = 20_000  # operations of one world
+EACH = 20_000  # operations of one harness
 REPORT_S = 30.0
 
 
@@ -25,16 +25,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Random play of the cache against its oracle.")
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0, help="the first one; each world has its own")
+    parser.add_argument("--seed", type=int, default=0, help="the first one; each run has its own")
     options = parser.parse_args()
     seeds, played, begun, reported = count(options.seed), 0, time.monotonic(), 0.0
-    worlds = -(-options.operations // EACH)
+    runs = -(-options.operations // EACH)
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as processes:
         running: set[Future[str]] = set()
-        while worlds or running:
-            while worlds and len(running) < 2 * options.jobs:
+        while runs or running:
+            while runs and len(running) < 2 * options.jobs:
                 running.add(processes.submit(play_seed, next(seeds), EACH))
-                worlds -= 1
+                runs -= 1
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 if failure := future.result():
@@ -43,7 +43,7 @@ def main() -> int:
                     return 1
                 played += EACH
             passed = time.monotonic() - begun
-            if passed > reported + REPORT_S or not (worlds or running):
+            if passed > reported + REPORT_S or not (runs or running):
                 reported = passed
                 print(
                     f"{played:,} operations, {played / passed:,.0f} /s, next seed {options.seed + played // EACH}",

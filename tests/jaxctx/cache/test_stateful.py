@@ -1,4 +1,4 @@
-"""Random play against the oracle: tiny pools and tiers, so that running out is normal."""
+"""Stateful tests: random operations against the oracle, in tiny pools and tiers, so that running out is normal."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .plays import OPERATIONS, TIERS, play, play_seed, random_steps
-from .world import Setup
+from .stateful.harness import Setup
+from .stateful.operations import OPERATIONS, TIERS, play, play_seed, random_steps
 
 BYTES = st.integers(0, 255)
 STEPS = st.lists(st.tuples(st.sampled_from([*OPERATIONS]), BYTES, BYTES), max_size=40)
 OPERATIONS_PLAYED = 2_000_000
-EACH = 5_000  # operations of one world
+EACH = 5_000  # operations of one harness
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 @pytest.mark.parametrize("pages", [1, 3, 8, 20])
 @pytest.mark.parametrize(("host", "disk"), sorted({*TIERS}))
-def test_random_play(host, disk, pages, page_size):
+def test_random_operations(host, disk, pages, page_size):
     play(Setup(pages, page_size, host, disk), random_steps(pages + host, 300))
 
 
-# Plays that once went wrong, found by the campaign: (world, operations).
+# Sequences that failed once, found by the campaign: (setup, operations).
 FOUND = {
     "the fetch of a way's first page drove its second one off the disk, and another way was on the device": (
         Setup(13, 2, 1, 3),
@@ -66,7 +66,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("found", FOUND)
-def test_what_the_campaign_found_is_mended(found):
+def test_failures_of_the_campaign_stay_fixed(found):
     setup, operations = FOUND[found]
     steps = [operation.split(",") for operation in operations.split()]
     play(setup, [(name, int(a), int(b)) for name, a, b in steps])
@@ -84,5 +84,5 @@ def test_two_million_operations():
 @given(
     steps=STEPS, pages=st.integers(1, 9), page_size=st.sampled_from([1, 2, 16]), tiers=st.sampled_from(sorted({*TIERS}))
 )
-def test_any_play(steps, pages, page_size, tiers):
+def test_any_operations(steps, pages, page_size, tiers):
     play(Setup(pages, page_size, *tiers), steps)

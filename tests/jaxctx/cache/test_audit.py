@@ -9,7 +9,7 @@ from jaxctx.cache.audit import compare
 from jaxctx.cache.context import Context
 from jaxctx.cache.context_cache import ContextCache
 
-from .filling import IDENTITY, TOKENS, fill, filled, new_cache
+from .builders import IDENTITY, TOKENS, fill, filled, new_cache
 
 
 def both(a: Context, b: Context) -> tuple[int, int]:

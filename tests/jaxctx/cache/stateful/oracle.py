@@ -3,7 +3,7 @@
 Contexts are token lists and lists of keys. A key is a name for everything that a committed page depends on: the key of
 the page before, who may find it, its tokens and its marks. The device is the set of keys that are on it, with the time
 each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in them
-(`kept`), or what is in them where nothing is ever dropped (`roomy`); what `restore` gained it is told, and checks.
+(`kept`), or what is in them where nothing is ever dropped (`unbounded`); what `restore` gained it is told, and checks.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Expected:
 class Oracle:
     """The meaning of the operations. Each method checks first, then changes, and returns what the cache should."""
 
-    def __init__(self, pages: int, page_size: int, tiers: bool, roomy: bool) -> None:
-        self.pages, self.page_size, self.tiers, self.roomy = pages, page_size, tiers, roomy
+    def __init__(self, pages: int, page_size: int, tiers: bool, unbounded: bool) -> None:
+        self.pages, self.page_size, self.tiers, self.unbounded = pages, page_size, tiers, unbounded
         self.contexts: list[Expected] = []  # least recently used first
         self.published: list[Expected] = []
         self.on_device: dict[Key, int] = {}  # when it lost its last holder
-        self.kept: set[Key] = set()  # what some tier may have; all of them, if roomy
+        self.kept: set[Key] = set()  # what some tier may have; all of them, if unbounded
         self.held: set[Key] = set()
         self.keys = Keys(page_size)
         self._stamp = 0
@@ -82,11 +82,11 @@ class Oracle:
 
     def among(self) -> Collection[Key]:
         """What a path is made of: what is on the device, and elsewhere too if that is known."""
-        return self.kept if self.roomy else self.on_device
+        return self.kept if self.unbounded else self.on_device
 
     def exact(self, e: Expected) -> bool:
         """Whether it is known which way a path goes."""
-        return self.roomy or not self.tiers or self.plain(e)
+        return self.unbounded or not self.tiers or self.plain(e)
 
     def plain(self, e: Expected) -> bool:
         """Whether there is one way only: no publications."""
@@ -336,7 +336,7 @@ class Oracle:
             key = self.keys.key(before, e.root, e.tokens[part], e.marks[part])
             if self.keys.owner[before] in self.keys.published - {e.root}:
                 theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.marks[part])
-                if theirs in self.kept and self.tiers and not self.roomy:
+                if theirs in self.kept and self.tiers and not self.unbounded:
                     chosen = self.keys.chain(e.context)[e.committed]
                     assert chosen in (key, theirs), "committed as something else"
                     key = chosen

@@ -1,4 +1,4 @@
-"""The same for tiers, marks, offloaded pages, passes that keep their pages, and publications."""
+"""Mutation tests of tiers, marks, offloaded pages, manual and held-back commits, and publications."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jaxctx.cache.context_cache import ContextCache
 from jaxctx.cache.prefix_index import PrefixIndex
 from jaxctx.cache.tiers import Tiers
 
-from .planting import Bug, caught
+from .mutations import Mutation, is_caught
 
 PUBLISHING = ("publish", "fill", "create")
 LOSING = ("lose", "restore", "arrive", "suspend")
 
-BUGS = [
+MUTATIONS = [
     # the order of moves
-    Bug("a load before the save", Tiers, "load", "self.moves.append(", "self.moves.insert(0, "),
-    Bug(
+    Mutation("a load before the save", Tiers, "load", "self.moves.append(", "self.moves.insert(0, "),
+    Mutation(
         "a spill after the slot is used again",
         Tiers,
         "save",
@@ -25,48 +25,48 @@ BUGS = [
         "self.moves.insert(max(len(self.moves) - 1, 0), ",
     ),
     # tiers
-    Bug(
+    Mutation(
         "what is evicted is not kept",
         BlockManager,
         "evict",
         "self.tiers.save(node, page)",
         "self.tiers._forget_if_lost(node)",
     ),
-    Bug(
+    Mutation(
         "an evicted page keeps its place",
         PrefixIndex,
         "evict",
         "page, node.page = node.page, NOWHERE",
         "page = node.page",
     ),
-    Bug("a slot is dropped twice", Tiers, "drop", "entry.host = NOWHERE", "pass"),
-    Bug("a dropped slot is not free", Tiers, "drop", "self.host.free.append(entry.host)", "pass"),
-    Bug("a disk slot is not free", Tiers, "drop", "self.disk.free.append(entry.disk)", "pass"),
-    Bug(
+    Mutation("a slot is dropped twice", Tiers, "drop", "entry.host = NOWHERE", "pass"),
+    Mutation("a dropped slot is not free", Tiers, "drop", "self.host.free.append(entry.host)", "pass"),
+    Mutation("a disk slot is not free", Tiers, "drop", "self.disk.free.append(entry.disk)", "pass"),
+    Mutation(
         "the engine is not told of a drop", Tiers, "drop", "self.moves.append(Move(MoveKind.DROP, entry.host))", "pass"
     ),
-    Bug(
+    Mutation(
         "a staged slot leaks",
         Tiers,
         "drop",
         "self.moves.append(",
         "self._is_own_host_slot(entry.host) and self.moves.append(",
     ),
-    Bug(
+    Mutation(
         "two pages in one disk slot",
         Tiers,
         "_keep_on_disk",
         "victim.disk = NOWHERE",
         "pass",
     ),
-    Bug(
+    Mutation(
         "nothing is written to disk",
         Tiers,
         "_keep_on_disk",
         "self.moves.append(Move(MoveKind.SPILL, host_slot, entry.disk))",
         "pass",
     ),
-    Bug(
+    Mutation(
         "the page that is saved gives way to itself",
         Tiers,
         "_allocate_host_slot",
@@ -74,7 +74,7 @@ BUGS = [
         "pass",
         often=LOSING,
     ),
-    Bug(
+    Mutation(
         "a copy gives way while it is loaded",
         Tiers,
         "protect",
@@ -82,22 +82,24 @@ BUGS = [
         "pass",
         often=LOSING,
     ),
-    Bug(
+    Mutation(
         "a child outlives its parent", Tiers, "_forget_if_lost", "lost += node.children.values()", "pass", often=LOSING
     ),
-    Bug("children of a lost page keep their slots", Tiers, "_forget_if_lost", "self.drop(node)", "pass", often=LOSING),
-    Bug(
+    Mutation(
+        "children of a lost page keep their slots", Tiers, "_forget_if_lost", "self.drop(node)", "pass", often=LOSING
+    ),
+    Mutation(
         "a parent goes after its victim's slot is given", Tiers, "_keep_on_disk", "self._forget_if_lost(victim)", "pass"
     ),
-    Bug(
+    Mutation(
         "data counts before it arrived",
         BlockManager,
         "_has_arrived",
         "return ready(entry.host)",
         "ready(entry.host); return True",
     ),
-    Bug("a fetch counts at once", BlockManager, "_has_arrived", "return False\n    try", "return True\n    try"),
-    Bug(
+    Mutation("a fetch counts at once", BlockManager, "_has_arrived", "return False\n    try", "return True\n    try"),
+    Mutation(
         "lost data is waited for",
         BlockManager,
         "_has_arrived",
@@ -105,86 +107,90 @@ BUGS = [
         "pass",
         often=("lose", "restore"),
     ),
-    Bug(
+    Mutation(
         "a restored page is not the node's",
         BlockManager,
         "_append_entry",
         "self.index.place(entry, page)",
         "self.index.place(entry, entry.host)",
     ),
-    Bug("a restore goes too far", BlockManager, "restore", "[: limit - gained]", "[: limit + 1]"),
-    Bug(
+    Mutation("a restore goes too far", BlockManager, "restore", "[: limit - gained]", "[: limit + 1]"),
+    Mutation(
         "a restore refuses after it changed",
         BlockManager,
         "_append_entry",
         "if needs_page and not gained:",
         "if needs_page:",
     ),
-    Bug("a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"),
+    Mutation(
+        "a commit without a page forgets its page", PrefixIndex, "commit", "if node.page == NOWHERE:", "if False:"
+    ),
     # offloaded pages
-    Bug(
+    Mutation(
         "stale offloaded data after a rewind",
         BlockManager,
         "shorten",
         "min(offloaded.tokens, length - number * self.page_size)",
         "offloaded.tokens",
     ),
-    Bug(
+    Mutation(
         "offloaded data outlives its tokens",
         BlockManager,
         "shorten",
         "self.tiers.drop(context.offloaded_pages.pop(number))",
         "context.offloaded_pages.pop(number)",
     ),
-    Bug(
+    Mutation(
         "offloaded in another place",
         BlockManager,
         "suspend",
         "context.offloaded_pages[first + position]",
         "context.offloaded_pages[position]",
     ),
-    Bug("nothing is offloaded", BlockManager, "suspend", "if not offloaded.lost:", "if False:"),
-    Bug(
+    Mutation("nothing is offloaded", BlockManager, "suspend", "if not offloaded.lost:", "if False:"),
+    Mutation(
         "offloaded data stays beside what is found",
         BlockManager,
         "attach_prefix",
         "self.drop_offloaded(context, before=context.tail.depth)",
         "pass",
     ),
-    Bug(
+    Mutation(
         "offloaded data stays beside computed",
         ContextCache,
         "mark_computed",
         "if context.offloaded_pages:",
         "if False:",
     ),
-    Bug(
+    Mutation(
         "a closed context keeps what is offloaded",
         ContextCache,
         "close",
         "self.block_manager.drop_offloaded(context)",
         "pass",
     ),
-    Bug("a fork takes what is offloaded", ContextCache, "fork", "offloaded_pages={},", ""),
-    Bug(
+    Mutation("a fork takes what is offloaded", ContextCache, "fork", "offloaded_pages={},", ""),
+    Mutation(
         "offloaded tokens count twice",
         BlockManager,
         "_load_working",
         "context.working_tokens += count",
         "context.working_tokens += self.page_size",
     ),
-    Bug("offloaded data beyond the limit is found", BlockManager, "lookup_tiers", "self.pages_for(tokens)", "10**6"),
+    Mutation(
+        "offloaded data beyond the limit is found", BlockManager, "lookup_tiers", "self.pages_for(tokens)", "10**6"
+    ),
     # by hand, and held back
-    Bug("the layout by hand is forgotten", BlockManager, "suspend", "context.manual_pages = first", "pass"),
-    Bug("a page by hand commits itself", BlockManager, "_load_working", "number < context.manual_pages", "True"),
-    Bug(
+    Mutation("the layout by hand is forgotten", BlockManager, "suspend", "context.manual_pages = first", "pass"),
+    Mutation("a page by hand commits itself", BlockManager, "_load_working", "number < context.manual_pages", "True"),
+    Mutation(
         "a match commits more than was by hand",
         BlockManager,
         "lookup_index",
         "if context.manual_pages is not None:",
         "if False:",
     ),
-    Bug(
+    Mutation(
         "what is held back is not committed",
         ContextCache,
         "commit_full",
@@ -192,31 +198,31 @@ BUGS = [
         "pass",
         often=("keep", "append"),
     ),
-    Bug("nothing is held back", ContextCache, "mark_computed", "if full and not hold else 0", "if full else 0"),
+    Mutation("nothing is held back", ContextCache, "mark_computed", "if full and not hold else 0", "if full else 0"),
     # marks
-    Bug(
+    Mutation(
         "a mark stays behind after a truncate",
         BlockManager,
         "shorten",
         "context.marks = {index: mark",
         "_ = {index: mark",
     ),
-    Bug(
+    Mutation(
         "a rewind forgets marks",
         BlockManager,
         "shorten",
         "context.working_tokens = 0",
         "context.working_tokens, context.marks = 0, {}",
     ),
-    Bug("a fork forgets marks", ContextCache, "fork", "offloaded_pages={}", "offloaded_pages={}, marks={}"),
-    Bug(
+    Mutation("a fork forgets marks", ContextCache, "fork", "offloaded_pages={}", "offloaded_pages={}, marks={}"),
+    Mutation(
         "marks go to the parent as well",
         ContextCache,
         "append",
         "all_marks = dict(context.marks)",
         "all_marks = context.marks",
     ),
-    Bug(
+    Mutation(
         "marks of what is buffered are published",
         ContextCache,
         "publish",
@@ -224,30 +230,30 @@ BUGS = [
         "",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "marks are not committed",
         BlockManager,
         "commit",
         "encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)",
         'b""',
     ),
-    Bug(
+    Mutation(
         "marks of the first page for all",
         BlockManager,
         "commit",
         "context.tail.depth * self.page_size, self",
         "0, self",
     ),
-    Bug("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
-    Bug(
+    Mutation("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
+    Mutation(
         "pages of all marks are one",
         PrefixIndex,
         "child",
         "parent.children.get((allowed_owner, tokens, marks))",
-        "next((child for child in parent.children.values() if (child.owner, child.tokens) == (allowed_owner, tokens)), None)",
+        "next((n for n in parent.children.values() if (n.owner, n.tokens) == (allowed_owner, tokens)), None)",
     ),
     # publications
-    Bug(
+    Mutation(
         "a private continuation is everybody's",
         PrefixIndex,
         "commit",
@@ -255,15 +261,15 @@ BUGS = [
         "node.owner = parent.owner",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "pages of all owners are one",
         PrefixIndex,
         "child",
         "parent.children.get((allowed_owner, tokens, marks))",
-        "next((child for child in parent.children.values() if (child.tokens, child.marks) == (tokens, marks)), None)",
+        "next((n for n in parent.children.values() if (n.tokens, n.marks) == (tokens, marks)), None)",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "still found when it is published no more",
         PrefixIndex,
         "unpublish",
@@ -271,7 +277,7 @@ BUGS = [
         "return",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "published with another salt",
         PrefixIndex,
         "search",
@@ -279,7 +285,7 @@ BUGS = [
         "if True:",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "what is published is not copied",
         ContextCache,
         "publish",
@@ -287,8 +293,10 @@ BUGS = [
         "pass",
         often=PUBLISHING,
     ),
-    Bug("nobody finds what is published", ContextCache, "publish", "index.publish(root)", "pass", often=PUBLISHING),
-    Bug(
+    Mutation(
+        "nobody finds what is published", ContextCache, "publish", "index.publish(root)", "pass", often=PUBLISHING
+    ),
+    Mutation(
         "a refused publication keeps pages",
         ContextCache,
         "publish",
@@ -296,7 +304,7 @@ BUGS = [
         "publication_id",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "pages of an earlier publication",
         ContextCache,
         "publish",
@@ -304,7 +312,7 @@ BUGS = [
         "PUBLISHED + publication_id",
         often=PUBLISHING,
     ),
-    Bug(
+    Mutation(
         "readers do not leave a publication",
         PrefixIndex,
         "child",
@@ -315,7 +323,7 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
-def test_a_planted_bug_is_caught(bug, monkeypatch):
-    bug.plant(monkeypatch)
-    assert caught(bug)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_mutation_is_caught(mutation, monkeypatch):
+    mutation.apply(monkeypatch)
+    assert is_caught(mutation)

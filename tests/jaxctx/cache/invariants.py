@@ -1,4 +1,4 @@
-"""Recount: all accounts of a cache from scratch, by walks over everything. Raises AssertionError where they differ."""
+"""Invariants: all counts of a cache from scratch, by walks over everything. AssertionError where they differ."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from jaxctx.cache.tiers import TierEntry, Tiers
 
 def check(cache: ContextCache) -> None:
     """Pages, holders, hashes, slots and tables add up."""
-    memory, registry = cache.block_manager, cache.context_table
-    check_registry(registry)
-    check_pool(memory.pool)
-    check_index(memory.index, Counter(context.tail for context in registry if not context.suspended))
-    taken = [node.page for node in nodes(memory.index) if node.page != NOWHERE]
-    offloaded = [item for context in registry for item in context.offloaded_pages.values()]
-    check_tiers(memory.tiers, {*nodes(memory.index), *offloaded})
-    for context in registry:
-        check_context(context, memory.index)
+    manager, table = cache.block_manager, cache.context_table
+    check_context_table(table)
+    check_pool(manager.pool)
+    check_index(manager.index, Counter(context.tail for context in table if not context.suspended))
+    taken = [node.page for node in nodes(manager.index) if node.page != NOWHERE]
+    offloaded = [item for context in table for item in context.offloaded_pages.values()]
+    check_tiers(manager.tiers, {*nodes(manager.index), *offloaded})
+    for context in table:
+        check_context(context, manager.index)
         taken += context.working
     assert len(set(taken)) == len(taken), f"pages with two owners: {sorted(taken)}"
-    assert len(taken) + memory.pool.free == memory.pool.total, f"{len(taken)} owned, {memory.pool.free} free: some lost"
-    assert not any(is_free(memory.pool, page) for page in taken), "a page in use is in the pool"
+    assert len(taken) + manager.pool.free == manager.pool.total, (
+        f"{len(taken)} owned, {manager.pool.free} free: some lost"
+    )
+    assert not any(is_free(manager.pool, page) for page in taken), "a page in use is in the pool"
 
 
 def check_context(context: Context, index: PrefixIndex) -> None:
@@ -47,13 +49,13 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert table == committed + context.working, f"stale page table {table}"
 
 
-def check_registry(registry: ContextTable) -> None:
-    contexts = [*registry]
-    assert registry._contexts == {(context.tenant, context.id): context for context in contexts}
+def check_context_table(table: ContextTable) -> None:
+    contexts = [*table]
+    assert table._contexts == {(context.tenant, context.id): context for context in contexts}
     assert not any(context.closed for context in contexts)
-    assert set(registry.by_use) == {context for context in contexts if not context.suspended}
-    ids = registry._ids
-    assert sorted(registry._contexts) == [(tenant, item) for tenant in sorted(ids) for item in ids[tenant]]
+    assert set(table.by_use) == {context for context in contexts if not context.suspended}
+    ids = table._ids
+    assert sorted(table._contexts) == [(tenant, item) for tenant in sorted(ids) for item in ids[tenant]]
 
 
 def is_free(pool: PagePool, page: int) -> bool:

@@ -1,4 +1,4 @@
-"""A cache, and contexts filled as the engine does it."""
+"""Builders: a cache, and contexts filled as the engine does it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import ContextCache, Identity
 
-from .recount import check
+from .invariants import check
 
 IDENTITY = Identity("tenant", "model", kv_dtype="bfloat16")
 TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
@@ -17,8 +17,8 @@ TOKENS = np.arange(1000, dtype=np.int32) * 7 % 31
 
 def new_cache(pages=200, page_size=16, host=0, disk=0):
     ids, ticks = itertools.count(), itertools.count()
-    memory = BlockManager(pages, page_size, host, disk)
-    return ContextCache(memory, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}")
+    manager = BlockManager(pages, page_size, host, disk)
+    return ContextCache(manager, clock=lambda: float(next(ticks)), new_id=lambda: f"c{next(ids):04}")
 
 
 def fill(cache, context, tokens):

@@ -7,7 +7,7 @@ import pytest
 from jaxctx.cache.page_pool import OutOfPages, PagePool
 from jaxctx.errors import Internal, ResourceExhausted
 
-from .recount import check_pool, is_free, runs
+from .invariants import check_pool, is_free, runs
 
 
 def test_a_fresh_pool_is_one_run():

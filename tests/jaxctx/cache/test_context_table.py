@@ -1,15 +1,15 @@
-"""Registry: contexts whose time is over are not shown, and what is remembered of them."""
+"""The table of contexts: lists by tenant, lifetimes, and what is remembered of expired contexts."""
 
 import pytest
 
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.cache.context_table import MAX_EXPIRED_IDS
-from jaxctx.errors import NotFound
+from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
-from .filling import IDENTITY, TOKENS, fill
-from .recount import check
+from .builders import IDENTITY, TOKENS, fill, new_cache
+from .invariants import check
 
 
 class Time:
@@ -143,3 +143,27 @@ def test_counts_are_of_one_tenant(cache: ContextCache) -> None:
     contexts = [cache.create(IDENTITY, tenant=tenant) for tenant in "aab"]
     cache.close(contexts[0])
     assert [cache.count(tenant) for tenant in "abc"] == [1, 1, 0]
+
+
+def test_contexts_are_found_and_listed_by_tenant() -> None:
+    cache = new_cache()
+    for context_id in ("b", "d", "a", "c"):
+        cache.create(IDENTITY, tenant="t", context_id=context_id)
+    other = cache.create(IDENTITY, tenant="u", context_id="a")
+    assert [context.id for context in cache.list("t", "", 10)] == ["a", "b", "c", "d"]
+    assert [context.id for context in cache.list("t", "a", 2)] == ["b", "c"]
+    assert [context.id for context in cache.list("t", "bb", 2)] == ["c", "d"]
+    assert cache.list("nobody", "", 10) == []
+    assert cache.get("u", "a") is other
+    assert len(cache.context_table) == len([*cache.context_table]) == 5
+    with pytest.raises(AlreadyExists):
+        cache.create(IDENTITY, tenant="t", context_id="a")
+    with pytest.raises(AlreadyExists):
+        cache.fork(other, context_id="a")
+    messages = set()
+    for context_id in ("b", "nowhere"):
+        with pytest.raises(NotFound) as error:
+            cache.get("u", context_id)
+        messages.add(error.value.message.replace(context_id, "?"))
+    assert len(messages) == 1, "another tenant's context is told by nothing"
+    check(cache)
