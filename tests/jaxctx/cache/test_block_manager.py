@@ -7,6 +7,7 @@ import pytest
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.context_cache import OutOfPages
 from jaxctx.cache.tiers import MoveKind
+from jaxctx.errors import DataLoss
 
 from .builders import IDENTITY, TOKENS, filled, layout, new_cache, resident, used
 from .invariants import check
@@ -69,4 +70,50 @@ def test_a_suspended_context_survives_the_eviction_of_its_pages():
     cache.grow(context, context.buffered_tokens)
     cache.mark_computed(context, context.buffered_tokens)
     assert layout(context) == (62, 1, 8)
+    check(cache)
+
+
+def test_allocation_evicts_no_more_than_it_needs():
+    cache = new_cache(pages=10)
+    manager = cache.block_manager
+    cache.close(filled(cache, TOKENS[:128]))
+    assert (manager.pool.free, manager.index.cached, manager.available) == (2, 8, 10)
+    pages = manager.allocate(4)
+    assert (manager.pool.free, manager.index.cached, manager.available) == (0, 6, 6)
+    manager.pool.release(pages)
+    with pytest.raises(OutOfPages):
+        manager.allocate(11)
+    assert (manager.pool.free, manager.index.cached) == (4, 6), "a refusal evicts nothing"
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (1000, 63)])
+def test_pages_for(tokens, pages):
+    assert new_cache().block_manager.pages_for(tokens) == pages
+
+
+def test_lookup_of_tiers_goes_on_with_offloaded_pages():
+    cache = new_cache(host=100)
+    context = filled(cache, TOKENS[:40])
+    cache.suspend(context)
+    entries = cache.block_manager.lookup_tiers(context, 40)
+    assert [type(entry).__name__ for entry in entries] == ["PageNode", "PageNode", "OffloadedPage"]
+    assert entries[-1].tokens == 8
+    assert cache.block_manager.lookup_index(context, 40) == entries[:2]
+    assert cache.block_manager.lookup_tiers(context, 31) == entries[:1]
+    cache.match(context)
+    assert cache.restore(context, 9, lambda slot: True) == 1
+    assert layout(context) == (2, 1, 8)
+    check(cache)
+
+
+def test_lost_data_ends_the_path():
+    def lost(slot):
+        raise DataLoss("it cannot be read")
+
+    cache = new_cache(host=100)
+    context = filled(cache, TOKENS[:40])
+    cache.suspend(context)
+    cache.match(context)
+    assert cache.restore(context, 9, lost) == 0
+    assert (layout(context), context.buffered_tokens) == ((2, 0, 0), 8)
     check(cache)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxctx.errors import FailedPrecondition, NotFound
+
 from .builders import TOKENS, filled, layout, new_cache, used
 
 
@@ -33,3 +35,22 @@ def test_layout(count, expected):
     assert (context.seq_len, context.buffered_tokens, context.length) == (count, 0, count)
     assert used(cache) == len(context.page_table()) == expected[0] + expected[1]
     assert context.tokens().tolist() == list(range(count))
+
+
+def test_tokens_of_a_part():
+    context = filled(new_cache(), TOKENS)
+    for start, stop in ((0, 0), (0, 1000), (15, 17), (16, 32), (990, 1000), (1000, 1000)):
+        assert context.tokens(start, stop).tolist() == TOKENS[start:stop].tolist()
+
+
+def test_a_closed_context_refuses_and_a_suspended_one_too():
+    cache = new_cache()
+    context = filled(cache, TOKENS[:20])
+    context.raise_if_suspended()
+    cache.suspend(context)
+    context.raise_if_closed()
+    with pytest.raises(FailedPrecondition):
+        context.raise_if_suspended()
+    cache.close(context)
+    with pytest.raises(NotFound):
+        context.raise_if_closed()

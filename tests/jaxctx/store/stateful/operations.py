@@ -1,4 +1,4 @@
-"""Plays: which operations, drawn how, on which objects."""
+"""Random operations on a snapshot store: which ones, how often, and with which arguments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 from unittest import mock
 
-from .saving import PAGE_BYTES
-from .world import World
+from tests.jaxctx.store.builders import PAGE_BYTES
+
+from .harness import Harness
 
 Step: TypeAlias = tuple[str, int]  # an operation and the seed of its arguments
 
@@ -52,11 +53,11 @@ def play(url: str, steps: Sequence[Step]) -> None:
         mock.patch("jaxctx.store.objects.Objects.part_bytes", 2 * PAGE_BYTES),
         mock.patch("jaxctx.store.objects.FileObjects.part_bytes", 2 * PAGE_BYTES),
     ):
-        world = World(url)
+        harness = Harness(url)
         for number, step in enumerate(steps):
             try:
-                world.play(*step)
+                harness.play(*step)
             except BaseException as error:
                 error.add_note(f"operation {number}: {step}")
                 raise
-        world.end()
+        harness.end()

@@ -1,8 +1,9 @@
-"""The world: random play of a snapshot store against the oracle, over objects that outlive the store.
+"""The harness of the stateful tests: random operations on a snapshot store and on the oracle.
 
-`World` plays one operation on both and compares all that the store shows. What a page holds follows from the tokens up
-to it, by a way of its own, so pages that are wrongly shared, missed or mixed up are noticed by whoever reads them.
-After a collection the objects themselves are looked at: what somebody needs is there, and what nobody needs is not.
+`Harness.play` does one operation on both and compares everything that the store shows. The objects outlive the store,
+which is closed and opened again. The data of a page follows from the tokens up to it, computed in another way than the
+store does, so pages that are wrongly shared, missed or mixed up are noticed by whoever reads them. After a collection
+the objects themselves are compared: what somebody needs is there, and what nobody needs is not.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from jaxctx.errors import JaxctxError
 from jaxctx.store import ContextRecord, SnapshotReader, SnapshotVersion, SnapshotWriter
 from jaxctx.store.objects import open_objects
 from jaxctx.store.pages import GRACE_S
+from tests.jaxctx.store.builders import Clock, open_store, same
 
-from .drawing import (
+from .arguments import (
     NAMES,
     NEVER,
     TENANTS,
@@ -29,9 +31,8 @@ from .drawing import (
     draw_overwrite,
     draw_version,
 )
+from .expected_objects import ExpectedObjects
 from .oracle import Content, Kept, Oracle, contents, data_of
-from .saving import Clock, open_store, same
-from .stock import Stock
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -59,7 +60,7 @@ class Reading:
     manifest: str
 
 
-class World:
+class Harness:
     """A store, its objects, and an oracle. AssertionError where they differ."""
 
     def __init__(self, url: str) -> None:
@@ -71,7 +72,7 @@ class World:
         ] = []  # as `get` gave them, and whether it was asked for the latest
         self.readings: list[Reading] = []
         self.savings: list[Saving] = []
-        self.stock = Stock()
+        self.expected_objects = ExpectedObjects()
         self.runs = 0
         self.objects = open_objects(url)
         self._open()
@@ -108,7 +109,7 @@ class World:
         self.began = self.clock.now
         self.store, self.gone = open_store(self.objects, self.clock, f"{self.runs}", HISTORY), list[SnapshotVersion]()
         self.store.on_gone(self.gone.extend)
-        self.stock.reopen(self.objects, self.oracle.durable(), self.oracle.forgotten)
+        self.expected_objects.reopen(self.objects, self.oracle.durable(), self.oracle.forgotten)
 
     def _hear(self, of: Sequence[Kept] = ()) -> None:
         """What the store has told since the last time; of these at least it must have."""
@@ -196,7 +197,7 @@ class World:
         if live and draw.random() < 0.3:
             held = draw.choice(live).held  # once more
         writer, pages = self.store.begin(held), contents(held)
-        self.stock.check_missing([pages[number] for number in writer.missing], pages, self.oracle.durable())
+        self.expected_objects.check_missing([pages[number] for number in writer.missing], pages, self.oracle.durable())
         self.savings.append(Saving(writer, held, [*writer.missing]))
 
     def add(self, draw: Random) -> None:
@@ -207,7 +208,7 @@ class World:
         pages = contents(saving.lineage)
         draw.shuffle(saving.left)
         for number in saving.left[:count]:
-            saving.writer.add(number, self.stock.add(pages[number]))
+            saving.writer.add(number, self.expected_objects.add(pages[number]))
             saving.added.add(pages[number])
         del saving.left[:count]
 
@@ -225,7 +226,7 @@ class World:
             lambda: saving.writer.finish(version, overwrite), lambda: self.oracle.put(version, overwrite, held)
         )
         if made is None:
-            self.stock.give_up(saving.added)
+            self.expected_objects.give_up(saving.added)
         else:
             made[1].version = replace(made[1].version, manifest=made[0].manifest)
             assert made[0] == made[1].version
@@ -235,7 +236,7 @@ class World:
         if self.savings:
             saving = self.savings.pop(draw.randrange(len(self.savings)))
             saving.writer.abort()
-            self.stock.give_up(saving.added)
+            self.expected_objects.give_up(saving.added)
 
     def open(self, draw: Random) -> None:
         if len(self.readings) == MOST or (one := self._one(draw)) is None or not one[1].durable:
@@ -293,7 +294,7 @@ class World:
     def collect(self, draw: Random) -> None:
         self.store.collect()
         if self.clock.now > self.began + GRACE_S:
-            self.stock.forget_others()
+            self.expected_objects.forget_others()
         self.compare_objects()
 
     def reopen(self, draw: Random) -> None:
@@ -339,7 +340,7 @@ class World:
         over = [kept for kept in (*self.oracle.gone, *self.oracle.forgotten) if kept.version.durable]
         opened = [reading.manifest for reading in self.readings]
         used = [user.lineage for user in (*self.readings, *self.savings)]
-        self.stock.compare(self.objects, self.clock.now, self.oracle.durable(), over, opened, used)
+        self.expected_objects.compare(self.objects, self.clock.now, self.oracle.durable(), over, opened, used)
 
 
 def _answer(action: Callable[[], T]) -> tuple[T | None, tuple[str, str] | None]:

@@ -1,24 +1,24 @@
-"""Random play against the oracle: few names, short histories, small packs, stores that are closed and opened again."""
+"""Stateful tests: random operations against the oracle, with few names, short histories, small packs and restarts."""
 
 from __future__ import annotations
 
 import pytest
 
-from .plays import play, random_steps
+from .stateful.operations import play, random_steps
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_play_in_memory(seed):
+def test_random_operations_in_memory(seed):
     play("memory://play", random_steps(seed, 300))
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_play_in_a_directory(seed, tmp_path):
+def test_random_operations_in_a_directory(seed, tmp_path):
     play(f"{tmp_path}/store", random_steps(1000 + seed, 200))
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2000, 2100))
-def test_long_play(seed):
+def test_long_sequences(seed):
     play("memory://play", random_steps(seed, 5000))

@@ -1,4 +1,4 @@
-"""Proof that random play would notice: bugs planted in the store, one at a time, are all caught."""
+"""Mutation tests: random operations against the oracle fail for every mutation of the store, one at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxctx.store.snapshot_index import Entry, SnapshotIndex
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 from tests.jaxctx.cache.mutations import Mutation
 
-from .plays import play, random_steps
+from .stateful.operations import play, random_steps
 
 SEEING = ("see", "touch", "save", "remove")
 READING = ("open", "close", "remove", "expire")
@@ -124,11 +124,11 @@ MUTATIONS = [
     Mutation("what is being saved is collected", SnapshotWriter, "add", "self._pages.pin([self._pack])", "pass"),
     Mutation("collected pages are found", Pages, "_find_garbage", "del self._locations[key]", "pass"),
 ]
-PLAYS, OPERATIONS = 20, 300
+SEQUENCES, OPERATIONS = 20, 300
 
 
 def _caught(often: tuple[str, ...]) -> bool:
-    for seed in range(PLAYS):
+    for seed in range(SEQUENCES):
         try:
             play("memory://play", random_steps(seed, OPERATIONS, often))
         except Exception:

@@ -14,8 +14,7 @@ from typing import TypeAlias
 from jaxctx.errors import Aborted, AlreadyExists, NotFound
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import ContextRecord, SnapshotVersion
-
-from .saving import PAGE_BYTES, PAGE_SIZE
+from tests.jaxctx.store.builders import PAGE_BYTES, PAGE_SIZE
 
 Content: TypeAlias = tuple[object, ...]  # all that the data of a page depends on
 
@@ -63,7 +62,7 @@ class Kept:
 
 
 class Oracle:
-    """The names of all tenants. `now` is moved by the world."""
+    """The names of all tenants. `now` is moved by the harness."""
 
     def __init__(self, history: int, now: float) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Drawing: what random play saves, under which names, and for how long."""
+"""Random arguments: what is saved, under which names, and for how long."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from random import Random
 
 from jaxctx.lifetime import Lifetime
 from jaxctx.store import ContextRecord, SnapshotVersion
+from tests.jaxctx.store.builders import PAGE_BYTES, described, lineage
 
 from .oracle import Oracle, ending
-from .saving import PAGE_BYTES, described, lineage
 
 TENANTS = ("t", "", "é")
 NAMES = ("a", "a/b", "../a")

@@ -14,7 +14,7 @@ from jaxctx.store import SnapshotStore
 from jaxctx.store.objects import open_objects
 from jaxctx.store.records import decode_manifest
 
-from .saving import START, Clock, check, lost_pages, open_store, save
+from .builders import START, Clock, check, lost_pages, open_store, save
 
 LATER = 100_000.0  # seconds: whatever was left behind is old by then
 

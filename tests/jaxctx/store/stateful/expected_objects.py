@@ -1,4 +1,4 @@
-"""The stock: which pages the objects of a store may hold, must hold, and do."""
+"""Expected objects: which pages the objects of a store may hold, must hold, and do hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from jaxctx.store import ContextRecord
 from jaxctx.store.objects import Objects
 from jaxctx.store.pages import GRACE_S
+from tests.jaxctx.store.builders import PAGE_BYTES
 
 from .oracle import Content, Kept, contents, data_of
-from .saving import PAGE_BYTES
 
 
-class Stock:
+class ExpectedObjects:
     """Of stores that are opened on the same objects, one after the other."""
 
     def __init__(self) -> None:
