@@ -200,7 +200,7 @@ class BlockManager:
         return entries
 
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
-        """Continue a context with up to `limit` pages that are in other tiers, or that returned to the device meanwhile.
+        """Continue a context with up to `limit` pages that are in other tiers, or returned to the device meanwhile.
 
         `ready` says whether the data of a host slot has arrived, and raises DataLoss if it never will: such a page is
         dropped. Returns how many pages the context gained within its first `tokens` tokens (None: all); each took at

@@ -9,8 +9,8 @@ page yet:
 
 Anyone may read a context. Only this package changes it, except for `busy`, `pinned`, `pinned_until`, `version`,
 `priority` and `labels`, which belong to the engine. A suspended context has given up its pages: its nodes are only
-token lineage, and all its tokens count as buffered. The data of its working pages may be offloaded to other tiers, to be
-loaded instead of computed (`offloaded_pages`).
+token lineage, and all its tokens count as buffered. The data of its working pages may be offloaded to other tiers, to
+be loaded instead of computed (`offloaded_pages`).
 """
 
 from array import array
@@ -34,7 +34,7 @@ class OffloadedPage(TierPlacement):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
-    """One token sequence and its pages, see the module. `used_at` and `created_at` are in seconds of the cache's clock."""
+    """One token sequence and its pages. `used_at` and `created_at` are in seconds of the cache's clock."""
 
     id: str
     tenant: str

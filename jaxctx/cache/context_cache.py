@@ -61,7 +61,7 @@ class ContextCache:
         return self.context_table.get(tenant, context_id)
 
     def list(self, tenant: str, after: str, limit: int, *, with_programs: bool = True) -> builtins.list[Context]:
-        """Up to `limit` of the tenant's contexts in id order, starting after the id `after`; see `ContextTable.list`."""
+        """Up to `limit` of the tenant's contexts in id order, after the id `after`; see `ContextTable.list`."""
         return self.context_table.list(tenant, after, limit, with_programs=with_programs)
 
     def count(self, tenant: str) -> int:

@@ -1,4 +1,4 @@
-"""Mutations: one change at a time in the source of a method, and whether random play against the oracle fails."""
+"""Mutations: one change at a time in the source of a method, and whether random operations against the oracle fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutation tests: random play against the oracle fails for every mutation of the cache, one at a time."""
+"""Mutation tests: random operations against the oracle fails for every mutation of the cache, one at a time."""
 
 from __future__ import annotations
 

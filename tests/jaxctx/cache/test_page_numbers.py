@@ -68,10 +68,10 @@ def test_those_of_pages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_to_be_had_tells_no_counts():
     pool = PagePool(7)
     pool.allocate(2)
-    memory = BlockManager(7, 4)
-    memory.allocate(2)
-    for take in (pool.allocate, memory.allocate):
+    manager = BlockManager(7, 4)
+    manager.allocate(2)
+    for allocate in (pool.allocate, manager.allocate):
         with pytest.raises(OutOfPages) as raised:
-            take(6)
+            allocate(6)
         assert "5" not in raised.value.message
         assert "7" not in raised.value.message

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .stateful.harness import Setup
-from .stateful.operations import OPERATIONS, TIERS, play, play_seed, random_steps
+from .stateful.operations import OPERATIONS, TIERS, random_steps, run_seed, run_steps
 
 BYTES = st.integers(0, 255)
 STEPS = st.lists(st.tuples(st.sampled_from([*OPERATIONS]), BYTES, BYTES), max_size=40)
@@ -22,7 +22,7 @@ EACH = 5_000  # operations of one harness
 @pytest.mark.parametrize("pages", [1, 3, 8, 20])
 @pytest.mark.parametrize(("host", "disk"), sorted({*TIERS}))
 def test_random_operations(host, disk, pages, page_size):
-    play(Setup(pages, page_size, host, disk), random_steps(pages + host, 300))
+    run_steps(Setup(pages, page_size, host, disk), random_steps(pages + host, 300))
 
 
 # Sequences that failed once, found by the campaign: (setup, operations).
@@ -69,14 +69,14 @@ FOUND = {
 def test_failures_of_the_campaign_stay_fixed(found):
     setup, operations = FOUND[found]
     steps = [operation.split(",") for operation in operations.split()]
-    play(setup, [(name, int(a), int(b)) for name, a, b in steps])
+    run_steps(setup, [(name, int(a), int(b)) for name, a, b in steps])
 
 
 @pytest.mark.timeout(1200)
 def test_two_million_operations():
     seeds = range(OPERATIONS_PLAYED // EACH)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
-        failures = [*filter(None, processes.map(play_seed, seeds, [EACH] * len(seeds), chunksize=4))]
+        failures = [*filter(None, processes.map(run_seed, seeds, [EACH] * len(seeds), chunksize=4))]
     assert not failures, failures[0]
 
 
@@ -85,4 +85,4 @@ def test_two_million_operations():
     steps=STEPS, pages=st.integers(1, 9), page_size=st.sampled_from([1, 2, 16]), tiers=st.sampled_from(sorted({*TIERS}))
 )
 def test_any_operations(steps, pages, page_size, tiers):
-    play(Setup(pages, page_size, *tiers), steps)
+    run_steps(Setup(pages, page_size, *tiers), steps)

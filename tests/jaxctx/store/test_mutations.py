@@ -12,7 +12,7 @@ from jaxctx.store.snapshot_index import Entry, SnapshotIndex
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 from tests.jaxctx.cache.mutations import Mutation
 
-from .stateful.operations import play, random_steps
+from .stateful.operations import random_steps, run_steps
 
 SEEING = ("see", "touch", "save", "remove")
 READING = ("open", "close", "remove", "expire")
@@ -130,7 +130,7 @@ SEQUENCES, OPERATIONS = 20, 300
 def _caught(often: tuple[str, ...]) -> bool:
     for seed in range(SEQUENCES):
         try:
-            play("memory://play", random_steps(seed, OPERATIONS, often))
+            run_steps("memory://steps", random_steps(seed, OPERATIONS, often))
         except Exception:
             return True
     return False

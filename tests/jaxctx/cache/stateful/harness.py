@@ -1,8 +1,8 @@
 """The harness of the stateful tests: random operations on a cache and on the oracle, with a fake device.
 
-`Harness.play` does one operation on cache and oracle, carries out what the engine would do, and compares. A slot of the
-fake device holds a value that depends on all tokens and marks up to it, as KV does. Hence a wrong, stale, missed or
-wrongly shared page shows in what a context reads.
+`Harness.run_operation` does one operation on cache and oracle, carries out what the engine would do, and compares. A
+slot of the fake device holds a value that depends on all tokens and marks up to it, as KV does. Hence a wrong, stale,
+missed or wrongly shared page shows in what a context reads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Saved:
 
 
 class Harness:
-    """A cache, an oracle and a fake device. `play` does one operation on all; AssertionError where they differ."""
+    """A cache, an oracle and a fake device; `run_operation` raises AssertionError where they differ."""
 
     def __init__(self, setup: Setup) -> None:
         ids, ticks = itertools.count(), itertools.count()
@@ -75,17 +75,17 @@ class Harness:
         self.oracle = Oracle(setup.pages, setup.page_size, setup.host > 0, self.unbounded)
         self.device = FakeDevice(3, setup.pages, setup.page_size)
         self.saved: list[Saved] = []
-        self.played = 0
+        self.operations = 0
         self.refused = 0  # operations that raised: nothing may have changed
         self._values: WeakKeyDictionary[PageNode, Data] = WeakKeyDictionary()
 
-    def play(self, name: str, a: int, b: int) -> None:
+    def run_operation(self, name: str, a: int, b: int) -> None:
         """One operation; `a` and `b` (0..255) choose the context and the arguments."""
         contexts = self.oracle.contexts
         chosen = contexts[a % len(contexts)] if contexts else None
-        self.played += 1
+        self.operations += 1
         refused = self.refused
-        full = chosen is None or self.played % self.setup.every == 0
+        full = chosen is None or self.operations % self.setup.every == 0
         before = {e.context: e.context.page_table().tolist() for e in contexts if e is not chosen} if full else {}
         if name == "create" and len(contexts) < MAX_CONTEXTS:
             self.create(a, b)
@@ -116,7 +116,7 @@ class Harness:
         """The end of all contexts: nothing is left but what is cached, and then nothing."""
         self.compare()
         while self.oracle.contexts:
-            self.play("close", 0, 0)
+            self.run_operation("close", 0, 0)
         self.clear(None, 0)
         self.settle_moves()
         assert self.cache.block_manager.pool.free == self.oracle.pages

@@ -61,11 +61,11 @@ def setup_of(seed: int, every: int = 1) -> Setup:
     return Setup(source.choice((1, 2, 3, 5, 8, 13, 20)), source.choice((1, 2, 3, 16)), host, disk, every=every)
 
 
-def play(setup: Setup, steps: Sequence[Step]) -> None:
+def run_steps(setup: Setup, steps: Sequence[Step]) -> None:
     """Raises at the first operation that went wrong."""
     harness = Harness(setup)
     for step in steps:
-        harness.play(*step)
+        harness.run_operation(*step)
     harness.end()
 
 
@@ -74,14 +74,14 @@ def failing_prefix(setup: Setup, steps: Sequence[Step]) -> tuple[int, str] | Non
     harness = Harness(setup)
     try:
         for step in steps:
-            harness.play(*step)
+            harness.run_operation(*step)
         harness.end()
     except Exception:
-        return min(harness.played, len(steps)), traceback.format_exc(limit=-3)
+        return min(harness.operations, len(steps)), traceback.format_exc(limit=-3)
     return None
 
 
-def play_seed(seed: int, count: int) -> str:
+def run_seed(seed: int, count: int) -> str:
     """How a long random sequence fails, shrunk; "" if it does not. Everything is compared at every 32nd operation."""
     setup, steps = setup_of(seed, every=32), random_steps(seed, count)
     failure = failing_prefix(setup, steps)

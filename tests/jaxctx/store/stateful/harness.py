@@ -1,9 +1,9 @@
 """The harness of the stateful tests: random operations on a snapshot store and on the oracle.
 
-`Harness.play` does one operation on both and compares everything that the store shows. The objects outlive the store,
-which is closed and opened again. The data of a page follows from the tokens up to it, computed in another way than the
-store does, so pages that are wrongly shared, missed or mixed up are noticed by whoever reads them. After a collection
-the objects themselves are compared: what somebody needs is there, and what nobody needs is not.
+`Harness.run_operation` does one operation on both and compares everything that the store shows. The objects outlive
+the store, which is closed and opened again. The data of a page follows from the tokens up to it, computed in another
+way than the store does, so pages that are wrongly shared, missed or mixed up are noticed by whoever reads them. After a
+collection the objects themselves are compared: what somebody needs is there, and what nobody needs is not.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Harness:
         self.objects = open_objects(url)
         self._open()
 
-    def play(self, name: str, seed: int) -> None:
+    def run_operation(self, name: str, seed: int) -> None:
         """One operation; `seed` chooses its arguments."""
         draw = Random(seed)
         getattr(self, name)(draw)

@@ -43,7 +43,7 @@ def random_steps(seed: int, count: int, often: Sequence[str] = ()) -> list[Step]
     return [(name, source.getrandbits(32)) for name in names]
 
 
-def play(url: str, steps: Sequence[Step]) -> None:
+def run_steps(url: str, steps: Sequence[Step]) -> None:
     """On the objects at `url`, of which there are none yet; raises at the first operation that went wrong.
 
     Packs are small, so that there are many of them.
@@ -56,7 +56,7 @@ def play(url: str, steps: Sequence[Step]) -> None:
         harness = Harness(url)
         for number, step in enumerate(steps):
             try:
-                harness.play(*step)
+                harness.run_operation(*step)
             except BaseException as error:
                 error.add_note(f"operation {number}: {step}")
                 raise
