@@ -26,7 +26,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.device import Device
 from jaxctx.engine.step import StepShape
 from jaxctx.model.weights import load_model
-from jaxctx_kernels import Segment, plan_attention
+from jaxctx_kernels import Segment, build_attention_metadata
 from jaxctx_server.command import MALLOC
 
 PAGE = 16
@@ -98,7 +98,7 @@ def packed(device: Device, shape: StepShape, parts: Sequence[Segment], rng: np.r
         positions = np.arange(part.position, part.position + part.rows)
         views.positions[rows] = positions
         views.kv_slots[rows] = part.pages[positions // PAGE] * PAGE + positions % PAGE
-    plan_attention(parts, shape.plan, views.plan)
+    build_attention_metadata(parts, shape.plan, views.plan)
     return vector
 
 

@@ -40,7 +40,7 @@ from jaxctx.model.bind import abstract
 from jaxctx.model.config import SHAPES
 from jaxctx.model.sharding import TENSOR, logical_sharding
 from jaxctx.model.weights import read_config
-from jaxctx_kernels import Pool, attend, kernel_for, plan_shape, pool_struct, unpack
+from jaxctx_kernels import KVPages, attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SLACK = 1.02  # growth that is none
@@ -70,19 +70,19 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
     def lower(chips: Chips) -> jax.stages.Lowered:
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
-        pool = pool_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
-        name = kernel_for(device.platform, pool)
+        kv_struct = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
+        name = select_kernel(device.platform, kv_struct)
         if name == "reference":
             raise LookupError("no kernel is chosen")
-        shape = plan_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
+        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
 
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
 
-        def run(q: jax.Array, k: Pool, v: Pool, packed: jax.Array) -> jax.Array:
-            return attend(q, k, v, unpack(shape, packed), shape=shape)
+        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+            return attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
 
-        stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), pool)
+        stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), kv_struct)
         query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)
         return jax.jit(run).lower(query, stored, stored, struct((shape.size(),), jnp.int32))
 

@@ -36,7 +36,7 @@ from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
-from jaxctx_kernels import plan_attention
+from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, words]
@@ -222,7 +222,7 @@ class EngineCore:
         self.steps += 1
         shape = self.device.shape_for(batch.rows, batch.outputs)
         packed, views = self.device.blank(shape)
-        plan_attention(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
+        build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
         return batch, self.device.run(shape, packed, logits=batch.wants_logits)
 
     def carry_out(self) -> None:

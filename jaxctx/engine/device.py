@@ -27,7 +27,7 @@ from jaxctx.engine.step import LayerPool, StepInputs, StepShape
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state, slot_words
 from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
-from jaxctx_kernels import kernel_for, plan_shape, pool_struct
+from jaxctx_kernels import kv_pages_struct, metadata_shape, select_kernel
 
 Executable = Callable[..., Any]
 Function: TypeAlias = StepShape | str  # a step of this shape, or one of OTHERS
@@ -88,7 +88,7 @@ class Program:
         spec, sharding = self._model.kv, self.whole
         held = spec.layers if self.platform == "cpu" and mesh is None else 1
         sizes = spec.kv_heads, held * (self._config.pages + 1), self._config.page_size, spec.head_dim
-        stored = pool_struct(*sizes, spec.dtype, self.platform)
+        stored = kv_pages_struct(*sizes, spec.dtype, self.platform)
         if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
             sharding = logical_sharding(mesh, KV_POOL_AXES)
         pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
@@ -98,8 +98,8 @@ class Program:
         longest, pages = self._config.max_context_tokens, self._config.pages + 1
         # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
         whole = self._split is None and len(self.whole.device_set) > 1
-        kernel = "reference" if whole else kernel_for(self.platform, self.pools[0].k)
-        plan = plan_shape(rows, self._config.page_size, longest, pages, kernel)
+        kernel = "reference" if whole else select_kernel(self.platform, self.pools[0].k)
+        plan = metadata_shape(rows, self._config.page_size, longest, pages, kernel)
         return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
@@ -162,7 +162,9 @@ class Device:
         return next(shape for shape in shapes if shape.rows >= rows and shape.samples >= outputs)
 
     def blank(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
-        """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`.
+        """A packed vector that does nothing, and its views to write into.
+
+        The plan is left to `build_attention_metadata`.
 
         A pass's masks let every row see all that its plan lets it see.
         """

@@ -37,8 +37,8 @@ OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})  # what a ste
 class LayerPool(NamedTuple):
     """Page arrays of a layer; or of all layers, the pages of each after those of the one before."""
 
-    k: kernels.Pool  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
-    v: kernels.Pool
+    k: kernels.KVPages  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
+    v: kernels.KVPages
 
 
 Pools: TypeAlias = tuple[LayerPool, ...]
@@ -51,7 +51,7 @@ class StepShape:
 
     rows: int
     samples: int
-    plan: kernels.PlanShape
+    plan: kernels.MetadataShape
     mask_words: int = 0  # of a row's mask; 0: no pass
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class PagedKV:
         self.pools = tuple(pools)
         self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
-        self.plan = kernels.unpack(shape.plan, inputs.plan)
+        self.plan = kernels.unpack_metadata(shape.plan, inputs.plan)
         self.shape = shape.plan
         bits = inputs.mask[:, :, None] >> jnp.arange(32) & 1  # lowest first
         self.mask = (bits != 0).reshape(shape.rows, -1) if shape.mask_words else None
@@ -112,7 +112,7 @@ class PagedKV:
             first, at = layer * self.shape.pool_pages, 0
             slots, plan = slots + first * self.shape.page_size, plan._replace(pages=plan.pages + first)
         pool = self.pools[at]
-        pool = LayerPool(kernels.write_rows(pool.k, k, slots), kernels.write_rows(pool.v, v, slots))
+        pool = LayerPool(kernels.write_kv(pool.k, k, slots), kernels.write_kv(pool.v, v, slots))
         self.pools = (*self.pools[:at], pool, *self.pools[at + 1 :])
         return self._attend(q, pool.k, pool.v, plan, self.mask)
 

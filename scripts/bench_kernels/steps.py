@@ -26,7 +26,7 @@ from jaxctx.model.bind import DecoderModel, FlatParams, as_model
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.sampling import row_words
-from jaxctx_kernels import Segment, plan_attention
+from jaxctx_kernels import Segment, build_attention_metadata
 
 DEFAULTS = EngineConfig(pages=1)
 TINY = ModelConfig(
@@ -153,7 +153,7 @@ class Steps:
             views.positions[rows] = at
             views.kv_slots[rows] = s.pages[at // size] * size + at % size
             views.sample_rows[number], views.slots[number] = rows.stop - 1, number
-        plan_attention(segments, shape.plan, views.plan)
+        build_attention_metadata(segments, shape.plan, views.plan)
         return packed
 
     def _run(self, compiled: jax.stages.Compiled, packed: jax.Array) -> jax.Array:

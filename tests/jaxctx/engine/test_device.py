@@ -18,7 +18,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import Segment, plan_attention, pool_struct
+from jaxctx_kernels import Segment, build_attention_metadata, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
@@ -105,8 +105,8 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.device.kernel_for", lambda *_: "tpu")
-    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], platform))
+    monkeypatch.setattr("jaxctx.engine.device.select_kernel", lambda *_: "tpu")
+    monkeypatch.setattr("jaxctx.engine.device.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform))
     model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
     mesh = make_mesh(tensor=2)
     program = Program(model, shard(mesh, model, params), CONFIG, mesh)
@@ -120,7 +120,7 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     core = core_on(echo_served, None, narrow)
     alone = run(core, prompt, 30)
     assert stored_as(KVSpec(2, 2, 64, "float32"), core.device) == "float32"
-    monkeypatch.setattr("jaxctx.engine.device.pool_struct", lambda *sizes: pool_struct(*sizes[:-1], "tpu"))
+    monkeypatch.setattr("jaxctx.engine.device.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu"))
     core = core_on(echo_served, None, narrow)
     assert core.device._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
@@ -143,10 +143,10 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
-    plan_attention([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
+    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
     together: step.Pools = zeros(device._program.pools)
     assert len(together) == 1
-    own = pool_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
+    own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
     apart = tuple(step.LayerPool(zeros(own), zeros(own)) for _ in range(config.layers))
     found = []
     for pools in (together, apart):

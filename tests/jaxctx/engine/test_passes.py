@@ -21,7 +21,7 @@ from jaxctx.engine.passes import Sampler, pass_result
 from jaxctx.engine.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import Segment, plan_attention
+from jaxctx_kernels import Segment, build_attention_metadata
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
@@ -102,7 +102,7 @@ class Subject:
                 segment = self.write(views, first, rows, table)
                 write_marks(views, first, rows, marks)
                 write_outputs(views, first, asked, samplers)
-                plan_attention([segment], shape.plan, views.plan)
+                build_attention_metadata([segment], shape.plan, views.plan)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
@@ -117,7 +117,7 @@ class Subject:
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
-        plan_attention([segment], shape.plan, views.plan)
+        build_attention_metadata([segment], shape.plan, views.plan)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
@@ -237,13 +237,13 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = device.shape_for(9, 1)
     packed, views = device.blank(shape)
-    plan_attention([echo.write(views, 0, 9, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 0, 9, table)], shape.plan, views.plan)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_pass = device.run(shape, packed, logits=True)
 
     shape = device.shape_for(1)
     packed, views = device.blank(shape)
-    plan_attention([echo.write(views, 9, 1, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 9, 1, table)], shape.plan, views.plan)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 

@@ -6,7 +6,6 @@ What only hardware shows is not tested here: speed, and what the interpreter lea
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import (
-    PlanShape,
-    Pool,
-    Segment,
-    attend,
-    kernel_for,
-    plan_attention,
-    plan_shape,
-    pool_struct,
-    unpack,
-    write_rows,
-)
+from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
 if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
@@ -34,9 +22,9 @@ if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every war
 from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state  # not exported
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import gpu
+from jaxctx_kernels import mosaic_hopper
 
-from .conftest import dequantised, pool_array
+from .builders import dequantized, filled_pages, packed_metadata, zero_pages
 
 Generator = np.random.Generator
 
@@ -44,26 +32,13 @@ Generator = np.random.Generator
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
-    monkeypatch.setattr(gpu, "PROCESSORS", 4)
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 4)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
 
 
-def packed_plan(segments: list[Segment], shape: PlanShape) -> np.ndarray:
-    packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
-    plan_attention(segments, shape, packed)
-    return packed
-
-
 def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
     return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
-
-
-def filled_pool(values: np.ndarray, dtype: str = "bfloat16") -> Pool:
-    heads, pages, size, dim = values.shape
-    rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim))
-    pool: Pool = write_rows(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
-    return pool
 
 
 class Case:
@@ -79,9 +54,12 @@ class Case:
         pool_pages: int = 60,
         dtype: str = "bfloat16",
     ) -> None:
-        self.shape = plan_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
-        self.run = jax.jit(lambda q, k, v, p: gpu.attend(q, k, v, unpack(self.shape, p), shape=self.shape))
+        self.run = jax.jit(self.attend)
+
+    def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+        return mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape)
 
     def check(
         self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
@@ -95,10 +73,10 @@ class Case:
         k[:, ~seen] = v[:, ~seen] = np.nan
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
-        packed = packed_plan(segments, self.shape)
-        pools = filled_pool(k, self.dtype), filled_pool(v, self.dtype)
+        packed = packed_metadata(segments, self.shape)
+        pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
         got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
-        want = dense(q, *map(dequantised, pools), segments, size)
+        want = dense(q, *map(dequantized, pools), segments, size)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -173,11 +151,11 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     case, bad = Case(rows, 16, 64, 4, dtype=dtype), forest.segments[1]
     k, v = numbers(rng, 1, 2, 1, 60, 16, 64)
     q = numbers(rng, 1, rows, 4, 64)
-    packed = packed_plan(forest.segments, case.shape)
-    clean = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
+    packed = packed_metadata(forest.segments, case.shape)
+    clean = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
     q[bad.first_row] = k[:, bad.pages[20]] = np.nan
     v[:, bad.pages[21]] = np.inf
-    spoilt = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
+    spoilt = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
     assert np.isnan(spoilt[bad.first_row]).any()
     spoilt[bad.first_row] = clean[bad.first_row]
     np.testing.assert_array_equal(spoilt, clean)
@@ -185,23 +163,11 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
     case = Case(24, 16, 64, 4)
-    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
+    k = filled_pages(numbers(rng, 1, 1, 60, 16, 64), "bfloat16")
     for kind in ("nothing", "no_sharing"):
-        packed = packed_plan(grow(kind, 24, 16, 60).segments, case.shape)
+        packed = packed_metadata(grow(kind, 24, 16, 60).segments, case.shape)
         case.run(numbers(rng, 1, 24, 4, 64), k, k, packed)
     assert case.run._cache_size() == 1
-
-
-def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = plan_shape(3, 16, 960, 60, "gpu")
-    called = []
-    monkeypatch.setattr(gpu, "attend", lambda q, *_, shape: called.append(shape) or q)
-    forest = grow("nothing", 3, 16, 60)
-    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
-    run = partial(attend, jnp.zeros((3, 4, 64)), k, k, unpack(shape, packed_plan(forest.segments, shape)), shape=shape)
-    run()
-    run(mask=jnp.ones((3, 960), bool))
-    assert called == [shape]
 
 
 @pytest.mark.parametrize(
@@ -216,38 +182,38 @@ def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch:
     ],
 )
 def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
-    shape = plan_shape(1, page_size, 64, 4, "gpu")
-    pool = pool_array(1, 4, page_size, dim, dtype)
-    plan = unpack(shape, packed_plan([], shape))
+    shape = metadata_shape(1, page_size, 64, 4, "gpu")
+    pool = zero_pages(1, 4, page_size, dim, dtype)
+    metadata = unpack_metadata(shape, packed_metadata([], shape))
     with pytest.raises(ValueError, match="no kernel for"):
-        gpu.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
-def test_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
-    of = {pages: kernel_for("gpu", pool_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
-    assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
+        mosaic_hopper.attend(jnp.zeros((1, heads, dim)), pool, pool, metadata, shape=shape)
 
 
 def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = gpu.schedule
-    monkeypatch.setattr(gpu, "schedule", lambda plan, length, cut: schedule(plan, length - (length > 1), cut))
+    """Rows see a token less than they should."""
+    build = mosaic_hopper.build_schedule
+    monkeypatch.setattr(
+        mosaic_hopper,
+        "build_schedule",
+        lambda metadata, visible, config: build(metadata, visible - (visible > 1), config),
+    )
 
 
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
+    """Values past an item's last token stay."""
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
 
 
 def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
     """A part of the kernel leaves something out."""
-    careful, without = getattr(gpu, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
+    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
 
     def spoilt(*of: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(gpu, "plgpu", without)
+            patch.setattr(mosaic_hopper, "plgpu", without)
             careful(*of)
 
-    monkeypatch.setattr(gpu, part, spoilt)
+    monkeypatch.setattr(mosaic_hopper, part, spoilt)
 
 
 def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +229,7 @@ def spoil_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a step's tokens have the first one's."""
     concatenate = lambda pages: jnp.full((64,), pages[0][0])  # noqa: E731
-    monkeypatch.setattr(gpu, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +255,7 @@ def test_the_check_finds(
     found: str,
 ) -> None:
     segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
-    monkeypatch.setattr(gpu, "PROCESSORS", 1)  # as many steps as buffers and more
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 1)  # as many steps as buffers and more
     spoil(monkeypatch)
     try:
         with pytest.raises(Exception, match=found):

@@ -20,19 +20,18 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxctx_kernels import (
-    PlanShape,
-    Pool,
+    KVPages,
+    MetadataShape,
     Segment,
     attend,
-    plan_attention,
-    plan_shape,
-    pool_struct,
-    tpu,
-    unpack,
-    write_rows,
+    kv_pages_struct,
+    metadata_shape,
+    pallas_tpu,
+    unpack_metadata,
+    write_kv,
 )
 
-from .conftest import dequantised
+from .builders import dequantized, packed_metadata
 
 Generator = np.random.Generator
 
@@ -52,8 +51,8 @@ class Case:
     dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
 
     @property
-    def shape(self) -> PlanShape:
-        return plan_shape(self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages, "tpu")
+    def shape(self) -> MetadataShape:
+        return metadata_shape(self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages, "tpu")
 
     @property
     def multiplied(self) -> str:
@@ -66,23 +65,18 @@ class Case:
         q, kv = (np.array(jnp.asarray(rng.normal(size=size), self.multiplied), np.float64) for size in (queries, pools))
         return q, kv[0], kv[1]
 
-    def stored(self, values: np.ndarray) -> Pool:
+    def stored(self, values: np.ndarray) -> KVPages:
         heads, pages, size, dim = values.shape
         if self.multiplied != self.dtype:
-            struct = pool_struct(heads, pages, size, dim, self.dtype, "tpu")
+            struct = kv_pages_struct(heads, pages, size, dim, self.dtype, "tpu")
             rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), jnp.float32)
-            return write_rows(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
+            return write_kv(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
         side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
         return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
 
     def kept(self, values: np.ndarray) -> np.ndarray:
         """What is stored for them."""
-        return values if self.multiplied == self.dtype else dequantised(self.stored(values))
-
-    def packed(self, segments: list[Segment]) -> np.ndarray:
-        packed = np.full(self.shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
-        plan_attention(segments, self.shape, packed)
-        return packed
+        return values if self.multiplied == self.dtype else dequantized(self.stored(values))
 
     def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
@@ -90,13 +84,20 @@ class Case:
             detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
         )
         with pltpu.force_tpu_interpret_mode(params):
-            got = np.array(run(jnp.asarray(q, self.multiplied), self.stored(k), self.stored(v), self.packed(segments)))
+            got = np.array(
+                run(
+                    jnp.asarray(q, self.multiplied),
+                    self.stored(k),
+                    self.stored(v),
+                    packed_metadata(segments, self.shape),
+                )
+            )
         assert got.dtype == np.float32
         assert not interpreter.races.races_found
         return got
 
     def program(self) -> Callable:
-        return jax.jit(lambda q, k, v, packed: attend(q, k, v, unpack(self.shape, packed), shape=self.shape))
+        return jax.jit(lambda q, k, v, packed: attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape))
 
     def check(self, rng: Generator, run: Callable, segments: list[Segment], visible: Callable, dense: Callable) -> None:
         q, k, v = self.random(rng)
@@ -179,13 +180,13 @@ def test_heads_in_turn(
     rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit into VMEM at once is walked for one KV head after the other."""
-    monkeypatch.setattr(tpu, "STATE_BYTES", 1)
+    monkeypatch.setattr(pallas_tpu, "STATE_BYTES", 1)
     case = Case(16, 16, 128, 2, kv_heads=3)
     case.check(rng, case.program(), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
 
 
 def test_shards_of_the_heads(rng: Generator, grow: Callable, visible: Callable, dense: Callable) -> None:
-    """As steps run it on a mesh: a shard of the KV heads at a time, the plan for each.
+    """As steps run it on a mesh: a shard of the KV heads at a time, the metadata for each.
 
     On one device: two that are interpreted at once wait for each other's callbacks, and with two cores for ever.
     """
@@ -196,9 +197,9 @@ def test_shards_of_the_heads(rng: Generator, grow: Callable, visible: Callable, 
         mesh = jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
         local = partial(attend, shape=case.shape)
         shard = jax.shard_map(local, mesh=mesh, in_specs=places, out_specs=heads, check_vma=False)
-        plan = unpack(case.shape, packed)
+        metadata = unpack_metadata(case.shape, packed)
         shards = zip(jnp.split(q, 2, 1), jnp.split(k, 2), jnp.split(v, 2), strict=True)
-        return jnp.concatenate([shard(*one, plan) for one in shards], 1)
+        return jnp.concatenate([shard(*one, metadata) for one in shards], 1)
 
     case.check(rng, jax.jit(run), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
 
@@ -233,26 +234,26 @@ def test_heads_side_by_side_under_a_mask(
     segments = grow("chunks_and_decode", 50, 16, case.pool_pages).segments
     q, k, v = case.random(rng)
     mask = rng.random((50, case.pool_pages * 16)) < 0.5
-    plan = unpack(case.shape, jnp.asarray(case.packed(segments)))
-    got = attend(jnp.asarray(q, "float32"), case.stored(k), case.stored(v), plan, shape=case.shape, mask=mask)
+    metadata = unpack_metadata(case.shape, jnp.asarray(packed_metadata(segments, case.shape)))
+    got = attend(jnp.asarray(q, "float32"), case.stored(k), case.stored(v), metadata, shape=case.shape, mask=mask)
     want = dense(q, case.kept(k), case.kept(v), segments, 16, mask)
     np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
 
 
 def test_a_list_that_exceeds_smem_is_refused() -> None:
-    shape = plan_shape(512, 16, 2**20, 2**18, "tpu")
+    shape = metadata_shape(512, 16, 2**20, 2**18, "tpu")
     q, pool = jnp.zeros((512, 2, 128)), jnp.zeros((1, 2, 16, 128))
     with pytest.raises(ValueError, match="take larger pages"):
-        attend(q, pool, pool, unpack(shape, jnp.zeros(shape.size(), jnp.int32)), shape=shape)
+        attend(q, pool, pool, unpack_metadata(shape, jnp.zeros(shape.size(), jnp.int32)), shape=shape)
 
 
 def test_a_copy_not_waited_for_is_a_race(
     rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What these tests rest on: the values would be right here."""
-    patient = tpu.pltpu.make_async_copy
+    patient = pallas_tpu.pltpu.make_async_copy
     hasty = lambda *args: SimpleNamespace(start=patient(*args).start, wait=lambda: None)  # noqa: E731
-    monkeypatch.setattr(tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
+    monkeypatch.setattr(pallas_tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
     case = Case(16, 16, 128, 2, dma="eager")
     with pytest.raises(Exception, match=r"RACE DETECTED|races_found"):
         case.check(rng, case.program(), grow("no_sharing", 16, 16, case.pool_pages).segments, visible, dense)
