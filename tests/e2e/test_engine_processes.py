@@ -27,7 +27,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.model.text import Detokenizer
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.test_command import COMMAND, SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from tests.e2e.test_command import COMMAND, SMALL, Server
 from tests.e2e.test_programs import SYSTEM, Caller, out
 from tests.echo import echo_next, pairs_text
 
@@ -112,7 +112,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:  # noqa: F811
+def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:
     found = Cluster(compile_cache, tmp_path_factory.mktemp("log") / "log")
     yield found
     found.end()

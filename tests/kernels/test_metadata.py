@@ -1,4 +1,4 @@
-"""Plans: every visible (row, token) exactly once, shared pages listed once, limits that hold, and what is refused."""
+"""Metadata: each visible (row, token) exactly once, shared pages listed once, limits that hold, what is refused."""
 
 from __future__ import annotations
 
@@ -10,35 +10,44 @@ from typing import NamedTuple, get_args
 import numpy as np
 import pytest
 
-from jaxctx_kernels import MetadataShape, Segment, build_attention_metadata, metadata_shape, unpack_metadata
-from jaxctx_kernels.metadata import KernelName, MetadataOverflow
+from jaxctx_kernels import (
+    KernelName,
+    MetadataOverflow,
+    MetadataShape,
+    Segment,
+    build_attention_metadata,
+    metadata_shape,
+    unpack_metadata,
+)
+from jaxctx_kernels.metadata import Item
+
+from .builders import packed_metadata
 
 Generator = np.random.Generator
 for_every_kernel = pytest.mark.parametrize("kernel", get_args(KernelName))
 
 
-class PlanStats(NamedTuple):
-    """What a plan came to. `pages_seen - pages_read` page reads per layer are saved by sharing."""
+class MetadataStats(NamedTuple):
+    """What the metadata came to. `pages_seen - pages_read` page reads per layer are saved by sharing."""
 
     items: int
     pages_read: int  # entries of the page list that items cover, which is all of them
     pages_seen: int  # pages that the segments see, each counted by itself
 
 
-def planned(segments: list[Segment], shape: MetadataShape) -> tuple[PlanStats, np.ndarray]:
-    packed = np.full(shape.size(), -(2**31), np.int32)
-    build_attention_metadata(segments, shape, packed)
-    plan = unpack_metadata(shape, packed)
-    items = plan.items[:, : plan.ends[-1]]
-    first, behind = items[2], items[2] + -(-items[3] // shape.page_size)
+def build(segments: list[Segment], shape: MetadataShape) -> tuple[MetadataStats, np.ndarray]:
+    packed = packed_metadata(segments, shape, unused=-(2**31))
+    metadata = unpack_metadata(shape, packed)
+    items = Item(*metadata.items[:, : metadata.class_ends[-1]])
+    first, behind = items.first_entry, items.first_entry + -(-items.tokens // shape.page_size)
     covered = {entry for ends_of in zip(first, behind, strict=True) for entry in range(*ends_of)}
     assert covered == set(range(len(covered)))
     seen = sum(-(-(s.position + s.rows) // shape.page_size) for s in segments)
-    return PlanStats(items.shape[1], len(covered), seen), packed
+    return MetadataStats(len(items.rows), len(covered), seen), packed
 
 
 def coverage(packed: np.ndarray, shape: MetadataShape) -> Counter[tuple[int, int, int, int]]:
-    """How often each (batch row, token, page, offset) is visited, walking the plan as an executor would."""
+    """How often each (batch row, token, page, offset) is visited, walking the items as a kernel would."""
     ends, order, inverse, length, items, pages = unpack_metadata(shape, packed)
     np.testing.assert_array_equal(order[inverse], np.arange(shape.rows))
     np.testing.assert_array_equal(inverse[order], np.arange(shape.rows))
@@ -77,7 +86,7 @@ def test_every_visible_token_once(grow: Callable, kinds: list[str], page_size: i
     for kind in kinds:
         for _ in range(3):
             segments = grow(kind, 64, page_size, 120).segments
-            _, packed = planned(segments, shape)
+            _, packed = build(segments, shape)
             assert coverage(packed, shape) == expected(segments, page_size), kind
 
 
@@ -100,7 +109,7 @@ def test_random_trees_of_random_pages(rng: Generator) -> None:
                 segments.append(Segment(row, rows, end - rows, np.array(pages, np.int32)))
                 row += rows
         rng.shuffle(segments)
-        _, packed = planned(segments, shape)
+        _, packed = build(segments, shape)
         assert coverage(packed, shape) == expected(segments, 4)
 
 
@@ -108,8 +117,8 @@ def test_shared_prefix_is_listed_once() -> None:
     shape = metadata_shape(16, 16, 16384, 1100)
     prefix = range(1, 513)
     segments = [Segment(i, 1, 512 * 16 + 5, chain(prefix, [600 + i])) for i in range(16)]
-    stats, packed = planned(segments, shape)
-    assert stats == PlanStats(items=4 + 16, pages_read=512 + 16, pages_seen=16 * 513)
+    stats, packed = build(segments, shape)
+    assert stats == MetadataStats(items=4 + 16, pages_read=512 + 16, pages_seen=16 * 513)
     items = unpack_metadata(shape, packed).items
     assert Counter(items[1, : stats.items].tolist()) == {16: 4, 1: 16}
 
@@ -124,7 +133,7 @@ def test_three_levels_and_several_groups() -> None:
             for _ in range(3):
                 pages = chain(range(1 + 70 * root, 65 + 70 * root), range(first, first + 32), [500 + len(segments)])
                 segments.append(Segment(len(segments), 1, 96 * 16, pages))
-    stats, packed = planned([segments[i] for i in (3, 0, 7, 11, 1, 2, 4, 8, 5, 9, 6, 10)], shape)
+    stats, packed = build([segments[i] for i in (3, 0, 7, 11, 1, 2, 4, 8, 5, 9, 6, 10)], shape)
     assert stats.pages_read == 2 * 64 + 4 * 32 + 12
     assert coverage(packed, shape) == expected(segments, 16)
 
@@ -134,21 +143,21 @@ def test_small_savings_are_not_shared() -> None:
     shape = metadata_shape(2, 16, 4096, 600)
     for shared, read in ((1, 4), (15, 32), (16, 18)):
         segments = [Segment(i, 1, shared * 16, chain(range(1, 1 + shared), [100 + i])) for i in range(2)]
-        assert planned(segments, shape)[0].pages_read == read
+        assert build(segments, shape)[0].pages_read == read
 
 
 def test_prompt_chunk_skips_what_no_row_sees() -> None:
     """Rows of a chunk that end before an item's first token are left out of it, and no item is invisible."""
     shape = metadata_shape(512, 16, 4096, 600)
-    stats, packed = planned([Segment(0, 512, 256, chain(range(1, 100)))], shape)
-    assert stats == PlanStats(items=2, pages_read=48, pages_seen=48)
+    stats, packed = build([Segment(0, 512, 256, chain(range(1, 100)))], shape)
+    assert stats == MetadataStats(items=2, pages_read=48, pages_seen=48)
     items = unpack_metadata(shape, packed).items
     np.testing.assert_array_equal(items[:, :2], [[0, 128], [512, 384], [0, 24], [384, 384], [0, 384]])
 
 
 def test_long_ranges_are_split_evenly() -> None:
     shape = metadata_shape(4, 16, 4096, 600)
-    stats, packed = planned([Segment(0, 4, 51 * 16 - 4, chain(range(1, 52)))], shape)
+    stats, packed = build([Segment(0, 4, 51 * 16 - 4, chain(range(1, 52)))], shape)
     assert stats.items == 2
     items = unpack_metadata(shape, packed).items
     assert sorted(items[3, :2].tolist()) == [25 * 16, 26 * 16]
@@ -165,15 +174,15 @@ def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
         (150, [22, 128]),
         (165, [5, 32, 128]),
     ):
-        stats, packed = planned([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
+        stats, packed = build([Segment(2, 1, pages * 16 - 1, chain(range(1, pages + 1)))], shape)
         items = unpack_metadata(shape, packed).items
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
 
 
 def test_nothing_to_do() -> None:
     shape = metadata_shape(8, 16, 4096, 600)
-    stats, packed = planned([], shape)
-    assert stats == PlanStats(0, 0, 0)
+    stats, packed = build([], shape)
+    assert stats == MetadataStats(0, 0, 0)
     assert coverage(packed, shape) == Counter()
 
 
@@ -190,7 +199,7 @@ class TestCapacity:
         shape = metadata_shape(rows, page_size, context, pool, kernel)
         each = min(pool // rows, context // page_size)
         segments = [Segment(i, 1, each * page_size - 1, chain(range(i * each, (i + 1) * each))) for i in range(rows)]
-        assert planned(segments, shape)[0].pages_read == rows * each
+        assert build(segments, shape)[0].pages_read == rows * each
 
     @for_every_kernel
     @pytest.mark.parametrize("page_size", [1, 2, 16, 32, 512])
@@ -206,7 +215,7 @@ class TestCapacity:
             pages = chain(range(first, first + unshared), range(leaf, leaf + own))
             segments.append(Segment(i, 1, len(pages) * page_size - 1, pages))
         shape = metadata_shape(rows, page_size, pool * page_size, pool, kernel)
-        stats, _ = planned(segments, shape)
+        stats, _ = build(segments, shape)
         assert stats.pages_read == rows * (unshared + own)
 
     @for_every_kernel
@@ -216,14 +225,14 @@ class TestCapacity:
         trunk = range(1, rows + 1)
         segments = [Segment(i, 1, 16 * (i + 1), chain(trunk[: i + 1], [1000 + i])) for i in range(rows)]
         shape = metadata_shape(rows, 16, 16 * (rows + 1), 1000 + rows, kernel)
-        stats, packed = planned(segments, shape)
+        stats, packed = build(segments, shape)
         assert stats.pages_read <= shape.pages - max(c.pages for c in shape.classes)
-        plan = unpack_metadata(shape, packed)
+        metadata = unpack_metadata(shape, packed)
         seen = np.zeros(rows, np.int64)
-        for row, count, _, tokens, start in plan.items[:, : stats.items].T:
+        for row, count, _, tokens, start in metadata.items[:, : stats.items].T:
             mine = slice(row, row + count)
-            seen[mine] += np.clip(plan.length[mine] - start, 0, tokens)
-        np.testing.assert_array_equal(seen, plan.length)
+            seen[mine] += np.clip(metadata.visible_tokens[mine] - start, 0, tokens)
+        np.testing.assert_array_equal(seen, metadata.visible_tokens)
 
     def test_sizes_stay_small(self) -> None:
         """Copied to the device every step: a large mixed step over a large pool, and a decode step over a small one."""
@@ -231,11 +240,11 @@ class TestCapacity:
         assert metadata_shape(16, 16, 32768, 3000).size() * 4 < 20_000
 
     def test_no_tree_overflows(self) -> None:
-        """Contexts that hold the same pages in other orders are no tree; their plan may not fit, and then says so."""
+        """Contexts that hold the same pages in other orders are no tree; their metadata may not fit, which is said."""
         rows, pool = 64, 128
         segments = [Segment(i, 1, pool * 16 - 1, np.roll(np.arange(pool, dtype=np.int32), i)) for i in range(rows)]
         with pytest.raises(MetadataOverflow, match="tree of 128 pages"):
-            planned(segments, metadata_shape(rows, 16, pool * 16, pool))
+            build(segments, metadata_shape(rows, 16, pool * 16, pool))
 
 
 class TestRefusals:
@@ -257,7 +266,7 @@ class TestRefusals:
     )
     def test_bad_segment(self, segment: Segment, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            planned([self.good, segment], metadata_shape(4, 16, 64, 8))
+            build([self.good, segment], metadata_shape(4, 16, 64, 8))
 
     @pytest.mark.parametrize("out", [np.zeros(3, np.int32), np.zeros(metadata_shape(4, 16, 64, 8).size(), np.int64)])
     def test_bad_output(self, out: np.ndarray) -> None:

@@ -6,7 +6,6 @@ What only hardware shows is not tested here: speed, and what the interpreter lea
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import (
-    KVPages,
-    MetadataShape,
-    Segment,
-    attend,
-    build_attention_metadata,
-    kv_pages_struct,
-    metadata_shape,
-    select_kernel,
-    unpack_metadata,
-    write_kv,
-)
+from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
 if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
@@ -36,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxctx_kernels import mosaic_hopper
 
-from .conftest import dequantised, pool_array
+from .builders import dequantized, filled_pages, packed_metadata, zero_pages
 
 Generator = np.random.Generator
 
@@ -49,21 +37,8 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-def packed_plan(segments: list[Segment], shape: MetadataShape) -> np.ndarray:
-    packed = np.full(shape.size(), 2**31 - 1, np.int32)  # whatever is not filled must not be used
-    build_attention_metadata(segments, shape, packed)
-    return packed
-
-
 def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
     return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
-
-
-def filled_pool(values: np.ndarray, dtype: str = "bfloat16") -> KVPages:
-    heads, pages, size, dim = values.shape
-    rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim))
-    pool: KVPages = write_kv(pool_array(heads, pages, size, dim, dtype), rows, jnp.arange(pages * size))
-    return pool
 
 
 class Case:
@@ -81,9 +56,10 @@ class Case:
     ) -> None:
         self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
-        self.run = jax.jit(
-            lambda q, k, v, p: mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, p), shape=self.shape)
-        )
+        self.run = jax.jit(self.attend)
+
+    def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+        return mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape)
 
     def check(
         self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
@@ -97,10 +73,10 @@ class Case:
         k[:, ~seen] = v[:, ~seen] = np.nan
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
-        packed = packed_plan(segments, self.shape)
-        pools = filled_pool(k, self.dtype), filled_pool(v, self.dtype)
+        packed = packed_metadata(segments, self.shape)
+        pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
         got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
-        want = dense(q, *map(dequantised, pools), segments, size)
+        want = dense(q, *map(dequantized, pools), segments, size)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -114,14 +90,14 @@ class Case:
             ["no_sharing", "one_prefix", "many_prefixes", "three_levels", "chunks_and_decode", "nothing"],
         ),
         ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"]),  # consumers split rows
-        pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow),
+        ((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"]),
         ((18, 128, 64, 3), "bfloat16", ["many_prefixes"]),  # products with rows to spare, pages of two steps
         ((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"]),  # two KV heads
         ((50, 16, 64, 4), "int8", ["chunks_and_decode", "nothing"]),
         ((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"]),
-        pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.slow),
-        pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow),
-        pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.slow),
+        ((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"]),
+        ((24, 64, 256, 1, 2), "int8", ["one_prefix"]),
+        ((130, 128, 256, 3), "int8", ["chunks_and_decode"]),
     ],
 )
 def test_equals_dense_attention(
@@ -165,15 +141,7 @@ def test_many_trees(
         case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [
-        (8, "bfloat16"),
-        (128, "int8"),
-        pytest.param(128, "bfloat16", marks=pytest.mark.slow),
-        pytest.param(8, "float8_e4m3fn", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("rows", "dtype"), [(8, "bfloat16"), (128, "bfloat16"), (8, "float8_e4m3fn"), (128, "int8")])
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
     """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
     forest = grow("nothing", rows, 16, 60)
@@ -183,11 +151,11 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     case, bad = Case(rows, 16, 64, 4, dtype=dtype), forest.segments[1]
     k, v = numbers(rng, 1, 2, 1, 60, 16, 64)
     q = numbers(rng, 1, rows, 4, 64)
-    packed = packed_plan(forest.segments, case.shape)
-    clean = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
+    packed = packed_metadata(forest.segments, case.shape)
+    clean = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
     q[bad.first_row] = k[:, bad.pages[20]] = np.nan
     v[:, bad.pages[21]] = np.inf
-    spoilt = np.array(case.run(q, filled_pool(k, dtype), filled_pool(v, dtype), packed))
+    spoilt = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
     assert np.isnan(spoilt[bad.first_row]).any()
     spoilt[bad.first_row] = clean[bad.first_row]
     np.testing.assert_array_equal(spoilt, clean)
@@ -195,25 +163,11 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
     case = Case(24, 16, 64, 4)
-    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
+    k = filled_pages(numbers(rng, 1, 1, 60, 16, 64), "bfloat16")
     for kind in ("nothing", "no_sharing"):
-        packed = packed_plan(grow(kind, 24, 16, 60).segments, case.shape)
+        packed = packed_metadata(grow(kind, 24, 16, 60).segments, case.shape)
         case.run(numbers(rng, 1, 24, 4, 64), k, k, packed)
     assert case.run._cache_size() == 1
-
-
-def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = metadata_shape(3, 16, 960, 60, "gpu")
-    called = []
-    monkeypatch.setattr(mosaic_hopper, "attend", lambda q, *_, shape: called.append(shape) or q)
-    forest = grow("nothing", 3, 16, 60)
-    k = filled_pool(numbers(rng, 1, 1, 60, 16, 64))
-    run = partial(
-        attend, jnp.zeros((3, 4, 64)), k, k, unpack_metadata(shape, packed_plan(forest.segments, shape)), shape=shape
-    )
-    run()
-    run(mask=jnp.ones((3, 960), bool))
-    assert called == [shape]
 
 
 @pytest.mark.parametrize(
@@ -229,24 +183,24 @@ def test_the_shape_names_the_kernel(rng: Generator, grow: Callable, monkeypatch:
 )
 def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
     shape = metadata_shape(1, page_size, 64, 4, "gpu")
-    pool = pool_array(1, 4, page_size, dim, dtype)
-    plan = unpack_metadata(shape, packed_plan([], shape))
+    pool = zero_pages(1, 4, page_size, dim, dtype)
+    metadata = unpack_metadata(shape, packed_metadata([], shape))
     with pytest.raises(ValueError, match="no kernel for"):
-        mosaic_hopper.attend(jnp.zeros((1, heads, dim)), pool, pool, plan, shape=shape)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
-def test_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
-    of = {pages: select_kernel("gpu", kv_pages_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
-    assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
+        mosaic_hopper.attend(jnp.zeros((1, heads, dim)), pool, pool, metadata, shape=shape)
 
 
 def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = mosaic_hopper.schedule
-    monkeypatch.setattr(mosaic_hopper, "schedule", lambda plan, length, cut: schedule(plan, length - (length > 1), cut))
+    """Rows see a token less than they should."""
+    build = mosaic_hopper.build_schedule
+    monkeypatch.setattr(
+        mosaic_hopper,
+        "build_schedule",
+        lambda metadata, visible, config: build(metadata, visible - (visible > 1), config),
+    )
 
 
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values past an item's last token stay."""
     monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
 
 
@@ -283,9 +237,9 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (spoil_length, "bfloat16", "assert"),
         (spoil_clearing, "bfloat16", "assert"),
-        pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow),
+        (spoil_clearing, "float8_e4m3fn", "assert"),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
-        pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
+        (spoil_waiting, "int8", "RACE DETECTED|Computation failed"),
         (spoil_commits, "int8", "RACE DETECTED|Computation failed"),
         (spoil_scales, "int8", "assert"),
     ],

@@ -1,4 +1,4 @@
-"""The pool: what is written is read, and nothing the size of a pool is ever allocated beside it."""
+"""The KV pages: what is written is read, and nothing the size of a pool is ever allocated beside it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from jaxctx_kernels import (
     write_kv,
     write_pages,
 )
-from jaxctx_kernels.kv_cache import numbers
+from jaxctx_kernels.kv_cache import decode
 
-from .conftest import pool_array
+from .builders import zero_pages
 
 Generator = np.random.Generator
 HEADS, PAGES, SIZE, DIM = 2, 40, 16, 64
@@ -33,15 +33,15 @@ HEADS, PAGES, SIZE, DIM = 2, 40, 16, 64
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint32"])
 def test_written_rows_are_read_and_others_kept(rng: Generator, dtype: str) -> None:
-    pool = pool_array(HEADS, PAGES, SIZE, DIM, dtype)
+    pool = zero_pages(HEADS, PAGES, SIZE, DIM, dtype)
     assert pool.shape == (HEADS, PAGES, SIZE, DIM)
-    want = np.array(numbers(pool))
+    want = np.array(decode(pool))
     for _ in range(2):
         slots = rng.choice(PAGES * SIZE, 20, replace=False).astype(np.int32)
         values = jnp.asarray(rng.integers(0, 200, size=(20, HEADS, DIM)), dtype)
         pool = write_kv(pool, values, jnp.asarray(slots))
         want[:, slots // SIZE, slots % SIZE] = np.asarray(values.astype(want.dtype)).transpose(1, 0, 2)
-    np.testing.assert_array_equal(numbers(pool), want)
+    np.testing.assert_array_equal(decode(pool), want)
 
 
 def test_heads_side_by_side(rng: Generator) -> None:
@@ -53,8 +53,8 @@ def test_heads_side_by_side(rng: Generator) -> None:
         assert kv_pages_struct(heads, PAGES, SIZE, dim, "bfloat16", "gpu").shape == (heads, PAGES, SIZE, dim)
     slots = jnp.asarray(rng.choice(PAGES * SIZE, 20, replace=False), jnp.int32)
     values = jnp.asarray(rng.normal(size=(20, HEADS, DIM)), jnp.float32)
-    alone = write_kv(pool_array(HEADS, PAGES, SIZE, DIM, "float32"), values, slots)
-    beside = write_kv(pool_array(1, PAGES, SIZE, HEADS * DIM, "float32"), values, slots)
+    alone = write_kv(zero_pages(HEADS, PAGES, SIZE, DIM, "float32"), values, slots)
+    beside = write_kv(zero_pages(1, PAGES, SIZE, HEADS * DIM, "float32"), values, slots)
     np.testing.assert_array_equal(beside[0].reshape(PAGES, SIZE, HEADS, DIM).transpose(2, 0, 1, 3), alone)
 
 
@@ -62,7 +62,7 @@ def test_heads_side_by_side(rng: Generator) -> None:
 def test_a_cpu_keeps_bfloat16_as_its_bits(dtype: str | type) -> None:
     """However the type is named: XLA widens a bfloat16 pool at every write there."""
     assert kv_pages_struct(HEADS, PAGES, SIZE, DIM, dtype, "cpu").dtype == jnp.uint16
-    assert pool_array(HEADS, PAGES, SIZE, DIM, dtype).dtype == jnp.uint16
+    assert zero_pages(HEADS, PAGES, SIZE, DIM, dtype).dtype == jnp.uint16
 
 
 def test_every_bfloat16_survives_storage() -> None:
@@ -70,8 +70,8 @@ def test_every_bfloat16_survives_storage() -> None:
     bits = np.arange(2**16, dtype=np.uint16).reshape(-1, HEADS, DIM)
     values = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16)
     rows = bits.shape[0]
-    pool = write_kv(pool_array(HEADS, rows // SIZE, SIZE, DIM, "bfloat16"), values, jnp.arange(rows))
-    got = np.asarray(numbers(pool), np.float32).reshape(HEADS, rows, DIM).transpose(1, 0, 2)
+    pool = write_kv(zero_pages(HEADS, rows // SIZE, SIZE, DIM, "bfloat16"), values, jnp.arange(rows))
+    got = np.asarray(decode(pool), np.float32).reshape(HEADS, rows, DIM).transpose(1, 0, 2)
     np.testing.assert_array_equal(got.view(np.uint32), bits.astype(np.uint32) << 16)
 
 
@@ -80,7 +80,7 @@ def test_rows_of_8_bits_keep_their_scale(
     rng: Generator, exact: Callable[[object], np.ndarray], dtype: str, most: int, off: float
 ) -> None:
     """The greatest number of a row is kept as it is, zeros are zeros, others are off by half a step at most."""
-    pool = pool_array(HEADS, PAGES, SIZE, DIM, dtype)
+    pool = zero_pages(HEADS, PAGES, SIZE, DIM, dtype)
     slots = rng.choice(PAGES * SIZE, 20, replace=False).astype(np.int32)
     values = rng.normal(size=(20, HEADS, DIM)).astype(np.float32) * np.float32(10.0) ** rng.integers(-9, 9, (20, 1, 1))
     values[3, 1], values[4, 0, 5] = 0, np.nan
@@ -100,9 +100,9 @@ def test_rows_of_8_bits_keep_their_scale(
 def test_rows_of_8_bits_are_as_exact_as_their_type_can_be(
     rng: Generator, exact: Callable[[object], np.ndarray], dtype: str, rms: float
 ) -> None:
-    """What NOTES.md says of them is due to their types: 7 bits of a row's greatest number, or 3 of each number."""
+    """What docs/kernels.md says is due to their types: 7 bits of a row's greatest number, or 3 of each number."""
     values = rng.normal(size=(4096, 1, 128)).astype(np.float32)
-    got = exact(write_kv(pool_array(1, 256, 16, 128, dtype), jnp.asarray(values), jnp.arange(4096)))
+    got = exact(write_kv(zero_pages(1, 256, 16, 128, dtype), jnp.asarray(values), jnp.arange(4096)))
     off = got.reshape(4096, 128) - values[:, 0]
     assert np.sqrt((off**2).mean()) == pytest.approx(rms, rel=0.02)
 
@@ -146,21 +146,13 @@ def layer(
     return attend(q, k, v, unpack_metadata(shape, packed), shape=shape), k, v
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "float32",
-        "int8",
-        pytest.param("bfloat16", marks=pytest.mark.slow),
-        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
 def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
     """A donated step needs far less memory beside its arguments than one pool takes."""
     rows, pages, kind = 16, 8000, "float32" if jnp.dtype(dtype).itemsize == 1 else dtype
     shape = metadata_shape(rows, SIZE, 4096, pages)
     struct = jax.ShapeDtypeStruct
-    pool = jax.eval_shape(lambda: pool_array(HEADS, pages, SIZE, DIM, dtype))
+    pool = jax.eval_shape(lambda: zero_pages(HEADS, pages, SIZE, DIM, dtype))
 
     def step(pools: list[jax.Array], q: jax.Array, new: jax.Array, slots: jax.Array, packed: jax.Array) -> object:
         out, *pools[:2] = layer(pools[0], pools[1], q, new, slots, packed, shape)
@@ -189,12 +181,12 @@ def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_changes_of_a_donated_pool_allocate_no_pool(change: object, dtype: str) -> None:
-    pool = jax.eval_shape(lambda: pool_array(4, 2000, SIZE, DIM, dtype))
+    pool = jax.eval_shape(lambda: zero_pages(4, 2000, SIZE, DIM, dtype))
     lowered = jax.jit(change, donate_argnums=0).lower(pool, jax.ShapeDtypeStruct((4,), jnp.int32))
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 10**6
 
 
-@pytest.mark.parametrize("axis", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
 def test_shards_over_kv_heads(rng: Generator, axis: AxisType) -> None:
     """With heads on two devices: the same numbers, results and pools stay sharded, and nothing is communicated."""
     rows = 16
