@@ -186,7 +186,7 @@ def test_changes_of_a_donated_pool_allocate_no_pool(change: object, dtype: str) 
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 10**6
 
 
-@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("axis", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)])
 def test_shards_over_kv_heads(rng: Generator, axis: AxisType) -> None:
     """With heads on two devices: the same numbers, results and pools stay sharded, and nothing is communicated."""
     rows = 16

@@ -49,11 +49,11 @@ def run_sum(pages: jax.Array, packed: np.ndarray, mask: np.ndarray | None = None
         (4, 128, 1, "bfloat16", False),
         (8, 64, 2, "bfloat16", True),
         (4, 64, 16, "bfloat16", False),
-        (4, 64, 16, "bfloat16", True),
-        (2, 128, 32, "float32", True),
-        (8, 128, 32, "bfloat16", False),
-        (8, 128, 32, "bfloat16", True),
-        (4, 64, 16, "int8", False),
+        (pytest.param(4, 64, 16, "bfloat16", True, marks=pytest.mark.slow)),
+        (pytest.param(2, 128, 32, "float32", True, marks=pytest.mark.slow)),
+        (pytest.param(8, 128, 32, "bfloat16", False, marks=pytest.mark.slow)),
+        (pytest.param(8, 128, 32, "bfloat16", True, marks=pytest.mark.slow)),
+        (pytest.param(4, 64, 16, "int8", False, marks=pytest.mark.slow)),
         (8, 128, 32, "int8", True),
         (4, 128, 16, "float8_e4m3fn", True),
     ],
@@ -226,7 +226,15 @@ def random_mask(rng: Generator, rows: int, indices: int) -> np.ndarray:
 class TestUnderAMask:
     """What metadata and mask together let a row see."""
 
-    @pytest.mark.parametrize(("group", "dim", "page_size"), [(1, 64, 16), (4, 32, 1), (2, 64, 2), (8, 32, 16)])
+    @pytest.mark.parametrize(
+        ("group", "dim", "page_size"),
+        [
+            (1, 64, 16),
+            (4, 32, 1),
+            (pytest.param(2, 64, 2, marks=pytest.mark.slow)),
+            (pytest.param(8, 32, 16, marks=pytest.mark.slow)),
+        ],
+    )
     def test_equals_dense_attention(
         self, rng: Generator, grow: Callable, kinds: list[str], dense: Callable, group: int, dim: int, page_size: int
     ) -> None:
