@@ -17,7 +17,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.scheduler.scheduler import ALONE
 from jaxctx.engine.snapshots.save_open import READ_AHEAD
 from jaxctx.store.objects import open_objects
-from tests.jaxctx.store.interrupted import Interrupted
+from tests.jaxctx.store.fault_injection import Interrupted
 
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 

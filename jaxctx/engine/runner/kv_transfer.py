@@ -160,7 +160,7 @@ class Transfers:
     def carry_out(self, moves: Iterable[Move]) -> None:
         """Do them all, ahead of every later step. Neighbours of one way go together."""
         # What is loaded is dropped next, more often than not: drops may stand among loads.
-        for way, group in groupby(moves, lambda move: MoveKind.LOAD if move.way is MoveKind.DROP else move.way):
+        for way, group in groupby(moves, lambda move: MoveKind.LOAD if move.kind is MoveKind.DROP else move.kind):
             match way:
                 case MoveKind.COPY:
                     copies = [*group]
@@ -171,7 +171,7 @@ class Transfers:
                 case MoveKind.LOAD:
                     loads: dict[int, PageData] = {}  # by page
                     for move in group:
-                        if move.way is MoveKind.LOAD:
+                        if move.kind is MoveKind.LOAD:
                             loads[move.target] = self.host.page(move.source)
                         else:
                             self.host.pop(move.source, None)

@@ -175,7 +175,7 @@ class SnapshotOperations:
     async def _looked(self, caller: Caller, name: str) -> SnapshotStore:
         """The store, once it knows what other processes made of a name until now."""
         if self.store.durable:
-            await asyncio.to_thread(self.store.look, caller.tenant, name)
+            await asyncio.to_thread(self.store.refresh_name, caller.tenant, name)
         return self.store
 
     def _release(self, versions: Sequence[SnapshotVersion]) -> None:

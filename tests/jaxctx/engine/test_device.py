@@ -137,7 +137,7 @@ def zeros(struct) -> jax.Array:
     return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), struct)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
     config = replace(TINY, layers=3)
@@ -189,7 +189,15 @@ def test_steps_come_in_powers_of_two_from_sixteen_and_on_a_cpu_of_one_row() -> N
         assert config.padding(1) == min(most, 16) - 1  # what a guess may take, in the step beside
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        "int8",
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
+    ],
+)
 def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
     """Its temporary memory does not grow with the pool: no copy of a page array, in any layer. Nor does a save's."""
     temporaries = []

@@ -14,7 +14,7 @@ from jaxctx.engine.scheduler.page_budget import HIDDEN, Quotas
 from jaxctx.errors import InvalidArgument, ResourceExhausted
 from jaxctx.types import CreateContextRequest, GenerateRequest, Ttl, UpdateContextRequest
 from tests.engines import context_info
-from tests.jaxctx.cache.planting import Bug
+from tests.jaxctx.cache.mutations import Mutation
 
 ME, OTHER = Caller("me"), Caller("other")
 CONFIG = EngineConfig(pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=512, pinned_pages_per_tenant=20)
@@ -77,33 +77,33 @@ def test_half_of_the_pages_may_be_pinned_by_default() -> None:
     assert EngineConfig(pages=9, pinned_pages_per_tenant=0).pin_budget == 0
 
 
-BUGS = [
-    Bug("what the holder has counts twice", Quotas, "check_pin", "[holder]", "[None]"),
-    Bug("what is hidden is not checked", Quotas, "check_pin", "tenant.removeprefix(HIDDEN)", "tenant"),
-    Bug("what is hidden is nobody's", Quotas, "charge", "tenant.removeprefix(HIDDEN)", "tenant"),
-    Bug(
+MUTATIONS = [
+    Mutation("what the holder has counts twice", Quotas, "check_pin", "[holder]", "[None]"),
+    Mutation("what is hidden is not checked", Quotas, "check_pin", "tenant.removeprefix(HIDDEN)", "tenant"),
+    Mutation("what is hidden is nobody's", Quotas, "charge", "tenant.removeprefix(HIDDEN)", "tenant"),
+    Mutation(
         "who shrinks pays on",
         Quotas,
         "charge",
         "charges[holder] = pages",
         "charges[holder] = max(pages, charges[holder])",
     ),
-    Bug(
+    Mutation(
         "a charge adds to the one before",
         Quotas,
         "charge",
         "charges[holder] = pages",
         "charges.update({holder: pages})",
     ),
-    Bug("a holder that pays nothing stays", Quotas, "charge", "if not pages:", "if False:"),
-    Bug("one too few", Quotas, "check", "count > limit", "count >= limit"),
-    Bug("bytes are not counted", Quotas, "check", "counts.items()", "[*counts.items()][:1]"),
+    Mutation("a holder that pays nothing stays", Quotas, "charge", "if not pages:", "if False:"),
+    Mutation("one too few", Quotas, "check", "count > limit", "count >= limit"),
+    Mutation("bytes are not counted", Quotas, "check", "counts.items()", "[*counts.items()][:1]"),
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
-def test_a_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug.plant(monkeypatch)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_mutation_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.apply(monkeypatch)
     with pytest.raises((AssertionError, ResourceExhausted, pytest.fail.Exception)):
         test_charges_against_a_plain_dict()
         test_snapshot_quotas_name_what_is_exceeded()

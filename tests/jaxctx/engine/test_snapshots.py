@@ -72,7 +72,7 @@ async def test_looks_keep_off_the_event_loop(engine: LocalEngine, two: list[Loca
     """And are none where no snapshot is durable."""
     threads: list[str] = []
     for each in (engine, two[0]):
-        monkeypatch.setattr(each.store, "look", lambda *_: threads.append(threading.current_thread().name))
+        monkeypatch.setattr(each.store, "refresh_name", lambda *_: threads.append(threading.current_thread().name))
         with pytest.raises(NotFound):
             await each.open(ME, OpenRequest(name="a"))
     assert len(threads) == 1
