@@ -105,7 +105,7 @@ class LocalEngine(Engine):
             return [self.core.contexts.describe(context) for context in made]
 
         return await complete_or_undo(
-            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.snapshot_contexts.drop, made))
+            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.contexts.discard, made))
         )
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
@@ -190,7 +190,7 @@ class LocalEngine(Engine):
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
             for sequence in running:
                 self.core.end(sequence)
-            self.core.snapshot_contexts.drop(forks)
+            self.core.contexts.discard(forks)
 
         resumed: OutputText | None = None
         try:
@@ -237,9 +237,7 @@ class LocalEngine(Engine):
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> types.Snapshot:
         return await self.snapshot_service.snapshot(caller, name, version)
 
-    async def snapshots(
-        self, caller: Caller, prefix: str, page_token: str, limit: int
-    ) -> Sequence[types.Snapshot]:
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[types.Snapshot]:
         return await self.snapshot_service.snapshots(caller, prefix, page_token, limit)
 
     async def history(self, caller: Caller, name: str) -> Sequence[types.Snapshot]:

@@ -25,9 +25,7 @@ MAX_WAIT_S = 60.0  # clocks are set now and then: look at least so often whether
 class ContextLifecycle:
     """Lifetime, pins and change notifications of all contexts of one engine."""
 
-    def __init__(
-        self, cache: ContextCache, scheduler: Scheduler, quotas: Quotas, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, cache: ContextCache, scheduler: Scheduler, quotas: Quotas, clock: Callable[[], float]) -> None:
         """`clock` tells unix seconds."""
         self.quotas = quotas
         self.clock = clock

@@ -31,8 +31,6 @@ from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import read_output
 from jaxctx.engine.scheduler.drafts import PromptLookup
 from jaxctx.engine.scheduler.scheduler import Scheduler
-from jaxctx.engine.snapshots.publications import Publications
-from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
@@ -79,10 +77,6 @@ class EngineCore:
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler, self.lifecycle, self.quotas, model, model_id
         )
-        self.snapshot_contexts = SnapshotContexts(
-            config, self.cache, self.contexts, self.lifecycle, device, self.transfers
-        )
-        self.publications = Publications(self.cache, self.contexts, self.lifecycle, self.quotas, world.new_id)
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0

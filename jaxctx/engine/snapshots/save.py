@@ -56,7 +56,7 @@ class SnapshotSaver:
             return await self._save(caller, request, saving, hidden)
         finally:
             del self._under_way[saving]
-            self._loop.tell(partial(self._contexts.drop, hidden))
+            self._loop.tell(partial(self._contexts.discard, hidden))
 
     async def _save(
         self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]
@@ -70,9 +70,7 @@ class SnapshotSaver:
         fork_of_context = await self._loop.call(fork)
         if request.durable and fork_of_context.suspended:  # its pages are wanted
             await self._loop.work(partial(self._core.resume, caller, fork_of_context))
-        version = await self._loop.call(
-            self._contexts.describe_version, caller, request, fork_of_context, saving
-        )
+        version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
         self._check_quota(caller)
         if request.durable:
