@@ -1,4 +1,4 @@
-"""Custom-mask steps: positions, masks and outputs on the device, against the same model with dense float64 attention."""
+"""Custom-mask steps: positions, masks and outputs on the device, against dense attention in float64."""
 
 import math
 from array import array
