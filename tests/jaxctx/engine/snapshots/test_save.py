@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +38,10 @@ class Gate:
 
 
 @pytest.fixture
-async def limited(make_engine: Any) -> AsyncIterator[LocalEngine]:
-    yield make_engine(replace(SMALL, max_snapshots_per_tenant=1))
+def limited(make_engine: Any) -> LocalEngine:
+    """An engine in which a tenant may have one snapshot."""
+    engine: LocalEngine = make_engine(replace(SMALL, max_snapshots_per_tenant=1))
+    return engine
 
 
 async def test_a_save_under_way_counts_for_its_tenant(limited: LocalEngine, monkeypatch) -> None:
