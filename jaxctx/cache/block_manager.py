@@ -6,6 +6,7 @@ error, so only `take` raises, and it comes first wherever it is needed; `restore
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from jaxctx.cache.attention_overrides import encode_page
 from jaxctx.cache.context import Context, OffloadedPage
@@ -15,6 +16,20 @@ from jaxctx.cache.tiers import TierEntry, Tiers
 from jaxctx.errors import DataLoss
 
 Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Pages in all tiers. On the device, `pages_free + pages_cached + pages_held == pages_total`."""
+
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    host_pages_total: int
+    host_pages_used: int
+    disk_pages_total: int
+    disk_pages_used: int
 
 
 class BlockManager:
@@ -30,6 +45,19 @@ class BlockManager:
     def available(self) -> int:
         """Pages that can be taken at once: free or evictable."""
         return self.pool.free + self.index.cached
+
+    def stats(self) -> MemoryStats:
+        """Pages in all tiers now."""
+        return MemoryStats(
+            pages_total=self.pool.total,
+            pages_free=self.pool.free,
+            pages_cached=self.index.cached,
+            pages_held=self.pool.total - self.available,
+            host_pages_total=self.tiers.host.total,
+            host_pages_used=self.tiers.host.used,
+            disk_pages_total=self.tiers.disk.total,
+            disk_pages_used=self.tiers.disk.used,
+        )
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

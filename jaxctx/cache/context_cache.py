@@ -20,7 +20,7 @@ from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
-from jaxctx.cache.tiers import Move, PrefixMatch, found, on_device
+from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, found, on_device
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER
 
@@ -55,6 +55,13 @@ class ContextCache:
         """What is to be moved since the last call, in order."""
         moves, self.block_manager.tiers.moves = self.block_manager.tiers.moves, []
         return moves
+
+    def pending_move_to_host(self, slot: int) -> MoveKind | None:
+        """How a host slot gets its data by the moves that were not taken yet: SAVE or FETCH; None if it has it already."""
+        for move in reversed(self.block_manager.tiers.moves):
+            if move.target == slot and move.way in (MoveKind.SAVE, MoveKind.FETCH):
+                return move.way
+        return None
 
     def create(
         self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False

@@ -2,7 +2,7 @@
 
 `StepCosts` learns from every step how long one takes for so many decoding sequences, and what a row of a prompt adds.
 `OutputLengths` learns how much of `max_tokens` outputs use. `Forecast` puts the two together: seconds until a request
-that finds such a `Queue` would be done. The scheduler asks it before it queues a request, before it admits one, and now
+that finds such a `QueueState` would be done. The scheduler asks it before it queues a request, before it admits one, and now
 and then of those that run.
 
 It knows no device, no cache and no queue, and has no clock: whoever calls says what time it is. What has not been
@@ -50,8 +50,8 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """What a request would find."""
+class QueueState:
+    """What a request finds when it is queued."""
 
     slots: int  # sequences that can run at once
     own_slots: int  # of these, how many its tenant can count on; at least 1
@@ -196,7 +196,7 @@ class Forecast:
         token = self.costs.token_s(now, decoding)
         return token and Seconds(prompt + demand.tokens * token.low, prompt + demand.tokens * token.high)
 
-    def shortfall_s(self, now: float, left_s: float, demand: Demand, queue: Queue) -> float:
+    def shortfall_s(self, now: float, left_s: float, demand: Demand, queue: QueueState) -> float:
         """Seconds by which a request that joins the queue would be late, with `left_s` to its deadline; 0 if it can be
         in time or that is not known.
 
@@ -218,7 +218,7 @@ class Forecast:
         service = self.service_s(now, demand, slots)
         return service is not None and service.low > left_s
 
-    def _late_by(self, now: float, left_s: float, demand: Demand, queue: Queue, slots: int) -> float | None:
+    def _late_by(self, now: float, left_s: float, demand: Demand, queue: QueueState, slots: int) -> float | None:
         """With so many slots; below 0 if it would be in time, None if that is not known."""
         service, a_round = self.service_s(now, demand, slots), self.service_s(now, queue.mean, slots)
         if service is None or a_round is None:
