@@ -21,7 +21,7 @@ def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
     kv.pools = (pool,)
-    return visible_sum(pool.k, kv.plan, shape=kv.shape, mask=kv.mask)
+    return visible_sum(pool.k, kv.metadata, shape=kv.metadata_shape, mask=kv.mask)
 
 
 def visible_sum(

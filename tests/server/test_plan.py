@@ -10,7 +10,8 @@ import pytest
 
 from jaxctx.engine.runner import memory_planner
 from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.startup import MODEL, OK, USAGE

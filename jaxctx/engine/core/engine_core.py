@@ -27,13 +27,14 @@ from jaxctx.cache.tiers import MoveKind
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
 from jaxctx.engine.contexts.operations import ContextOperations
+from jaxctx.engine.contexts.quotas import Quotas
 from jaxctx.engine.core.forward_pass import attention_overrides, make_forward
 from jaxctx.engine.core.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.batch import write_batch
-from jaxctx.engine.runner.kv_transfer import Transfers
+from jaxctx.engine.runner.kv_transfer import KVTransfer
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import read_output
 from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
@@ -46,12 +47,11 @@ from jaxctx.engine.scheduler.scheduler_output import (
     ScheduledRequest,
     SchedulerEvent,
 )
-from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
-from jaxctx.types import ContextChange, EngineStats, FillResult, ForwardRequest, GenerateRequest
+from jaxctx.types import EngineStats, FillResult, ForwardRequest, GenerateRequest
 from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
@@ -78,8 +78,8 @@ class EngineCore:
         self.text = text
         self.block_manager = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
         self.cache = ContextCache(self.block_manager, deps.wall_clock, deps.new_id)
-        self.transfers = Transfers(runner, config.disk_pages, config.disk_file)
-        largest_forward = runner.pass_shapes[-1]
+        self.transfers = KVTransfer(runner, config.disk_pages, config.disk_file)
+        largest_forward = runner.custom_mask_shapes[-1]
         self.scheduler = Scheduler(
             cache=self.cache,
             block_manager=self.block_manager,
@@ -89,9 +89,11 @@ class EngineCore:
             max_forward_outputs=largest_forward.samples,
             clock=deps.clock,
         )
-        self.lifecycle = ContextLifecycle(config, self.cache, self.scheduler, deps.wall_clock)
-        self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lifecycle, model, model_id)
-        self.snapshot_contexts = SnapshotContexts(self.contexts, runner, deps.new_id)
+        self.quotas = Quotas(config)
+        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, deps.wall_clock)
+        self.contexts = ContextOperations(
+            config, self.cache, self.scheduler, self.lifecycle, self.quotas, model, model_id
+        )
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
@@ -212,7 +214,7 @@ class EngineCore:
 
     def has_requests(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self.scheduler.requests())
+        return len(self.scheduler.requests()) > 0
 
     # Ends of requests.
 
@@ -274,7 +276,7 @@ class EngineCore:
             event = self._events[0]
             match event:
                 case ContextSuspended(context):
-                    self.lifecycle.notify_changed(context, ContextChange.SUSPENDED)
+                    self.lifecycle.notify_suspended(context)
                 case RequestFailed(request):
                     self.lifecycle.notify_changed(request.context)
                     self._answer_failed(event)
@@ -322,7 +324,8 @@ class EngineCore:
         self.steps += 1
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
-        build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
+        segments = write_batch(batch, views, self.config.page_size)
+        build_attention_metadata(segments, shape.metadata, views.metadata)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def carry_out_moves(self) -> None:
@@ -340,7 +343,7 @@ class EngineCore:
             case MoveKind.FETCH:
                 return False  # not even asked for yet
             case _:
-                return self.transfers.host.ready(slot)
+                return self.transfers.is_ready(slot)
 
     def _load_slot(self, request: Request) -> None:
         """Before a request's first step: tell the device what penalties, bias and min_tokens need."""

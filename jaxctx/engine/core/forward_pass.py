@@ -83,9 +83,7 @@ class CustomMaskForward:
     samplers: Mapping[int, Sampler] = field(default_factory=dict)  # by token index, where a sample is asked for
     keep_working: bool = False
 
-    def answers(
-        self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled
-    ) -> dict[int, ForwardAnswer]:
+    def answers(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, ForwardAnswer]:
         """Answers about the tokens at `indices`, by index: row i of `logits`, if there are any, and of `sampled`."""
         answers: dict[int, ForwardAnswer] = {}
         for row, index in enumerate(indices):

@@ -195,9 +195,7 @@ class DeadlineReview:
         output = request.output
         if output is None or request.has_certain_length:
             return request.tokens_left
-        length = self.forecast.lengths.expect(
-            now, request.tenant, output.max_tokens, quantile, done=output.tokens
-        )
+        length = self.forecast.lengths.expect(now, request.tenant, output.max_tokens, quantile, done=output.tokens)
         return max(length or 0.0, output.request.min_tokens, output.tokens) - output.tokens
 
     def _has_deadline(self, request: Request, now: float) -> bool:

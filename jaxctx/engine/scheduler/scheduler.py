@@ -19,7 +19,7 @@ A full queue is shared: the tenant with most requests in it gives up its latest 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context_cache import Context, ContextCache
@@ -118,7 +118,7 @@ class Scheduler:
         """The request that has not ended and writes to this context, if there is one."""
         return self.writers.get(context)
 
-    def requests(self) -> Iterable[Request]:
+    def requests(self) -> Collection[Request]:
         """All requests that have not ended."""
         return self.writers.values()
 

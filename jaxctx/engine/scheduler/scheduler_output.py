@@ -1,8 +1,8 @@
 """What the scheduler decides, as data: the next step, the slots to load, and the events that the engine core carries out.
 
-    schedule()        ──▶ SchedulerOutput: a Batch or None, slots to load, events
-    process_output()  ──▶ the scheduled requests that still want the step's result
-    submit()          ──▶ events
+schedule()        ──▶ SchedulerOutput: a Batch or None, slots to load, events
+process_output()  ──▶ the scheduled requests that still want the step's result
+submit()          ──▶ events
 """
 
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class Subject:
                 segment = self.write(views, first, rows, table)
                 write_marks(views, first, rows, marks)
                 write_outputs(views, first, asked, samplers)
-                build_attention_metadata([segment], shape.plan, views.plan)
+                build_attention_metadata([segment], shape.metadata, views.metadata)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
@@ -117,7 +117,7 @@ class Subject:
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
-        build_attention_metadata([segment], shape.plan, views.plan)
+        build_attention_metadata([segment], shape.metadata, views.metadata)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
@@ -241,13 +241,13 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = device.select_bucket(9, 1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 0, 9, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 0, 9, table)], shape.metadata, views.metadata)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_pass = device.run(shape, packed, logits=True)
 
     shape = device.select_bucket(1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 9, 1, table)], shape.plan, views.plan)
+    build_attention_metadata([echo.write(views, 9, 1, table)], shape.metadata, views.metadata)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 

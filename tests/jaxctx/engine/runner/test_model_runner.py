@@ -148,7 +148,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
-    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.plan, views.plan)
+    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
     together: step.Pools = zeros(device._program.pools)
     assert len(together) == 1
     own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
