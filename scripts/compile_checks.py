@@ -33,8 +33,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_analysis
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_analysis
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract

@@ -63,9 +63,7 @@ def build_engine(
     mesh: Mesh | None = None,
 ) -> LocalEngine:
     """An engine on a compiled runner, still to be started."""
-    identity = Identity(
-        namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner)
-    )
+    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
     core = EngineCore(config, runner, served.text, identity, served.model_id, deps)
     return LocalEngine(core, engine_info(served, config, mesh), store)
 

@@ -15,7 +15,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.scheduler.scheduler import ALONE
-from jaxctx.engine.snapshots.save_open import READ_AHEAD
+from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
 from tests.jaxctx.store.interrupted import Interrupted
 
@@ -109,7 +109,7 @@ async def test_a_save_that_is_given_up_leaves_nothing(client, engine, gate, fold
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else errors.DeadlineExceeded):
         await saving
     # The server learns of it a little later than the caller: if the gate is open by then the save comes to its end.
-    await until(lambda: not engine._saves or any(task.cancelling() for task in asyncio.all_tasks()))
+    await until(lambda: not engine.snapshot_service.is_saving or any(task.cancelling() for task in asyncio.all_tasks()))
     gate.open()
     await context.truncate(3)
     await until(lambda: not packs(folder))

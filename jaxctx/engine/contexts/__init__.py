@@ -6,6 +6,6 @@
     watch.py       `Watch`: one reader of the changes of a tenant's contexts
     info.py        what is reported of a context
 
-Called by `engine.core` and `engine.snapshots`, on the step thread. It never touches the device: page copies are moves of
-the cache, which the engine carries out between steps.
+Called by `engine.core` and `engine.snapshots`, on the step thread. It never touches the device: page copies are moves
+of the cache, which the engine carries out between steps.
 """

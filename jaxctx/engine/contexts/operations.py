@@ -6,7 +6,7 @@ Pages come from what the scheduler has not promised to running requests (`claim`
 `engine.interface`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -198,6 +198,12 @@ class ContextOperations:
     def close(self, caller: Caller, context_id: str) -> None:
         """Give up the context; a writer is ended first."""
         self.lifecycle.close(self.cache.get(caller.tenant, context_id))
+
+    def discard(self, contexts: Iterable[Context]) -> None:
+        """Close contexts that came to nothing, unless they are closed."""
+        for context in contexts:
+            if not context.closed:
+                self.lifecycle.close(context)
 
     def _changed(self, context: Context) -> ContextInfo:
         self.lifecycle.notify_changed(context)

@@ -82,9 +82,7 @@ class Watch:
         for each in changes:
             info = None if each.context.closed else describe(each.context)
             events.append(
-                ContextEvent(
-                    change=each.change, at=utc_datetime(each.at), context_id=each.context.id, context=info
-                )
+                ContextEvent(change=each.change, at=utc_datetime(each.at), context_id=each.context.id, context=info)
             )
         self.reset = False
         self.asleep = not events

@@ -105,9 +105,7 @@ class CompiledModel:
         spec = self._model.kv
         layers_per_cache = spec.layers if self.platform == "cpu" and self._mesh is None else 1
         pages = layers_per_cache * (self._config.pages + 1)
-        stored = kv_pages_struct(
-            spec.kv_heads, pages, self._config.page_size, spec.head_dim, spec.dtype, self.platform
-        )
+        stored = kv_pages_struct(spec.kv_heads, pages, self._config.page_size, spec.head_dim, spec.dtype, self.platform)
         sharding = self.replicated
         stored_heads = jax.tree.leaves(stored)[0].shape[0]
         if self._mesh is not None and stored_heads % self._mesh.shape[TENSOR] == 0:

@@ -1,7 +1,8 @@
 """The memory planner: what an engine takes on a chip that need not be there, as the compiler of its vendor tells it.
 
-All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how many pages of KV fit into a
-server's memory, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the compilers.
+All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how many pages of KV fit into
+a server's memory, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the
+compilers.
 """
 
 import os

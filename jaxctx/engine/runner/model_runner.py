@@ -1,8 +1,8 @@
 """`ModelRunner`: the arrays of one engine, and the executables that work on them.
 
-It owns parameters, page arrays and slot state; it knows shapes, not contexts. Everything it will ever run is compiled in
-`compile`, before the engine is ready; afterwards it only calls executables, so no request can cause a compilation. All
-calls come from the step thread; the device executes them in the order given, which is what makes it safe to reuse a
+It owns parameters, page arrays and slot state; it knows shapes, not contexts. Everything it will ever run is compiled
+in `compile`, before the engine is ready; afterwards it only calls executables, so no request can cause a compilation.
+All calls come from the step thread; the device executes them in the order given, which is what makes it safe to reuse a
 freed page at once: a later write can never overtake an earlier read.
 """
 

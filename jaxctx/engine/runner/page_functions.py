@@ -1,9 +1,9 @@
 """Functions of whole pages, which run between steps: copy pages, read them out, write them back.
 
 Page 0 is scratch; callers pad with it. Outside the pools a page is one array of the dtype in which the pools store it,
-`[layers, 2, kv_heads, page_size, head_dim]`: keys and values; or of bytes where 8 bits are stored, a scale of four bytes
-after each token's numbers. So a page can be kept, checked and given up on its own, and its bytes are the same on every
-platform. All but the last two functions are traced.
+`[layers, 2, kv_heads, page_size, head_dim]`: keys and values; or of bytes where 8 bits are stored, a scale of four
+bytes after each token's numbers. So a page can be kept, checked and given up on its own, and its bytes are the same on
+every platform. All but the last two functions are traced.
 """
 
 from functools import partial

@@ -63,7 +63,7 @@ class SnapshotOpener:
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self._store.touch, version)
         except BaseException:
-            self._loop.post_if_running(partial(self._contexts.drop, made))
+            self._loop.post_if_running(partial(self._contexts.discard, made))
             raise
         return result
 

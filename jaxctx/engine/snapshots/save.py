@@ -56,7 +56,7 @@ class SnapshotSaver:
             return await self._save(caller, request, saving, hidden)
         finally:
             del self._under_way[saving]
-            self._loop.post_if_running(partial(self._contexts.drop, hidden))
+            self._loop.post_if_running(partial(self._contexts.discard, hidden))
 
     async def _save(
         self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]

@@ -16,7 +16,9 @@ from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.snapshots.info import snapshot_info
 from jaxctx.engine.snapshots.open import SnapshotOpener
+from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
+from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
 from jaxctx.engine.snapshots.store_calls import refresh_name
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import FillResult, OpenRequest, Publication, RetentionUpdate, SaveRequest, Snapshot
@@ -35,9 +37,11 @@ class SnapshotService:
         self._core = core
         self._loop = loop
         self._store = store
-        self._contexts = core.snapshot_contexts
-        self._publications = core.publications
         self._lifecycle = core.lifecycle
+        self._contexts = SnapshotContexts(
+            core.config, core.cache, core.contexts, core.lifecycle, core.runner, core.transfers
+        )
+        self._publications = Publications(core.cache, core.contexts, core.lifecycle, core.quotas, core.deps.new_id)
         self._saver = SnapshotSaver(core, loop, store, self._contexts, core.quotas)
         self._opener = SnapshotOpener(core, loop, store, self._contexts, core.runner)
         self._stopped = threading.Event()
@@ -125,7 +129,7 @@ class SnapshotService:
         """Drop what versions that are gone held in memory. Called by the store, from any thread."""
         held = [version.held for version in versions if isinstance(version.held, Context)]
         if held:
-            self._loop.post_if_running(partial(self._contexts.drop, held))
+            self._loop.post_if_running(partial(self._contexts.discard, held))
 
     def _expire(self) -> None:
         """Remove what is over, again and again. On the expiry thread."""

@@ -1,8 +1,8 @@
 """The step thread's part of snapshots: contexts that snapshots hold, and contexts that are made of snapshots.
 
-A snapshot in memory is held by a *hidden fork*: a context of a hidden tenant that nobody lists and that never changes. A
-save begins with one, so that the context itself goes on at once. Every method is called on the step thread and returns
-at once; `save` and `open` do what takes time.
+A snapshot in memory is held by a *hidden fork*: a context of a hidden tenant that nobody lists and that never changes.
+A save begins with one, so that the context itself goes on at once. Every method is called on the step thread and
+returns at once; `save` and `open` do what takes time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -116,11 +116,9 @@ class SnapshotContexts:
         page_ids = hidden.page_table()[np.asarray(numbers)].tolist()
         return self.runner.save_pages(page_ids)
 
-    def drop(self, contexts: Iterable[Context]) -> None:
+    def discard(self, contexts: Iterable[Context]) -> None:
         """Close contexts, hidden ones or such as came to nothing, unless they are closed."""
-        for context in contexts:
-            if not context.closed:
-                self.lifecycle.close(context)
+        self.contexts.discard(contexts)
 
     # Opening.
 

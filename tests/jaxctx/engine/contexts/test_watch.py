@@ -15,6 +15,7 @@ from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context import Context
 from jaxctx.cache.context_cache import ContextCache, Identity
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
+from jaxctx.engine.contexts.quotas import Quotas
 from jaxctx.engine.contexts.watch import EVENTS, Watch
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
@@ -33,15 +34,15 @@ from tests.engines import SMALL, context_info
 IDENTITY = Identity("t", "model")
 
 
-class Room:
-    """A cache with readers; a context is described by its version alone."""
+class WatchedCache:
+    """A cache with readers of its changes; a context is described by its version alone."""
 
     def __init__(self) -> None:
         ids, self.now = iter(range(10**6)), 0.0
         new_id = lambda: f"c{next(ids) * 7919 % 10_007:05}"  # noqa: E731
         self.cache = ContextCache(BlockManager(pages=8, page_size=4), clock=lambda: self.now, new_id=new_id)
-        scheduler = SimpleNamespace(config=SMALL, budget=SimpleNamespace(), writers={})
-        self.lifecycle = ContextLifecycle(self.cache, scheduler, lambda: self.now)  # type: ignore[arg-type]
+        scheduler: Any = SimpleNamespace(budget=SimpleNamespace(), writers={})
+        self.lifecycle = ContextLifecycle(self.cache, scheduler, Quotas(SMALL), lambda: self.now)
 
     @staticmethod
     def describe(context: Context) -> int:
@@ -62,7 +63,7 @@ class Room:
         woken: list[None] = []
         watch = Watch(tenant, self.cache, lambda: self.now, lambda: woken.append(None), **options)
         watch.woken = woken  # type: ignore[attr-defined]
-        self.lifecycle.watches[tenant].add(watch)
+        self.lifecycle.add_watch(watch)
         return watch
 
     def events(self, watch: Watch) -> list[ContextEvent]:
@@ -73,24 +74,24 @@ class Room:
 
 
 @pytest.fixture
-def room() -> Room:
-    return Room()
+def watched() -> WatchedCache:
+    return WatchedCache()
 
 
-def test_first_everything_that_is_there_then_every_change(room: Room) -> None:
-    a, b = room.create(), room.create()
-    theirs = room.create("other")
-    watch = room.join()
-    assert room.read(watch) == [("exists", context.id, 1) for context in sorted((a, b), key=lambda c: c.id)]
-    assert room.read(watch) == []
-    room.note(theirs)
+def test_first_everything_that_is_there_then_every_change(watched: WatchedCache) -> None:
+    a, b = watched.create(), watched.create()
+    theirs = watched.create("other")
+    watch = watched.join()
+    assert watched.read(watch) == [("exists", context.id, 1) for context in sorted((a, b), key=lambda c: c.id)]
+    assert watched.read(watch) == []
+    watched.note(theirs)
     assert not watch.woken  # type: ignore[attr-defined]
-    room.note(a)
-    room.note(b, ContextChange.SUSPENDED)
+    watched.note(a)
+    watched.note(b, ContextChange.SUSPENDED)
     assert watch.woken == [None]  # type: ignore[attr-defined]
-    c = room.create()
-    room.note(theirs, ContextChange.CLOSED)
-    events = room.events(watch)
+    c = watched.create()
+    watched.note(theirs, ContextChange.CLOSED)
+    events = watched.events(watch)
     assert [(e.change, e.context_id, e.context, e.at.timestamp()) for e in events] == [
         (ContextChange.CHANGED, a.id, 2, 5.0),
         (ContextChange.SUSPENDED, b.id, 2, 6.0),
@@ -98,88 +99,90 @@ def test_first_everything_that_is_there_then_every_change(room: Room) -> None:
     ]
 
 
-def test_changes_between_two_reads_become_one_that_tells_the_present(room: Room) -> None:
-    a, b = room.create(), room.create()
-    watch = room.join()
-    room.read(watch)
+def test_changes_between_two_reads_become_one_that_tells_the_present(watched: WatchedCache) -> None:
+    a, b = watched.create(), watched.create()
+    watch = watched.join()
+    watched.read(watch)
     for _ in range(10):
-        room.note(a)
-    room.note(b)
-    room.note(a, ContextChange.SUSPENDED)
-    room.note(a)
-    c = room.create()
-    room.note(c)
-    assert room.read(watch) == [("changed", a.id, 13), ("changed", b.id, 2), ("created", c.id, 2)]
-    room.note(a)
-    room.note(a, ContextChange.CLOSED)
-    room.note(b, ContextChange.EXPIRED)
-    assert room.read(watch) == [("closed", a.id, None), ("expired", b.id, None)]
+        watched.note(a)
+    watched.note(b)
+    watched.note(a, ContextChange.SUSPENDED)
+    watched.note(a)
+    c = watched.create()
+    watched.note(c)
+    assert watched.read(watch) == [("changed", a.id, 13), ("changed", b.id, 2), ("created", c.id, 2)]
+    watched.note(a)
+    watched.note(a, ContextChange.CLOSED)
+    watched.note(b, ContextChange.EXPIRED)
+    assert watched.read(watch) == [("closed", a.id, None), ("expired", b.id, None)]
 
 
-def test_the_end_of_a_context_comes_before_a_new_one_of_its_id(room: Room) -> None:
-    first = room.create(context_id="x")
-    watch = room.join()
-    room.read(watch)
-    room.note(first)
-    room.note(first, ContextChange.CLOSED)
-    second = room.create(context_id="x")
-    room.note(second, ContextChange.CLOSED)
-    room.create(context_id="x")
-    assert room.read(watch) == [("closed", "x", None), ("closed", "x", None), ("created", "x", 1)]
+def test_the_end_of_a_context_comes_before_a_new_one_of_its_id(watched: WatchedCache) -> None:
+    first = watched.create(context_id="x")
+    watch = watched.join()
+    watched.read(watch)
+    watched.note(first)
+    watched.note(first, ContextChange.CLOSED)
+    second = watched.create(context_id="x")
+    watched.note(second, ContextChange.CLOSED)
+    watched.create(context_id="x")
+    assert watched.read(watch) == [("closed", "x", None), ("closed", "x", None), ("created", "x", 1)]
 
 
-def test_a_reader_that_lags_is_told_everything_again(room: Room) -> None:
-    contexts = [room.create() for _ in range(6)]
-    watch = room.join(limit=4)
-    room.read(watch)
+def test_a_reader_that_lags_is_told_everything_again(watched: WatchedCache) -> None:
+    contexts = [watched.create() for _ in range(6)]
+    watch = watched.join(limit=4)
+    watched.read(watch)
     for context in contexts[:5]:
-        room.note(context)
-    room.note(contexts[0], ContextChange.CLOSED)
+        watched.note(context)
+    watched.note(contexts[0], ContextChange.CLOSED)
     rest = sorted((context.id, context.version) for context in contexts[1:])
-    assert room.read(watch) == [("reset", "", None), *(("exists", *each) for each in rest)]
-    assert room.read(watch) == []
-    room.note(contexts[1])
-    assert room.read(watch) == [("changed", contexts[1].id, 3)]
+    assert watched.read(watch) == [("reset", "", None), *(("exists", *each) for each in rest)]
+    assert watched.read(watch) == []
+    watched.note(contexts[1])
+    assert watched.read(watch) == [("changed", contexts[1].id, 3)]
 
 
-def test_a_long_list_comes_in_parts_between_which_nothing_is_lost_or_told_twice(room: Room) -> None:
-    contexts = sorted((room.create(context_id=f"{i:04}") for i in range(EVENTS + 10)), key=lambda c: c.id)
-    watch = room.join()
-    assert len(room.read(watch)) == EVENTS
+def test_a_long_list_comes_in_parts_between_which_nothing_is_lost_or_told_twice(watched: WatchedCache) -> None:
+    contexts = sorted((watched.create(context_id=f"{i:04}") for i in range(EVENTS + 10)), key=lambda c: c.id)
+    watch = watched.join()
+    assert len(watched.read(watch)) == EVENTS
     early, late = contexts[3], contexts[EVENTS + 3]
-    room.note(early)
-    room.note(late)  # not told yet: the listing will
-    room.note(contexts[-1], ContextChange.CLOSED)  # never told
-    room.create(context_id="0000x")
-    assert room.read(watch) == [
+    watched.note(early)
+    watched.note(late)  # not told yet: the listing will
+    watched.note(contexts[-1], ContextChange.CLOSED)  # never told
+    watched.create(context_id="0000x")
+    assert watched.read(watch) == [
         ("changed", early.id, 2),
         ("created", "0000x", 1),
         *(("exists", context.id, context.version) for context in contexts[EVENTS:-1]),
     ]
     assert late.version == 2
-    assert room.read(watch) == []
+    assert watched.read(watch) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_reader_s_picture_is_right_whenever_it_has_read_all(room: Room, seed: int) -> None:
-    source, contexts, watch = random.Random(seed), [], room.join(limit=5)
+def test_a_reader_s_picture_is_right_whenever_it_has_read_all(watched: WatchedCache, seed: int) -> None:
+    source, contexts, watch = random.Random(seed), [], watched.join(limit=5)
     picture: dict[str, int] = {}
     for _ in range(2000):
         action = source.random()
         if action < 0.2 and len(contexts) < 12:
             taken = {context.id for context in contexts}
-            contexts.append(room.create(context_id=source.choice([i for i in map(str, range(20)) if i not in taken])))
+            contexts.append(
+                watched.create(context_id=source.choice([i for i in map(str, range(20)) if i not in taken]))
+            )
         elif action < 0.35 and contexts:
-            room.note(
+            watched.note(
                 contexts.pop(source.randrange(len(contexts))),
                 source.choice([ContextChange.CLOSED, ContextChange.EXPIRED]),
             )
         elif action < 0.8 and contexts:
-            room.note(source.choice(contexts))
+            watched.note(source.choice(contexts))
         else:
-            apply(picture, room.events(watch))
+            apply(picture, watched.events(watch))
             if source.random() < 0.5:
-                while events := room.events(watch):
+                while events := watched.events(watch):
                     apply(picture, events)
                 assert picture == {context.id: context.version for context in contexts}
 
@@ -199,18 +202,18 @@ def apply(picture: dict[str, int], events: list[ContextEvent]) -> None:
             picture[event.context_id] = version
 
 
-def test_a_thousand_readers_come_and_go(room: Room) -> None:
-    context = room.create()
-    watches = [room.join() for _ in range(1000)]
+def test_a_thousand_readers_come_and_go(watched: WatchedCache) -> None:
+    context = watched.create()
+    watches = [watched.join() for _ in range(1000)]
     for watch in watches:
-        room.read(watch)
-    room.note(context)
-    assert all(room.read(watch) == [("changed", context.id, 2)] for watch in watches)
+        watched.read(watch)
+    watched.note(context)
+    assert all(watched.read(watch) == [("changed", context.id, 2)] for watch in watches)
     for watch in watches:
-        room.lifecycle.watches["t"].discard(watch)
-    room.note(context)
-    assert not any(room.read(watch) for watch in watches)
-    assert not any(room.lifecycle.watches.values())
+        watched.lifecycle.remove_watch(watch)
+    watched.note(context)
+    assert not any(watched.read(watch) for watch in watches)
+    assert not any(watched.lifecycle.watches.values())
 
 
 # --- in an engine -----------------------------------------------------------------------------------------------------

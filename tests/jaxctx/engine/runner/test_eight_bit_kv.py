@@ -11,8 +11,9 @@ import pytest
 
 from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.engine import LocalEngine
-from jaxctx.engine.factory import stored_as
+from jaxctx.engine.factory import kv_layout_name
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.compiled_model import StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
@@ -57,7 +58,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     served = replace(echo_served, model=model, params=params, revision=f"KV of {dtype}")
     device = devices[served.revision, CONFIG.page_size, ""] = on_demand(served, CONFIG)
     assert device.page_bytes == page_bytes(model.kv, CONFIG.page_size) == 2 * 2 * 2 * 16 * (16 + 4)
-    assert stored_as(model.kv, device) == dtype
+    assert kv_layout_name(model.kv, device) == dtype
     engine: LocalEngine = make_engine(CONFIG, served, store=tmp_path.as_uri())
     undisturbed = await continued(engine, await filled(engine, PROMPT, "undisturbed"))
     assert len(set(undisturbed)) > 10  # it says something
@@ -86,7 +87,7 @@ def test_pages_leave_two_devices_and_come_back(dtype: str) -> None:
     mesh = make_mesh(tensor=2)
     model, params = init_random(TINY, seed=3, dtype="float32", kv_dtype=dtype)
     device = ModelRunner(model, shard(mesh, model, params), CONFIG, mesh)
-    for what in (device.shapes[0], "page copy", "page save", "page load"):
+    for what in (device.shapes[0], StateFunction.COPY_PAGES, StateFunction.SAVE_PAGES, StateFunction.LOAD_PAGES):
         device._compile(what)
     rng, pages = np.random.default_rng(5), [*range(1, 6)]
     held = [rng.integers(0, 256, device.page_shape).astype(device.page_dtype) for _ in pages]

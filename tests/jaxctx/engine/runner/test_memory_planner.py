@@ -10,8 +10,9 @@ import pytest
 
 from jaxctx.engine.config import EngineConfig, physical_memory
 from jaxctx.engine.runner import memory_planner
-from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, memory_of, plan_memory
-from jaxctx.engine.runner.model_runner import ONE_ROW, CompiledModel, ModelRunner
+from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, memory_analysis, plan_memory
+from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
@@ -43,14 +44,14 @@ def test_a_plan_for_this_device_is_what_an_engine_takes() -> None:
     packed_bytes = 4 * device.shapes[-1].size
     assert plan.weights_bytes == sum(array.nbytes for array in device._params) + packed_bytes
     assert plan.sampling_bytes == sum(array.nbytes for array in jax.tree.leaves(device._state))
-    assert plan.temporaries_bytes >= memory_of(program.lower(device.shapes[-1])).temp_size_in_bytes > 0
+    assert plan.temporaries_bytes >= memory_analysis(program.lower(device.shapes[-1])).temp_size_in_bytes > 0
     taken = plan.weights_bytes + plan.sampling_bytes + plan.temporaries_bytes + plan.code_bytes
     assert taken + plan.left_bytes == plan.memory_bytes == 1 << 30
     assert plan.kv_bytes == (plan.pages + 1) * device.page_bytes
     assert 0 <= plan.left_bytes * 0.5 - plan.kv_bytes < device.page_bytes
     assert plan.tokens == 16 * plan.pages
     assert plan.contexts_of_4096 == plan.tokens // 4096 > 0
-    assert told == [("page load", 1, 3), ("pass of 4 rows", 2, 3), ("step of 4 rows", 3, 3)]
+    assert told == [("page load", 1, 3), ("custom-mask step of 4 rows", 2, 3), ("step of 4 rows", 3, 3)]
 
 
 def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,7 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan(memory: int) -> MemoryPlan:
         analyses = iter([SimpleNamespace(**dict(zip(names, sizes, strict=True))) for sizes in told])
-        monkeypatch.setattr(memory_planner, "memory_of", lambda lowered: next(analyses))
+        monkeypatch.setattr(memory_planner, "memory_analysis", lambda lowered: next(analyses))
         return plan_memory(program, memory, 0.5, nothing)
 
     monkeypatch.setattr(CompiledModel, "lower", lambda self, what: None)
@@ -126,11 +127,11 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
     with compiling_for(chip) as (devices, _):
         assert len(devices) == 4
         program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
-        assert program.shapes[-1].plan.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
+        assert program.shapes[-1].metadata.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
         assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
-        for function in (program.shapes[-1], "page copy"):
-            found = memory_of(program.lower(function))
+        for function in (program.shapes[-1], StateFunction.COPY_PAGES):
+            found = memory_analysis(program.lower(function))
             assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
             assert found.output_size_in_bytes - found.alias_size_in_bytes < 16384
 

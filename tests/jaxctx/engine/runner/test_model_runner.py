@@ -10,10 +10,11 @@ import pytest
 from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
-from jaxctx.engine.factory import stored_as
+from jaxctx.engine.factory import kv_layout_name
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner import step
-from jaxctx.engine.runner.model_runner import ONE_ROW, CompiledModel, ModelRunner
+from jaxctx.engine.runner import page_functions, step
+from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
+from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
@@ -96,9 +97,9 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
 
 def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None:
     """As at a start. By then the test above has compiled the steps, if both are of one session."""
-    device = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS).device
+    device = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS).runner
     device.compile()
-    assert {*device._compiled} == {*device._program.functions}
+    assert {*device._compiled} == {*device._compiled_model.functions}
 
 
 @pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])
@@ -106,14 +107,14 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.model_runner.kernel_for", lambda *_: "tpu")
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: "tpu")
     monkeypatch.setattr(
-        "jaxctx.engine.runner.model_runner.pool_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
+        "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
     )
     model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
     mesh = make_mesh(tensor=2)
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
-    assert {shape.plan.kernel for shape in program.shapes} == {kernel}
+    assert {shape.metadata.kernel for shape in program.shapes} == {kernel}
     assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
 
 
@@ -122,15 +123,15 @@ def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatc
     narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
     core = core_on(echo_served, None, narrow)
     alone = run(core, prompt, 30)
-    assert stored_as(KVSpec(2, 2, 64, "float32"), core.runner) == "float32"
+    assert kv_layout_name(KVSpec(2, 2, 64, "float32"), core.runner) == "float32"
     monkeypatch.setattr(
-        "jaxctx.engine.runner.model_runner.pool_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
+        "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
     )
     core = core_on(echo_served, None, narrow)
     assert core.runner._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
     assert len(set(alone)) > 10
-    assert stored_as(KVSpec(2, 2, 64, "float32"), core.runner) == "float32, 2 heads side by side"
+    assert kv_layout_name(KVSpec(2, 2, 64, "float32"), core.runner) == "float32, 2 heads side by side"
 
 
 def zeros(struct) -> jax.Array:
@@ -149,7 +150,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
     build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
-    together: step.Pools = zeros(device._program.pools)
+    together: step.Pools = zeros(device._compiled_model.pools)
     assert len(together) == 1
     own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
     apart = tuple(step.KVCache(zeros(own), zeros(own)) for _ in range(config.layers))
@@ -157,11 +158,13 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     for pools in (together, apart):
         pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
         sources, targets = jnp.array([2]), jnp.array([3])
-        pools = step.copy_in(config.layers, pools, jnp.stack([sources, targets]))
-        saved = step.save_from(config.layers, pools, pages)
+        pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]))
+        saved = page_functions.read_pages(config.layers, pools, pages)
         place = jax.tree.leaves(pools)[0].sharding
-        loaded = step.load_into(config.layers, pools, pages, saved[::-1], place)
-        found.append((step.read_output(np.asarray(output)), saved, step.save_from(config.layers, loaded, pages)))
+        loaded = page_functions.write_pages(config.layers, pools, pages, saved[::-1], place)
+        found.append(
+            (step.read_output(np.asarray(output)), saved, page_functions.read_pages(config.layers, loaded, pages))
+        )
     (looped, *stored), (unrolled, *stored_apart) = found
     np.testing.assert_array_equal(looped.tokens, unrolled.tokens)
     np.testing.assert_allclose(looped.logprobs, unrolled.logprobs, atol=1e-5)
@@ -197,10 +200,16 @@ def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:
         model, params = init_random(TINY, seed=3, dtype="float32" if "8" in dtype else dtype, kv_dtype=dtype)
         device = ModelRunner(model, params, replace(CONFIG, pages=pages))
         device._compile(device.shapes[0])
-        for name in ("page copy", "page load", "page save"):
+        for name in (StateFunction.COPY_PAGES, StateFunction.LOAD_PAGES, StateFunction.SAVE_PAGES):
             device._compile(name)
-        changing = [device._compiled[device.shapes[0]], device._compiled["page copy"], device._compiled["page load"]]
-        analyses = [executable.memory_analysis() for executable in (*changing, device._compiled["page save"])]
+        changing = [
+            device._compiled[device.shapes[0]],
+            device._compiled[StateFunction.COPY_PAGES],
+            device._compiled[StateFunction.LOAD_PAGES],
+        ]
+        analyses = [
+            executable.memory_analysis() for executable in (*changing, device._compiled[StateFunction.SAVE_PAGES])
+        ]
         temporaries.append([analysis.temp_size_in_bytes for analysis in analyses])
         pool_bytes = sum(array.nbytes for array in jax.tree.leaves(device._pools))
         assert all(analysis.alias_size_in_bytes >= pool_bytes for analysis in analyses[:-1])  # donated, and used so
@@ -217,14 +226,14 @@ def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         device.compile(interrupted, threads=1)
-    assert 1 <= len(device._compiled) <= 2 < len(device._program.functions)  # what was under way came to its end
+    assert 1 <= len(device._compiled) <= 2 < len(device._compiled_model.functions)  # what was under way came to its end
 
 
 @pytest.mark.parametrize("at_once", [2, 16])
 def test_page_copies_move_whole_pages_in_order(echo_served, at_once: int) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
     device = ModelRunner(model, params, replace(CONFIG, moving_pages=at_once))
-    device._compile("page copy")
+    device._compile(StateFunction.COPY_PAGES)
     pages = CONFIG.pages + 1
     marks = np.tile(np.arange(pages, dtype=np.float32), TINY.layers)[None, :, None, None]
     device._pools = jax.tree.map(lambda pool: pool + marks, device._pools)
@@ -269,7 +278,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
         model, params = init_random(TINY, seed=3, dtype="bfloat16")
         mesh = make_mesh(tensor=2) if place == "two devices" else None
     device = ModelRunner(model, params, replace(CONFIG, moving_pages=at_once), mesh)
-    for name in ("page copy", "page save", "page load"):
+    for name in (StateFunction.COPY_PAGES, StateFunction.SAVE_PAGES, StateFunction.LOAD_PAGES):
         device._compile(name)
     values = counted(device)
     with device.count_compilations():

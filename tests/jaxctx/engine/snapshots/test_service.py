@@ -79,12 +79,12 @@ async def test_looks_keep_off_the_event_loop(engine: LocalEngine, two: list[Loca
     assert threads[0] != threading.current_thread().name
 
 
-async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypatch, caplog) -> None:
+async def test_the_expiry_thread_outlives_a_defect(engine: LocalEngine, clock, monkeypatch, caplog) -> None:
     """Else nothing would ever be removed again, and nobody would know."""
     context_id = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.fill(ME, context_id, [1] * 40)
     await engine.save(ME, SaveRequest(context_id=context_id, name="a", ttl=Ttl(10)))
-    expire, wait = engine.store.expire, engine._stopped.wait
+    expire, wait = engine.store.expire, engine.snapshot_service._stopped.wait
     calls: list[int] = []
 
     def fails_once() -> object:
@@ -94,7 +94,9 @@ async def test_the_reaper_outlives_a_defect(engine: LocalEngine, clock, monkeypa
         return expire()
 
     monkeypatch.setattr(engine.store, "expire", fails_once)
-    monkeypatch.setattr(engine._stopped, "wait", lambda timeout_s: wait(timeout_s / 100))  # once the first one is over
+    monkeypatch.setattr(
+        engine.snapshot_service._stopped, "wait", lambda timeout_s: wait(timeout_s / 100)
+    )  # once the first one is over
     clock.offset += 11
     for _ in range(500):
         if (await engine.stats()).snapshots == 0 and len(engine.core.cache.context_table) == 1:

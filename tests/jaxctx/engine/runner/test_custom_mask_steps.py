@@ -1,4 +1,4 @@
-"""Passes: positions, masks and outputs in the compiled step, against the same model with dense float64 attention."""
+"""Custom-mask steps: positions, masks and outputs on the device, against the same model with dense float64 attention."""
 
 import math
 from array import array
@@ -14,13 +14,13 @@ import pytest
 
 from jaxctx.cache.attention_overrides import encode_mark
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.core.forward_pass import Sampler, pass_result
-from jaxctx.engine.runner.batch import write_marks, write_outputs
+from jaxctx.engine.core.forward_pass import Sampler
+from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
-from jaxctx.types import ForwardOutput, GenerateRequest, SamplingParams
+from jaxctx.types import GenerateRequest, SamplingParams
 from jaxctx_kernels import Segment, build_attention_metadata
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
@@ -45,7 +45,7 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass
 class DenseMasked:
-    """A `KVAccess` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64."""
+    """An `AttentionBackend` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64."""
 
     mask: np.ndarray
     looped: ClassVar[bool] = False
@@ -85,12 +85,12 @@ class Subject:
 
     def run(
         self,
-        marks: Mapping[int, bytes] = {},
+        overrides: Mapping[int, bytes] = {},
         chunks: Sequence[int] = (LENGTH,),
         outputs: Sequence[int] = (LENGTH - 1,),
         samplers: Mapping[int, Sampler] = {},
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits and samples at `outputs`, of a new context computed in passes of `chunks` rows, again and again."""
+        """Logits and samples at `outputs`, of a new context computed in steps of `chunks` rows, again and again."""
         table = np.random.default_rng(5).permutation(np.arange(1, self.config.pages + 1)).astype(np.int32)
         logits, samples, first = [], [], 0
         with self.device.count_compilations():
@@ -100,8 +100,8 @@ class Subject:
                 shape = self.device.select_bucket(rows, max(len(asked), 1))
                 packed, views = self.device.make_step_inputs(shape)
                 segment = self.write(views, first, rows, table)
-                write_marks(views, first, rows, marks)
-                write_outputs(views, first, asked, samplers)
+                write_attention_overrides(views, first, rows, overrides)
+                write_samples(views, first, asked, samplers)
                 build_attention_metadata([segment], shape.metadata, views.metadata)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
@@ -139,7 +139,7 @@ def make_subject(kind: str) -> Subject:
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     for shape in (
-        *device.pass_shapes,
+        *device.custom_mask_shapes,
         *((device.select_bucket(1),) if kind == "echo" else ()),
         device.select_bucket(LENGTH),
     ):
@@ -167,7 +167,7 @@ def window(index: int) -> Ranges:
     return [(0, 2), (max(index - 8, 2), index + 1)] if index >= 2 else [(0, index + 1)]
 
 
-def test_a_pass_without_marks_equals_dense_attention(subject: Subject) -> None:
+def test_a_custom_mask_step_without_overrides_equals_dense_attention(subject: Subject) -> None:
     logits, _ = subject.run(outputs=SOME)
     np.testing.assert_allclose(logits, subject.dense()[list(SOME)], **CLOSE)
 
@@ -180,15 +180,15 @@ def test_an_explicit_causal_mask_is_none_to_the_bit(subject: Subject) -> None:
 
 @pytest.mark.parametrize("chunks", [(1,), (3,), (4,), (17,), (1, 30, 4)])
 def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None:
-    marks = {index: encode_mark(index, index + 11, window(index)) for index in range(LENGTH)}
-    got, whole = subject.run(marks, chunks, SOME)[0], subject.run(marks, outputs=SOME)[0]
+    overrides = {index: encode_mark(index, index + 11, window(index)) for index in range(LENGTH)}
+    got, whole = subject.run(overrides, chunks, SOME)[0], subject.run(overrides, outputs=SOME)[0]
     np.testing.assert_allclose(got, whole, **CLOSE)
 
 
 def test_a_sliding_window_with_sinks_equals_dense_attention(subject: Subject) -> None:
     masks = {index: window(index) for index in range(LENGTH)}
-    marks = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
-    logits, _ = subject.run(marks, (7, 40), SOME)
+    overrides = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    logits, _ = subject.run(overrides, (7, 40), SOME)
     want = subject.dense(masks=masks)[list(SOME)]
     np.testing.assert_allclose(logits, want, **CLOSE)
     assert np.abs(want - subject.dense()[list(SOME)]).max() > 0.1  # the mask makes a difference
@@ -200,9 +200,9 @@ def test_random_masks_that_hide_even_the_token_itself(subject: Subject) -> None:
     for index in rng.choice(LENGTH, 40, replace=False).tolist():
         edges = sorted(rng.choice(index + 2, min(index + 2, 6), replace=False).tolist())
         masks[index] = list(zip(edges[::2], edges[1::2], strict=False)) or [(0, 1)]
-    marks = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    overrides = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
     everything = range(LENGTH)
-    logits, _ = subject.run(marks, (16,), everything)
+    logits, _ = subject.run(overrides, (16,), everything)
     np.testing.assert_allclose(logits, subject.dense(masks=masks), **CLOSE)
 
 
@@ -212,8 +212,8 @@ def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
     positions[20:] += 1000
     positions[40] = positions[39]
     masks = {index: window(index) for index in range(30, 50)}
-    marks = {i: encode_mark(i, int(positions[i]), masks.get(i, ())) for i in range(LENGTH)}
-    logits, _ = subject.run(marks, (LENGTH,), SOME)
+    overrides = {i: encode_mark(i, int(positions[i]), masks.get(i, ())) for i in range(LENGTH)}
+    logits, _ = subject.run(overrides, (LENGTH,), SOME)
     want = subject.dense(positions, masks)[list(SOME)]
     np.testing.assert_allclose(logits, want, rtol=1e-3, atol=1e-3)
     assert np.abs(want[2:] - subject.dense(masks=masks)[list(SOME)][2:]).max() > 0.05
@@ -237,13 +237,13 @@ def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
 
 
 def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: Subject) -> None:
-    """As an ordinary step's is: a sequence may go on from a pass before the host has seen its token."""
+    """As an ordinary step's is: a sequence may go on from a custom-mask step before the host has seen its token."""
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = device.select_bucket(9, 1)
     packed, views = device.make_step_inputs(shape)
     build_attention_metadata([echo.write(views, 0, 9, table)], shape.metadata, views.metadata)
     views.sample_rows[0], views.slots[0] = 8, 2
-    _, by_pass = device.run(shape, packed, logits=True)
+    _, by_masked = device.run(shape, packed, logits=True)
 
     shape = device.select_bucket(1)
     packed, views = device.make_step_inputs(shape)
@@ -251,7 +251,7 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 
-    first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_pass, by_step))
+    first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_masked, by_step))
     told = echo.tokens[:9].tolist()
     assert [first, second] == [echo_next(told), echo_next([*told, echo_next(told)])]
 
@@ -259,64 +259,14 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
 @pytest.mark.parametrize(
     ("limit", "shapes"), [(4, [(4, 4)]), (8, [(4, 4), (8, 8)]), (48, [(4, 4), (48, 16)]), (512, [(4, 4), (64, 16)])]
 )
-def test_pass_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, int]]) -> None:
+def test_custom_mask_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, int]]) -> None:
     device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch_tokens=limit))
 
     def size(shape: StepShape) -> tuple[int, int]:
         return shape.rows, shape.samples
 
-    assert [size(shape) for shape in device.pass_shapes] == shapes
+    assert [size(shape) for shape in device.custom_mask_shapes] == shapes
     assert size(device.select_bucket(4, 4)) == (4, 4)
     assert size(device.select_bucket(limit, 1)) == shapes[-1] if limit <= 64 else True
-    assert all(shape.mask_words == 3 for shape in device.pass_shapes)
+    assert all(shape.mask_words == 3 for shape in device.custom_mask_shapes)
     assert not any(shape.mask_words for shape in device.shapes)
-
-
-def test_answers_equal_the_softmax_of_the_logits() -> None:
-    rng = np.random.default_rng(2)
-    logits = rng.normal(size=5000).astype(np.float32) * 8
-    want = [float(x) for x in logits]
-    total = math.fsum(math.exp(x - max(want)) for x in want)
-    logprobs = [x - max(want) - math.log(total) for x in want]
-    asked = ForwardOutput(index=3, logprob_ids=[7, 0, 4999, 7], top=64, logits=True, entropy=True)
-    got = pass_result(asked, logits, 5, 99)
-    assert (got.index, got.token_id, got.seed) == (3, 5, 99)
-    assert got.logprobs == pytest.approx([logprobs[i] for i in (7, 0, 4999, 7)], abs=1e-12)
-    best = sorted(range(5000), key=lambda i: -want[i])[:64]
-    assert [i for i, _ in got.top] == best
-    assert [p for _, p in got.top] == pytest.approx([logprobs[i] for i in best], abs=1e-12)
-    assert got.entropy == pytest.approx(-math.fsum(math.exp(p) * p for p in logprobs), abs=1e-12)
-    assert got.logits == logits.astype("<f4").tobytes()
-
-
-def test_answers_hold_what_was_asked_for_and_no_more() -> None:
-    nothing = pass_result(ForwardOutput(index=1), None)
-    assert (nothing.logprobs, nothing.top, nothing.logits, nothing.entropy) == ((), (), b"", None)
-    only = pass_result(ForwardOutput(index=1, entropy=True), np.zeros(8, np.float32))
-    assert (list(only.logprobs), list(only.top), only.logits) == ([], [], b"")
-    assert only.entropy == pytest.approx(math.log(8))
-
-
-def test_ties_go_to_the_lower_id_and_the_top_ends_with_the_vocabulary() -> None:
-    logits = np.array([1, 2, 2, 0, 2, 1, 2, -3], np.float32)
-    assert [i for i, _ in pass_result(ForwardOutput(index=0, top=3), logits).top] == [1, 2, 4]
-    assert [i for i, _ in pass_result(ForwardOutput(index=0, top=64), logits).top] == [1, 2, 4, 6, 0, 5, 3, 7]
-
-
-@pytest.mark.filterwarnings("error")
-def test_answers_about_logits_that_are_no_numbers() -> None:
-    """What is no number counts as impossible, and raw logits are told as they are."""
-    inf = math.inf
-    logits = np.array([0, math.nan, -inf, 0], np.float32)
-    asked = ForwardOutput(index=0, logprob_ids=[0, 1, 2], top=4, entropy=True, logits=True)
-    got = pass_result(asked, logits)
-    assert got.logprobs == pytest.approx([-math.log(2), -inf, -inf])
-    assert [i for i, _ in got.top] == [0, 3, 1, 2]
-    assert got.entropy == pytest.approx(math.log(2))
-    assert np.isnan(np.frombuffer(got.logits, "<f4")[1])
-    certain = pass_result(asked, np.array([-1e30, 3, inf, 1e30], np.float32))
-    assert list(certain.logprobs)[2] == pytest.approx(0)
-    assert certain.entropy == 0
-    void = pass_result(asked, np.full(4, math.nan, np.float32))
-    assert list(void.logprobs) == [-inf] * 3
-    assert void.entropy == 0
