@@ -313,12 +313,8 @@ class EngineCore:
 
         Returns what the step computes, and the device's arrays where its output will be.
         """
-        decided = self.scheduler.schedule(self._host_slot_ready)
-        self._carry_out_events(decided.events)
-        for request in decided.slots_to_load:
-            self._load_slot(request)
+        batch = self.schedule()
         self.carry_out_moves()
-        batch = decided.batch
         if batch is None:
             return None
         self.steps += 1
@@ -327,6 +323,14 @@ class EngineCore:
         segments = write_batch(batch, views, self.config.page_size)
         build_attention_metadata(segments, shape.metadata, views.metadata)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
+
+    def schedule(self) -> Batch | None:
+        """The next step, if there is one; everything else that the scheduler decides with it is carried out."""
+        decided = self.scheduler.schedule(self._host_slot_ready)
+        self._carry_out_events(decided.events)
+        for request in decided.slots_to_load:
+            self._load_slot(request)
+        return decided.batch
 
     def carry_out_moves(self) -> None:
         """Move the pages that are to be moved, ahead of every later step."""

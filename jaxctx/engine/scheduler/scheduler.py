@@ -29,6 +29,7 @@ from jaxctx.engine.scheduler.active_requests import ActiveRequests
 from jaxctx.engine.scheduler.admission import Admission
 from jaxctx.engine.scheduler.deadlines import DeadlineReview
 from jaxctx.engine.scheduler.drafts import propose_drafts
+from jaxctx.engine.scheduler.forecast import StepCosts
 from jaxctx.engine.scheduler.page_budget import Claim, PageBudget
 from jaxctx.engine.scheduler.prompt_lookup import MIN_NGRAM, MIN_NGRAM_ALONE
 from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE, PageRestoration
@@ -113,6 +114,11 @@ class Scheduler:
     def pages_reserved(self) -> int:
         """Pages that running requests were promised and have not taken yet."""
         return self._budget.pages_reserved
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What steps took until now, by which deadlines are judged."""
+        return self._deadlines.forecast.costs
 
     def writer_of(self, context: Context) -> Request | None:
         """The request that has not ended and writes to this context, if there is one."""

@@ -9,14 +9,8 @@ import pytest
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import ONE_ROW
-from jaxctx.engine.scheduler.drafts import (
-    LONGEST_PAUSE,
-    MIN_NGRAM,
-    MIN_NGRAM_ALONE,
-    WINDOW,
-    PromptLookup,
-    share_spare_rows,
-)
+from jaxctx.engine.scheduler.drafts import share_spare_rows
+from jaxctx.engine.scheduler.prompt_lookup import MAX_PAUSE, MIN_NGRAM, MIN_NGRAM_ALONE, WINDOW, PromptLookup
 from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.engines import SMALL, context_info, tokens_of
 
@@ -103,7 +97,7 @@ def test_wrong_guesses_make_it_pause() -> None:
             text += [text.tokens()[-2]]
             pause += 1
         pauses.append(pause)
-    assert pauses == [1, 3, 7, 15, *[LONGEST_PAUSE] * 5]
+    assert pauses == [1, 3, 7, 15, *[MAX_PAUSE] * 5]
     lookup.update_acceptance(text, 1)
     assert lookup.guess(text, 1)
 

@@ -8,7 +8,7 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.scheduler.drafts import PromptLookup
+from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next

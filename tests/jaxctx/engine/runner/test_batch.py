@@ -11,7 +11,7 @@ from jaxctx.cache.attention_overrides import encode_mark
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.engine.core.forward_pass import NO_FORWARD, Sampler
-from jaxctx.engine.runner.batch import Batch, ScheduledRequest, write_attention_overrides, write_batch, write_samples
+from jaxctx.engine.runner.batch import write_attention_overrides, write_batch, write_samples
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.model.sampling import row_words
 from jaxctx.types import GenerateRequest, SamplingParams
