@@ -284,18 +284,18 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
 
 
 class Told:
-    """Takes what a sequence tells, without threads."""
+    """The reply of a request, without threads."""
 
     def __init__(self) -> None:
         self.result: Any = None
 
-    def piece(self, piece: object) -> None:
+    def add_piece(self, piece: object) -> None:
         pass
 
-    def done(self, result: object) -> None:
+    def set_result(self, result: object) -> None:
         self.result = result
 
-    def failed(self, error: Exception) -> None:
+    def set_error(self, error: Exception) -> None:
         raise error
 
     def backpressured(self) -> bool:
