@@ -57,7 +57,7 @@ class ContextCache:
         return moves
 
     def pending_move_to_host(self, slot: int) -> MoveKind | None:
-        """How a host slot gets its data by the moves that were not taken yet: SAVE or FETCH; None if it has it already."""
+        """How a host slot gets its data by moves that were not taken yet: SAVE or FETCH; None if it has it."""
         for move in reversed(self.block_manager.tiers.moves):
             if move.target == slot and move.way in (MoveKind.SAVE, MoveKind.FETCH):
                 return move.way

@@ -1,4 +1,4 @@
-"""LocalEngine: the Engine interface in process. Its methods are short calls on the step thread, or follow a request there."""
+"""LocalEngine: the Engine interface in process. Its methods are short calls on the step thread, or follow a request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,8 +1,8 @@
 """EngineCore: the engine without its thread. Every method is called on the step thread, does its work and returns.
 
-A fill or a generation becomes a `Request` for the scheduler. `dispatch` carries out what the scheduler decides and sends
-the next step to the device; `process_output` books a step's results when they have arrived. Up to `steps_in_flight` steps
-lie between the two, so the host prepares step n+1 while the device computes step n.
+A fill or a generation becomes a `Request` for the scheduler. `dispatch` carries out what the scheduler decides and
+sends the next step to the device; `process_output` books a step's results when they have arrived. Up to
+`steps_in_flight` steps lie between the two, so the host prepares step n+1 while the device computes step n.
 
     Request ──submit──▶ Scheduler ──schedule──▶ SchedulerOutput ──dispatch──▶ device
                             ▲                                                   │

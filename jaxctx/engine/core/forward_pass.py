@@ -1,7 +1,8 @@
 """Custom-mask forwards: what a forward call asks about its tokens, and how the answers are made.
 
-A custom-mask forward is a step whose rows have positions and attention masks of their own, and which can return the logits
-of whole rows. `forward_result` turns a row of logits into an answer; it is pure, and slow enough for a thread of its own.
+A custom-mask forward is a step whose rows have positions and attention masks of their own, and which can return the
+logits of whole rows. `forward_result` turns a row of logits into an answer; it is pure, and slow enough for a thread
+of its own.
 """
 
 import sys
@@ -24,7 +25,7 @@ class Sampler:
     """Sampling options of one output as the step reads them: `row_words`, with a position for each token."""
 
     def __init__(self, request: GenerateRequest, seed: int, first: int = 0) -> None:
-        """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: index of its first token."""
+        """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: its first index."""
         sampling = request.sampling
         self.seed = seed
         self._may_stop_at = first + request.min_tokens

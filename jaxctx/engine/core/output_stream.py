@@ -42,7 +42,7 @@ def _run_all(callbacks: list[Callback]) -> None:
 
 
 class ResultFuture:
-    """Where a request's result goes: a future of one event loop, set from the step thread unless its waiter has left."""
+    """Where a request's result goes: a future of one event loop, set by the step thread unless its waiter left."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callbacks: CallbackQueue) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -92,7 +92,7 @@ class OutputStream(ResultFuture):
         limit: int,
         wake: Callback,
     ) -> None:
-        """`limit`: tokens of each of the `outputs` that the reader may be behind. `wake` makes the engine look again."""
+        """`limit`: tokens of each output that the reader may be behind. `wake` makes the engine look again."""
         super().__init__(loop, callbacks)
         self._limit = limit * outputs
         self._max_joined = limit  # pieces that are joined into one
@@ -128,7 +128,7 @@ class OutputStream(ResultFuture):
         self._arrived.set()
 
     async def pieces(self) -> AsyncIterator[GeneratePiece]:
-        """Pieces as they arrive; those that wait of one output come as one. After the last, raises the request's error."""
+        """Pieces as they arrive; those that wait of one output come as one. At the end raises the request's error."""
         while True:
             while self._waiting:
                 piece = self._take_waiting()

@@ -6,8 +6,9 @@
 
 While it restores, pages that other tiers hold come back to the device; then it computes the tokens that no tier had.
 
-Most rows are *standard rows*: a token at the position of its index, which sees all tokens before it. The other rows go
-into steps of their own, custom-mask forwards: tokens with attention overrides, and tokens that a forward call asks about.
+Most rows are *standard rows*: a token at the position of its index, which sees all tokens before it. The other rows
+go into steps of their own, custom-mask forwards: tokens with attention overrides, and tokens that a forward call asks
+about.
 
 Progress. Three counts run ahead of each other, because a step's result arrives after later steps were sent:
 
@@ -20,8 +21,8 @@ Progress. Three counts run ahead of each other, because a step's result arrives 
 `prompt_end` is where `dispatch_end` stood when the request was admitted: rows before it are of the prompt, rows from it
 on are of sampled tokens. A fill is done when `seq_len` reaches it.
 
-A step in flight carries the epoch in which it was made. Preempting or ending a request raises its epoch, so that results
-that arrive later are ignored.
+A step in flight carries the epoch in which it was made. Preempting or ending a request raises its epoch, so that
+results that arrive later are ignored.
 """
 
 import itertools
@@ -125,7 +126,7 @@ class Request:
 
     @property
     def is_passed_over(self) -> bool:
-        """Whether, while it waits, others are admitted before it: its reader is behind, or it waits for its prefix owner."""
+        """Whether others are admitted before it while its reader is behind, or its prefix owner computes."""
         if self.reply.backpressured():
             return True
         return self.prefix_owner is not None and self.prefix_owner.is_computing_prompt
@@ -178,7 +179,7 @@ class Request:
         return max(end - self.next_position, 0)
 
     def usage(self) -> Usage:
-        """Token counts of a generation. Tokens that a resumed output had are its own: no figure of the prompt has them."""
+        """Token counts of a generation. Tokens that a resumed output had count in no figure of the prompt."""
         assert self.computed_tokens is not None
         assert self.output is not None
         prompt_tokens = self.context.length - self.output.tokens

@@ -4,8 +4,8 @@
               ▲                   │
               └──────preempt──────┘
 
-The parts of the scheduler share one such object. Their decisions gather in it as data (`take_events`, `take_slots_to_load`)
-until the scheduler returns them. Called on the step thread.
+The parts of the scheduler share one such object. Their decisions gather in it as data (`take_events`,
+`take_slots_to_load`) until the scheduler returns them. Called on the step thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ class ActiveRequests:
         self.preemptions += 1
 
     def end(self, request: Request) -> None:
-        """Take a request out, wherever it is; its context keeps what was computed. Results in flight will be ignored."""
+        """Take a request out, wherever it is; its context keeps what was computed. Results in flight are ignored."""
         request.ended = True
         del self.writers[request.context]
         self._stop(request)

@@ -1,9 +1,9 @@
 """Admission: which waiting requests begin to run, and what has to give way for them.
 
-Admission reserves the worst case, so that a request that runs can always finish. When pages are short, contexts that do
-not run are suspended to their tokens, least recently used first; then running requests of lower priority than the head of
-the queue are preempted; then the head waits, and nobody overtakes it. A request that would compute a page which a running
-one, its prefix owner, is computing already lets others pass until that one has computed its prompt.
+Admission reserves the worst case, so that a request that runs can always finish. When pages are short, contexts that
+do not run are suspended to their tokens, least recently used first; then running requests of lower priority than the
+head of the queue are preempted; then the head waits, and nobody overtakes it. A request that would compute a page
+which a running one, its prefix owner, is computing already lets others pass until that one has computed its prompt.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ class Admission:
         return head, self._budget.claimable(), len(running), backpressured, self._active.changes
 
     def _try_start(self, head: Request) -> bool:
-        """Start the head if there are a slot and pages for it, if need be by preempting another; False if it must wait."""
+        """Start the head if it gets a slot and pages, if need be by preempting another; False if it must wait."""
         head.context.busy = True  # not a victim of its own admission
         has_slot = bool(self._active.free_slots) or self._preempt_for(head)
         if not has_slot or not self._reserve(head):
@@ -139,9 +139,9 @@ class Admission:
     def _preempt_for(self, head: Request) -> bool:
         """Preempt one running request in favour of `head`; False if none may be. It resumes later.
 
-        A request whose reader is behind waits anyway, in the queue too, and may not make others wait for that. Else it is
-        the request of lowest priority, if that is lower than the head's; of equals the latest. Its context keeps its pages
-        until they are claimed.
+        A request whose reader is behind waits anyway, in the queue too, and may not make others wait for that. Else it
+        is the request of lowest priority, if that is lower than the head's; of equals the latest. Its context keeps its
+        pages until they are claimed.
         """
         running = self._active.running
         backpressured = [request for request in running if request.backpressured]

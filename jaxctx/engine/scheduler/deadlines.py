@@ -1,8 +1,8 @@
 """DeadlineReview: requests that cannot end by their deadline take no steps from those that can.
 
-`Forecast` judges by what steps took until now. Such a request is refused when it is submitted (`expect`), refused while it
-waits (`seconds_late`, `review`), or ended while it runs if others gain by it (`review`). Nor are so many requests admitted
-at once that steps get too long for most of the running ones (`would_slow_others`).
+`Forecast` judges by what steps took until now. Such a request is refused when it is submitted (`expect`), refused
+while it waits (`seconds_late`, `review`), or ended while it runs if others gain by it (`review`). Nor are so many
+requests admitted at once that steps get too long for most of the running ones (`would_slow_others`).
 
 Times are seconds of the deadline clock. What has not been measured refuses nobody.
 """
@@ -106,9 +106,9 @@ class DeadlineReview:
         return own_waiting + own_running > max(fair_share, 1)
 
     def seconds_late(self, request: Request, now: float, decoding: int, *, careful: bool = False) -> float:
-        """By how much a waiting request would be late even if it began now among `decoding` requests; 0: it may be in time.
+        """Seconds by which a waiting request would be late even if it began now among `decoding` requests.
 
-        `careful`: also if it may well be late.
+        0 if it may be in time; with `careful`, only if it will most likely be.
         """
         if not self._has_deadline(request, now):
             return 0.0
@@ -191,7 +191,7 @@ class DeadlineReview:
         return self.forecast.hopeless(now, left_s, Demand(rows, tokens), decoding, done)
 
     def _expected_tokens(self, request: Request, now: float, quantile: float) -> float:
-        """Tokens that a part `quantile` of outputs like this one still have at most; 0 for a fill or where not known."""
+        """Tokens that a part `quantile` of outputs like this one still have at most; 0 where that is not known."""
         output = request.output
         if output is None or request.has_certain_length:
             return request.tokens_left

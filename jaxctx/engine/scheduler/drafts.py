@@ -1,10 +1,10 @@
 """Drafts: tokens that a request is expected to sample, computed beside its next one and kept if they were right.
 
-A step costs the same for any number of rows up to its bucket's; only on a CPU has a single row a cheaper bucket. Rows that
-would be padding take guesses: a request whose last tokens stood in its context before is expected to go on as it did then
-(prompt lookup decoding, A. Saxena 2023). Every row draws its own token, with the key of its own position; a draft counts
-if it is what the row before it drew, and so do drafts before it. So the tokens are those of a run without drafts, greedy or
-not, and a wrong guess costs only its row, or that cheaper bucket.
+A step costs the same for any number of rows up to its bucket's; only on a CPU has a single row a cheaper bucket. Rows
+that would be padding take guesses: a request whose last tokens stood in its context before is expected to go on as it
+did then (prompt lookup decoding, A. Saxena 2023). Every row draws its own token, with the key of its own position; a
+draft counts if it is what the row before it drew, and so do drafts before it. So the tokens are those of a run
+without drafts, greedy or not, and a wrong guess costs only its row, or that cheaper bucket.
 
 A guess needs the tokens before it on the host. So no step is sent ahead while there is something to guess.
 """

@@ -2,8 +2,8 @@
 
 `StepCosts` learns from every step how long one takes for so many decoding sequences, and what a row of a prompt adds.
 `OutputLengths` learns how much of `max_tokens` outputs use. `Forecast` puts the two together: seconds until a request
-that finds such a `QueueState` would be done. The scheduler asks it before it queues a request, before it admits one, and now
-and then of those that run.
+that finds such a `QueueState` would be done. The scheduler asks it before it queues a request, before it admits one,
+and now and then of those that run.
 
 It knows no device, no cache and no queue, and has no clock: whoever calls says what time it is. What has not been
 measured is not known, and what is not known refuses nobody. All is in seconds, tokens and rows.

@@ -1,8 +1,8 @@
 """WaitingQueue: requests that wait to be admitted, and the order in which they are considered.
 
-Higher priorities go first. Tenants of equal priority take turns; within one tenant, first come, first served. The head of
-a class is never skipped for its size: a large request waits for its pages, but small ones behind it do not starve it. Only
-requests that could not go on, or only at a cost, are passed over (`Request.is_passed_over`).
+Higher priorities go first. Tenants of equal priority take turns; within one tenant, first come, first served. The
+head of a class is never skipped for its size: a large request waits for its pages, but small ones behind it do not
+starve it. Only requests that could not go on, or only at a cost, are passed over (`Request.is_passed_over`).
 """
 
 from collections import Counter, OrderedDict, deque

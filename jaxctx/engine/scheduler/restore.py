@@ -1,8 +1,8 @@
 """PageRestoration: brings pages back from other tiers for admitted requests, some pages a step beside other rows.
 
-A request that was admitted first takes back what host memory, disk or a store holds of its tokens. Then it begins: what is
-still without KV is computed. No request overtakes another that waits for pages from host memory or disk: what that one
-fetched would be given up again before it is used. Called on the step thread.
+A request that was admitted first takes back what host memory, disk or a store holds of its tokens. Then it begins:
+what is still without KV is computed. No request overtakes another that waits for pages from host memory or disk: what
+that one fetched would be given up again before it is used. Called on the step thread.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Scheduler: which requests run, which rows the next step has, and what a finished step changes.
 
-It decides, calls nobody back and never touches the device. What it decides it returns as data (`scheduler_output`), and the
-engine core carries that out. It asks the cache for cached prefixes before any compute, and for pages before any row.
-One thread.
+It decides, calls nobody back and never touches the device. What it decides it returns as data (`scheduler_output`),
+and the engine core carries that out. It asks the cache for cached prefixes before any compute, and for pages before
+any row. One thread.
 
     submit ──▶ queue ──admit──▶ running ──▶ ended
                  ▲                │
@@ -169,7 +169,7 @@ class Scheduler:
         return self._active.take_events()
 
     def _find_queue_victim(self, request: Request) -> Request | None:
-        """In a full queue: the latest request of a tenant that has more requests in it than this one's tenant would have."""
+        """In a full queue: the latest request of a tenant that has more in it than this one's tenant would have."""
         tenant, longest = self._active.queue.longest(request.priority)
         own = sum(not each.runs and each.tenant == request.tenant for each in self.writers.values())
         if tenant == request.tenant or longest <= own + 1:
@@ -177,7 +177,7 @@ class Scheduler:
         return self._active.queue.latest(request.priority, tenant)
 
     def end(self, request: Request) -> None:
-        """Take a request out, wherever it is; its context keeps what was computed. Results in flight will be ignored."""
+        """Take a request out, wherever it is; its context keeps what was computed. Results in flight are ignored."""
         self._active.end(request)
 
     def observe_output(self, request: Request) -> None:

@@ -1,4 +1,5 @@
-"""What the scheduler decides, as data: the next step, the slots to load, and the events that the engine core carries out.
+"""What the scheduler decides, as data: the next step, the slots to load, and the events that the engine core carries
+out.
 
 schedule()        ──▶ SchedulerOutput: a Batch or None, slots to load, events
 process_output()  ──▶ the scheduled requests that still want the step's result

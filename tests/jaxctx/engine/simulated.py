@@ -20,8 +20,8 @@ from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.engine.runner.step import OUTPUT
+from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.errors import JaxctxError
 from jaxctx.model.text import ModelText
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams

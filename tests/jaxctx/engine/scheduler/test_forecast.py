@@ -83,7 +83,9 @@ def test_prompts_cost_what_they_make_steps_longer_and_slow_down_the_others() -> 
 
 def test_what_was_measured_long_ago_is_believed_less_and_less() -> None:
     known, empty = forecast(1.0), QueueState(8, 8, [], 0)
-    late = [known.shortfall_s(NOW + later, 10.0, ONE, QueueState(8, 8, [100.0] * 7, 0)) for later in (0, 5, 15, 25, 120)]
+    late = [
+        known.shortfall_s(NOW + later, 10.0, ONE, QueueState(8, 8, [100.0] * 7, 0)) for later in (0, 5, 15, 25, 120)
+    ]
     assert late[0] == late[1] == pytest.approx(90)
     assert late[2] == pytest.approx(40)
     assert late[3] == pytest.approx(15)
