@@ -1,9 +1,10 @@
-"""What the scheduler decides, as data: the next step, the slots to load, and the events that the engine core carries
-out.
+"""What the scheduler decides, as data: the next step, slots to load, and events that the engine core carries out.
 
-schedule()        ──▶ SchedulerOutput: a Batch or None, slots to load, events
-process_output()  ──▶ the scheduled requests that still want the step's result
-submit()          ──▶ events
+The methods of the scheduler return these:
+
+    schedule()        ──▶ SchedulerOutput: a Batch or None, slots to load, events
+    process_output()  ──▶ the scheduled requests that still want the step's result
+    submit()          ──▶ events
 """
 
 from collections.abc import Sequence
