@@ -77,3 +77,29 @@ async def test_an_error_comes_after_the_pieces_before_it() -> None:
     assert (await anext(pieces)).token_ids == [7]
     with pytest.raises(Unavailable):
         await anext(pieces)
+
+
+async def test_backpressured_is_a_question_without_effects() -> None:
+    stream, callbacks, woken = opened(limit=4)
+    for place in range(10):
+        stream.add_piece(piece(0, place))
+    assert [stream.backpressured() for _ in range(3)] == [True] * 3
+    callbacks.flush()
+    assert [len((await anext(stream.pieces())).token_ids) for _ in range(3)] == [4, 4, 2]
+    assert woken == [True]
+
+
+async def test_a_stream_that_fills_while_its_reader_comes_back_wakes_the_engine_again() -> None:
+    """Whatever the reader saw before: after the last look of the engine it passes half of the limit once."""
+    stream, callbacks, woken = opened(limit=2)
+    pieces = stream.pieces()
+    for burst in range(5):
+        for place in range(6):
+            stream.add_piece(piece(0, place))
+        callbacks.flush()
+        assert stream.backpressured()
+        while stream.backpressured() or len(woken) == burst:
+            await anext(pieces)
+        while stream._sent_tokens > stream._read_tokens:
+            await anext(pieces)
+    assert len(woken) == 5

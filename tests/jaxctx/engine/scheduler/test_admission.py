@@ -54,7 +54,7 @@ def test_equal_priority_waits(make_scheduler) -> None:
 
 
 def test_a_request_waits_for_the_owner_of_its_prefix(harness) -> None:
-    owner, reader = harness.fill(list(range(20))), harness.fill(list(range(20)) + [99])
+    owner, reader = harness.fill(list(range(20))), harness.fill([*range(20), 99])
     other = harness.fill([7, 7])
     for request in (owner, reader, other):
         harness.scheduler.submit(request)

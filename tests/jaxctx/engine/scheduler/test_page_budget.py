@@ -31,5 +31,6 @@ def test_a_claim_that_fails_has_suspended_nobody(harness) -> None:
     pinned = harness.context([1] * 16, pinned=True, computed=True)
     idle = harness.context([2] * 16, computed=True)
     assert budget.claim(13) == Claim(False)
-    assert not (pinned.suspended or idle.suspended)
+    assert not pinned.suspended
+    assert not idle.suspended
     assert budget.claim(12) == Claim(True, [idle])
