@@ -14,9 +14,9 @@ from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
-from jaxctx.programs.engine_registry import BEAT_S
+from jaxctx.programs.engine_registry import HEARTBEAT_S
 from jaxctx.programs.executor import PREFIX_TIMEOUT_S
-from jaxctx.programs.native_functions import functions
+from jaxctx.programs.native_functions import load_functions
 from jaxctx.programs.sessions import Programs
 from jaxctx.v1.context_service_pb2 import FillRequest
 from jaxctx_server.tokenizer_pool import Nothing, Something, TokenizerPool
@@ -49,12 +49,16 @@ class ProgramSettings:
 
     policy: Policy = field(default_factory=Policy)
     prefix_timeout_s: float = PREFIX_TIMEOUT_S
-    beat_s: float = BEAT_S
+    heartbeat_s: float = HEARTBEAT_S
 
     def programs(self, clock: Callable[[], float]) -> Programs:
         """With the steps that this server has."""
         return Programs(
-            clock, functions(), policy=self.policy, prefix_timeout_s=self.prefix_timeout_s, beat_s=self.beat_s
+            clock,
+            load_functions(),
+            policy=self.policy,
+            prefix_timeout_s=self.prefix_timeout_s,
+            heartbeat_s=self.heartbeat_s,
         )
 
 
@@ -94,8 +98,8 @@ class ServingState:
         """Run the programs. Never returns."""
         watched, engines = [], self.programs.dispatcher.engines
         if self.model is not None:
-            watched.append(engines.attend(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True))
-        await self.programs.attend(*watched)
+            watched.append(engines.watch(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True))
+        await self.programs.watch(*watched)
 
 
 class ServerLifecycle:

@@ -300,14 +300,14 @@ class TestManyPages:
         await client.clear_cache()
         made, most = list[weakref.ref[object]](), 0
 
-        def page(data: memoryview, make: Callable[[memoryview], object] = engine.core.runner.page) -> object:
+        def page(data: memoryview, make: Callable[[memoryview], object] = engine.core.runner.make_page) -> object:
             nonlocal most
             page = make(data)
             made.append(weakref.ref(page))
             most = max(most, sum(each() is not None for each in made))
             return page
 
-        monkeypatch.setattr(engine.core.runner, "page", page)
+        monkeypatch.setattr(engine.core.runner, "make_page", page)
         opened = await client.open("a")
         assert opened.opened is not None
         assert opened.opened.restored == 6000
@@ -348,7 +348,7 @@ class TestSlowStore:
         idle = await filled(client, THOUSAND[500:900])
         await (await filled(client, [7] * 900)).close()
         assert (await idle.refresh()).state is jaxctx.ContextState.SUSPENDED
-        monkeypatch.setattr(engine.core.runner, "page", gate.before(engine.core.runner.page))
+        monkeypatch.setattr(engine.core.runner, "make_page", gate.before(engine.core.runner.make_page))
         opening = asyncio.create_task(client.open("a"))
         await gate.reached()
         done = await asyncio.wait_for(idle.complete(max_tokens=3, temperature=0), 120)

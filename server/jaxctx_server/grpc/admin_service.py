@@ -35,7 +35,7 @@ class AdminService(Service):
             engine = served.model.engine
             engines = [EngineStatus(info=engine.info, stats=await engine.stats())]
         else:
-            nodes = served.programs.dispatcher.engines.nodes.values()
+            nodes = served.programs.dispatcher.engines.handles.values()
             known = [(node, node.stats) for node in nodes if node.stats is not None]
             engines = [
                 EngineStatus(info=each.engine.info, stats=at, address=each.id, epoch=each.epoch) for each, at in known
@@ -47,7 +47,7 @@ class AdminService(Service):
         return pb.DrainResponse()
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
-        nodes = self._serving.served().programs.dispatcher.engines.nodes.values()
+        nodes = self._serving.served().programs.dispatcher.engines.handles.values()
         dropped = await asyncio.gather(*(node.engine.clear_cache(Caller()) for node in nodes))
         return pb.ClearCacheResponse(pages_dropped=sum(dropped))
 
@@ -84,5 +84,5 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         serving = service == "" or self._serving.state is State.READY
         if serving and service.rpartition(".")[2] in ROUTED:  # a router needs others for them
             served = self._serving.served()
-            serving = served.model is not None or bool(served.programs.dispatcher.engines.nodes)
+            serving = served.model is not None or bool(served.programs.dispatcher.engines.handles)
         return int(Health.SERVING if serving else Health.NOT_SERVING)

@@ -160,7 +160,7 @@ def _bounds(served: ServingState) -> Limits:
     """What lists may hold. In a router, which has no model, that is what one of its engines would take."""
     if served.model is not None:
         return served.limits
-    lengths = [each.engine.info.max_context_tokens for each in served.programs.dispatcher.engines.nodes.values()]
+    lengths = [each.engine.info.max_context_tokens for each in served.programs.dispatcher.engines.handles.values()]
     return replace(served.limits, max_context_tokens=max([LONGEST_CONTEXT, *lengths]))
 
 

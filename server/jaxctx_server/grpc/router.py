@@ -76,19 +76,19 @@ class Router(Service):
         peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0]  # of ipv4:10.0.0.7:41234, or a Unix socket
         address = f"{peer or '127.0.0.1'}:{request.port}"
         if request.leaving:
-            if (node := engines.nodes.get(address)) is not None:
+            if (node := engines.handles.get(address)) is not None:
                 await self._vacate(node)
             return
         reached = RemoteEngine(address, request.incarnation, self._cluster_key, self._clock, engines.silence_s)
         async with aclosing(reached) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
-            attending = asyncio.create_task(engines.attend(address, engine, engine.encode))
-            before, programs.attending[address] = programs.attending.get(address), attending
+            attending = asyncio.create_task(engines.watch(address, engine, engine.encode))
+            before, programs.watching[address] = programs.watching.get(address), attending
             try:
                 if before is not None:
                     before.cancel()  # its call may have ended unnoticed
                 await asyncio.sleep(0)  # it begins by registering
-                yield RegisterResponse(epoch=engines.nodes[address].epoch)
+                yield RegisterResponse(epoch=engines.handles[address].epoch)
                 await asyncio.wait([attending])
             finally:
                 attending.cancel()
@@ -120,10 +120,10 @@ class Router(Service):
                     errors.append(error)
                 finally:
                     node.forwarded -= is_work
-        there = programs.dispatcher.engines.nodes
-        may_come_back = any(address not in there and not task.done() for address, task in programs.attending.items())
+        there = programs.dispatcher.engines.handles
+        may_come_back = any(address not in there and not task.done() for address, task in programs.watching.items())
         was_lost = home is not None and home.node not in there.values()
-        nobody = engine_lost() if there else programs.dispatcher.engines.none()  # was asked
+        nobody = engine_lost() if there else programs.dispatcher.engines.no_engine_error()  # was asked
         told = min(errors, key=lambda error: isinstance(error, NotFound), default=nobody)
         raise engine_lost() if isinstance(told, NotFound) and (may_come_back or was_lost) else told
 
@@ -151,7 +151,7 @@ class Router(Service):
     async def watch(self, rpc: str, caller: Caller, request: pb.WatchContextsRequest) -> AsyncIterator[Any]:
         """The changes on all engines; when one comes, is lost, or has lost changes, all is told anew."""
         programs, reset = self._serving.served().programs, pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_RESET)
-        there, caller = programs.dispatcher.engines.nodes, replace(caller, deadline=None)
+        there, caller = programs.dispatcher.engines.handles, replace(caller, deadline=None)
 
         async def read(node: EngineHandle, changes: asyncio.Queue[Any]) -> None:
             with suppress(JaxctxError):  # it is lost, which shows, or drains
@@ -278,9 +278,9 @@ class Router(Service):
     def _places(self, rpc: str, request: Any, home: Home | None = None) -> list[EngineHandle]:
         """The engines to ask, the likeliest first; where the request says which model, those of that."""
         engines = self._serving.served().programs.dispatcher.engines
-        nodes = list(engines.nodes.values())
+        nodes = list(engines.handles.values())
         if hasattr(request, "model_id") and not (rpc == "Plan" and request.context_id):
-            nodes = engines.serving(engines.model(request.model_id)[0])
+            nodes = engines.serving(engines.find_model(request.model_id)[0])
         return sorted(nodes, key=lambda node: (home is None or node is not home.node, node.draining, node.load))
 
     @asynccontextmanager

@@ -33,8 +33,8 @@ class SessionService(Service):
     """See the service in protos/jaxctx/v1/session_service.proto."""
 
     GetSession = of_session("GetSession", lambda session: session)
-    CreateVariable = of_session("CreateVariable", Session.add_variable, ["name", "description", "text"])
-    SetVariable = of_session("SetVariable", Session.set, ["variable_id", "text"])
+    CreateVariable = of_session("CreateVariable", Session.create_variable, ["name", "description", "text"])
+    SetVariable = of_session("SetVariable", Session.set_variable, ["variable_id", "text"])
     SubmitCall = of_session("SubmitCall", Session.submit, [SubmitCallRequest])
     CancelCall = of_session("CancelCall", Session.cancel, ["call_id"])
     GetGraph = of_session("GetGraph", Session.tasks)
@@ -57,7 +57,7 @@ class SessionService(Service):
         session = self.session(context, request)
         variable = session.variable(request.variable_id)
         if request.criterion:
-            session.ask(variable.id, Criterion(request.criterion))
+            session.request(variable.id, Criterion(request.criterion))
         if request.wait:
             await variable.wait()
         return told("GetVariable", variable.info)
@@ -66,7 +66,7 @@ class SessionService(Service):
         self, request: pb.ReadVariableRequest, context: Context
     ) -> AsyncIterator[pb.ReadVariableResponse]:
         criterion = Criterion(request.criterion or Criterion.LATENCY)
-        async for part in self.session(context, request).ask(request.variable_id, criterion).read():
+        async for part in self.session(context, request).request(request.variable_id, criterion).read():
             yield pb.ReadVariableResponse(text=part)
 
     async def ListVariables(self, request: pb.ListVariablesRequest, context: Context) -> Any:

@@ -253,9 +253,8 @@ async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_eng
         context = engine.core.cache.get(ME.tenant, restored)
         assert context.suspended
         waiting = await empty(engine)
-        work = asyncio.gather(
-            engine.loop.submit_request(partial(engine.core.resume, ME, context)), engine.fill(ME, waiting, [8, 9])
-        )
+        resuming = engine.loop.submit_request(partial(engine.core.resume, ME, context))
+        work = asyncio.gather(resuming, engine.fill(ME, waiting, [8, 9]))
         result, _ = await asyncio.wait_for(work, 120)
         assert result.restored == 16 * (pages - 3), "the first three stayed where they were"
         for each in (restored, waiting):

@@ -1,4 +1,4 @@
-"""Commands for the step thread: results, errors, cancellation, and what becomes of them at the end. Without a device."""
+"""Commands for the step thread: results, errors, cancellation, and their end. Without a device."""
 
 import asyncio
 import threading

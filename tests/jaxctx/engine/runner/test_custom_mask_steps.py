@@ -1,9 +1,9 @@
-"""Custom-mask steps: positions, masks and outputs on the device, against the same model with dense float64 attention."""
+"""Custom-mask steps: positions, masks and outputs on the device, against dense attention in float64."""
 
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape, read_output
+from jaxctx.engine.runner.step import read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import GenerateRequest, SamplingParams
@@ -254,19 +254,3 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_masked, by_step))
     told = echo.tokens[:9].tolist()
     assert [first, second] == [echo_next(told), echo_next([*told, echo_next(told)])]
-
-
-@pytest.mark.parametrize(
-    ("limit", "shapes"), [(4, [(4, 4)]), (8, [(4, 4), (8, 8)]), (48, [(4, 4), (48, 16)]), (512, [(4, 4), (64, 16)])]
-)
-def test_custom_mask_shapes_follow_the_step_limit(limit: int, shapes: list[tuple[int, int]]) -> None:
-    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch_tokens=limit))
-
-    def size(shape: StepShape) -> tuple[int, int]:
-        return shape.rows, shape.samples
-
-    assert [size(shape) for shape in device.custom_mask_shapes] == shapes
-    assert size(device.select_bucket(4, 4)) == (4, 4)
-    assert size(device.select_bucket(limit, 1)) == shapes[-1] if limit <= 64 else True
-    assert all(shape.mask_words == 3 for shape in device.custom_mask_shapes)
-    assert not any(shape.mask_words for shape in device.shapes)

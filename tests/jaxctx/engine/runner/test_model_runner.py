@@ -1,4 +1,4 @@
-"""The compiled step: in place, alike on one device and on two, and nothing compiled after ready."""
+"""The model runner: steps and page moves in place, alike on one device and on two, nothing compiled after ready."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.factory import kv_layout_name
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner import page_functions, step
-from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
+from jaxctx.engine.runner.compiled_model import StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
@@ -102,22 +102,6 @@ def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None
     assert {*device._compiled} == {*device._compiled_model.functions}
 
 
-@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])
-def test_a_mesh_has_its_kernel_where_heads_can_be_split(
-    platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: "tpu")
-    monkeypatch.setattr(
-        "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
-    )
-    model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
-    mesh = make_mesh(tensor=2)
-    program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
-    assert {shape.metadata.kernel for shape in program.shapes} == {kernel}
-    assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
-
-
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pools are laid out for a TPU. Their pages are of another kind: no snapshot may mix them up."""
     narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
@@ -180,16 +164,6 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     np.testing.assert_array_equal(before[1], before[2])  # copied
     assert np.asarray(before[1]).any(axis=(1, 2, 3, 4)).all()  # in every layer
     np.testing.assert_array_equal(np.stack(after), np.stack(before[::-1]))
-
-
-def test_steps_come_in_powers_of_two_from_sixteen_and_on_a_cpu_of_one_row() -> None:
-    model, params = init_random(TINY, seed=3, dtype="float32")
-    for most, rows in [(4, (4,)), (40, (16, 32, 40)), (512, (16, 32, 64, 128, 256, 512))]:
-        config = replace(CONFIG, max_batch=4, max_batch_tokens=most)
-        assert config.row_buckets() == rows
-        program = CompiledModel(model, params, config, jax.devices()[0])
-        assert tuple(shape.rows for shape in program.shapes) == ONE_ROW + rows
-        assert config.padding(1) == min(most, 16) - 1  # what a guess may take, in the step beside
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
