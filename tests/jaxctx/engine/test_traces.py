@@ -14,7 +14,7 @@ from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
-from .foresight import foresight
+from .oracle_drafter import oracle_drafter
 
 ME = Caller()
 GREEDY = SamplingParams(temperature=0.0)
@@ -145,7 +145,7 @@ class Actor:
 @pytest.mark.parametrize(("page_size", "pages", "steps"), [(16, 48, 2), (16, 48, 4), (2, 320, 1), (1, 500, 2)])
 async def test_random_traces_equal_solo_runs(make_engine, monkeypatch, page_size: int, pages: int, steps: int) -> None:
     limit = 200
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(page_size), right=0.8))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(page_size), right=0.8))
     config = EngineConfig(
         pages=pages,
         page_size=page_size,

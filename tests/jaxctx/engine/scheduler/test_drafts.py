@@ -12,7 +12,7 @@ from jaxctx.engine.scheduler.drafts import share_spare_rows
 from jaxctx.engine.scheduler.prompt_lookup import MIN_NGRAM, MIN_NGRAM_ALONE, PromptLookup
 from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.engines import SMALL, context_info, tokens_of
-from tests.jaxctx.engine.foresight import foresight
+from tests.jaxctx.engine.oracle_drafter import oracle_drafter
 from tests.jaxctx.engine.test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 
 NONE = replace(SMALL, draft_tokens=0)
@@ -45,7 +45,7 @@ def test_rows_are_shared(guesses, rows, expected) -> None:
 
 @pytest.mark.parametrize("drafts", range(17))
 async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, monkeypatch, drafts: int) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(drafts), right=0.8))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(drafts), right=0.8))
     monkeypatch.setattr(EngineConfig, "padding", lambda self, rows: 24 - rows)
     engine = make_engine(replace(SMALL, draft_tokens=drafts))
     for length in PROMPTS:
@@ -61,7 +61,7 @@ async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, mo
 
 
 async def test_right_guesses_save_steps_and_fill_only_padding(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(1), right=1))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(1), right=1))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[17])
     before = await engine.stats()
@@ -74,7 +74,7 @@ async def test_right_guesses_save_steps_and_fill_only_padding(make_engine, monke
 
 async def test_neighbours_have_their_own_tokens(make_engine, monkeypatch) -> None:
     """Some are guessed right, some wrong, some not at all; the steps of all are shared."""
-    foresee = foresight(random.Random(2), right=0.7)
+    foresee = oracle_drafter(random.Random(2), right=0.7)
     monkeypatch.setattr(
         PromptLookup,
         "guess",
@@ -146,7 +146,7 @@ async def test_what_the_prompt_seems_to_promise_may_be_wrong(make_engine) -> Non
 
 
 async def test_cancelled_between_drafts(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(4), right=0.5))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(4), right=0.5))
     engine = make_engine()
     for count in range(1, 12):
         context_id = await fresh(engine, PROMPTS[15], salt=f"{count}")
@@ -163,7 +163,7 @@ async def test_cancelled_between_drafts(make_engine, monkeypatch) -> None:
 
 
 async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(5), right=0.6))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(5), right=0.6))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[15])
     task = asyncio.create_task(greedy(engine, context_id, 300))
@@ -180,7 +180,7 @@ async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None
 
 
 async def test_the_finish_is_told_once(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(6), right=1))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(6), right=1))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[17])
     stop = oracle(PROMPTS[17], 6)[-1]

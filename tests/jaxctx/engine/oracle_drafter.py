@@ -10,7 +10,7 @@ from tests.echo import echo_next
 Guess = Callable[..., list[int]]
 
 
-def foresight(rng: random.Random, *, right: float) -> Guess:
+def oracle_drafter(rng: random.Random, *, right: float) -> Guess:
     """In place of `PromptLookup.guess`: what greedy sampling draws next, each token true with this probability."""
 
     def guess(self: PromptLookup, context: Context, count: int, min_ngram: int = 0) -> list[int]:
