@@ -192,7 +192,7 @@ class Engine(ProgramEngine, Protocol):
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> PlanResult:
-        """What filling `tokens` would cost, into an existing context or a new one: tokens found per tier, pages needed."""
+        """What filling `tokens` into a context, or a new one, would cost: tokens found in each tier, pages needed."""
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

@@ -1,6 +1,6 @@
 """Deadlines: how long a request would take, judged by what steps took, and so whether it can still end in time.
 
-`StepCosts` learns from every step how long one takes for so many decoding sequences, and what a row of a prompt adds.
+`StepCosts` learns from every step how long one takes for so many decoding requests, and what a row of a prompt adds.
 `OutputLengths` learns how much of `max_tokens` outputs use. `Forecast` puts the two together: seconds until a request
 that finds such a `QueueState` would be done. The scheduler asks it before it queues a request, before it admits one,
 and now and then of those that run.
@@ -43,7 +43,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of the steps."""
+    """The work of a request: rows of its prompt, and tokens to sample."""
 
     prompt_rows: float = 0.0
     tokens: float = 0.0
@@ -53,9 +53,9 @@ class Demand:
 class QueueState:
     """What a request finds when it is queued."""
 
-    slots: int  # sequences that can run at once
+    slots: int  # requests that can run at once
     own_slots: int  # of these, how many its tenant can count on; at least 1
-    running: Sequence[float]  # tokens that the running ones still have to make, ascending
+    running: Sequence[float]  # tokens that each running request still has to make, ascending
     ahead: int  # requests that go before it
     mean: Demand = Demand()  # of these
     prompt_rows: int = 0  # of the running ones, before any of its own is computed
@@ -82,17 +82,17 @@ class Average:
 
 
 class StepCosts:
-    """What steps take. Decoding sequences count in powers of two, as steps are padded."""
+    """What steps take. Decoding requests count in powers of two, as steps are padded."""
 
     def __init__(self) -> None:
-        self._decode: dict[int, Average] = {}  # seconds a token of each sequence, where no prompt is in the step
+        self._decode: dict[int, Average] = {}  # seconds a token of each request, where no prompt is in the step
         self._last = -math.inf  # when the last step was done
         # Sums over the steps of about the last MIX_S busy seconds.
         self._prompt_s = 0.0  # that prompts made steps longer
         self._prompt_rows = 0.0
 
     def observe(self, now: float, seconds: float, *, decoding: int, tokens: int, prompt_rows: int) -> None:
-        """A step is done: so many sequences decoded in it and got `tokens` together, beside so many rows of prompts."""
+        """A step is done: so many requests decoded in it and got `tokens` together, beside so many rows of prompts."""
         self._last = now
         extra = 0.0
         if prompt_rows:
@@ -107,7 +107,7 @@ class StepCosts:
         self._prompt_rows = self._prompt_rows * faded + prompt_rows
 
     def token_s(self, now: float, decoding: int) -> Seconds | None:
-        """Seconds a token of one of so many sequences, prompts of others in between; None if that is not known.
+        """Seconds a token of one of so many requests, prompts of others in between; None if that is not known.
 
         Where so many never ran together, what fewer took: it is not less.
         """
@@ -189,7 +189,7 @@ class Forecast:
         self.lengths = OutputLengths()
 
     def service_s(self, now: float, demand: Demand, decoding: int) -> Seconds | None:
-        """From its first step to its end, among so many decoding sequences; None if that is not known."""
+        """From its first step to its end, among so many decoding requests; None if that is not known."""
         prompt = demand.prompt_rows * self.costs.row_s(now)
         if not demand.tokens:
             return Seconds(prompt, prompt)
