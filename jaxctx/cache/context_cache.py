@@ -81,6 +81,13 @@ class ContextCache:
         """When the lifetimes of contexts end."""
         return self.context_table.lifetimes
 
+    def pending_move_to_host(self, slot: int) -> MoveKind | None:
+        """How a host slot gets its data by moves that were not taken yet: SAVE or FETCH; None if it has it."""
+        for move in reversed(self.block_manager.tiers.moves):
+            if move.target == slot and move.kind in (MoveKind.SAVE, MoveKind.FETCH):
+                return move.kind
+        return None
+
     # --- beginning and end of contexts ---------------------------------------------------------------------------
 
     def create(

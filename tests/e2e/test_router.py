@@ -612,7 +612,7 @@ async def test_whoever_leaves_ends_the_work(company: Company, client: jaxctx.aio
 async def test_deadlines_travel(company: Company, client: jaxctx.aio.Client) -> None:  # noqa: F811
     context = await client.create("Tell: ")
     for engine in company.engines.values():
-        engine.loop.tell(lambda: time.sleep(0.6))
+        engine.loop.post_if_running(lambda: time.sleep(0.6))
     with pytest.raises(errors.DeadlineExceeded):
         await context.complete(max_tokens=1400, ignore_eos=True, timeout_s=0.3)
     async with asyncio.timeout(5):
