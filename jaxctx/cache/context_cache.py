@@ -21,7 +21,7 @@ from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
-from jaxctx.cache.tiers import Move, PrefixMatch, count_on_device, summarize
+from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
 
