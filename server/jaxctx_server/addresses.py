@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from jaxctx_server.startup import ADDRESS, StartError
+from jaxctx_server.errors import ADDRESS, StartError
 
 MAX_UNIX_PATH_BYTES = 107
 REASONS = {

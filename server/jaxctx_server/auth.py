@@ -23,7 +23,7 @@ from pathlib import Path
 from jaxctx.errors import PermissionDenied, Unauthenticated
 from jaxctx.services import SERVICES
 from jaxctx.v1 import rules_pb2
-from jaxctx_server.startup import StartError
+from jaxctx_server.errors import StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.startup import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
     from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, ServeConfig

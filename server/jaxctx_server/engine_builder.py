@@ -24,7 +24,7 @@ from jaxctx.model.weights import load_model, read_config
 from jaxctx.types import named
 from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.progress import Progress
-from jaxctx_server.startup import MODEL, StartError
+from jaxctx_server.errors import MODEL, StartError
 
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 
 from jaxctx.errors import Unauthenticated
 from jaxctx_server.auth import Key, authorise, read_keys
-from jaxctx_server.startup import StartError
+from jaxctx_server.errors import StartError
 
 LOOK_S = 0.5  # between looks at the file
 NOT_RELOADED = "KEYS_NOT_RELOADED"  # the reason that the log names when a file is wrong

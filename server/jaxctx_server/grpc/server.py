@@ -16,15 +16,15 @@ from jaxctx.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_ser
 from jaxctx.v1.snapshot_service_pb2_grpc import add_SnapshotServiceServicer_to_server
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
-from jaxctx_server.grpc.admin_service import AdminServiceServicer
+from jaxctx_server.grpc.admin_service import AdminServicer
 from jaxctx_server.grpc.caller import CallerFactory
-from jaxctx_server.grpc.context_service import ContextServiceServicer
-from jaxctx_server.grpc.engine_service import EngineServiceServicer
+from jaxctx_server.grpc.context_service import ContextServicer
+from jaxctx_server.grpc.engine_service import EngineServicer
 from jaxctx_server.grpc.health_service import HealthServicer
 from jaxctx_server.grpc.interceptor import CallInterceptor
-from jaxctx_server.grpc.model_service import ModelServiceServicer
-from jaxctx_server.grpc.session_service import SessionServiceServicer
-from jaxctx_server.grpc.snapshot_service import SnapshotServiceServicer
+from jaxctx_server.grpc.model_service import ModelServicer
+from jaxctx_server.grpc.session_service import SessionServicer
+from jaxctx_server.grpc.snapshot_service import SnapshotServicer
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.service.pipeline import CallPipeline

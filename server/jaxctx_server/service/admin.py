@@ -2,7 +2,7 @@
 
 import asyncio
 
-from jaxctx.convert import encode
+from jaxctx import convert
 from jaxctx.engine.interface import Caller
 from jaxctx.types import EngineStatus
 from jaxctx.v1 import admin_service_pb2 as pb
@@ -26,7 +26,7 @@ class LocalAdminService:
                 for handle in state.engine_handles()
                 if handle.stats is not None
             ]
-        return pb.GetStatsResponse(engines=[encode(status, pb.Engine) for status in statuses])
+        return pb.GetStatsResponse(engines=[convert.engine_status_to_proto(status) for status in statuses])
 
     async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
         await self._lifecycle.drain()

@@ -1,6 +1,6 @@
 """ModelService on the model of this process."""
 
-from jaxctx.convert import encode
+from jaxctx import convert
 from jaxctx.engine.interface import Caller
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx_server.lifecycle import ServerLifecycle
@@ -21,12 +21,12 @@ class LocalModelService:
             found=entries_to_find(request.limit),
         )
         return pb.ListModelsResponse(
-            models=[encode(info, pb.Model) for info in page.entries], next_page_token=page.next_page_token
+            models=[convert.model_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
         )
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
         model = self._lifecycle.model(request.model_id)
-        return pb.GetModelResponse(model=encode(model.engine.info, pb.Model))
+        return pb.GetModelResponse(model=convert.model_to_proto(model.engine.info))
 
     async def tokenize(self, caller: Caller, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         model = self._lifecycle.model(request.model_id)
@@ -44,4 +44,4 @@ class LocalModelService:
     ) -> pb.ApplyChatTemplateResponse:
         model = self._lifecycle.model(request.model_id)
         rendered = await model.texts.render(request.messages)
-        return encode(rendered, pb.ApplyChatTemplateResponse)
+        return convert.rendered_chat_to_proto(rendered)

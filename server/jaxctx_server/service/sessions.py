@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from jaxctx.convert import decode, encode
+from jaxctx import convert
 from jaxctx.engine.interface import Caller
 from jaxctx.programs.sessions import Programs, Session
-from jaxctx.types import Criterion, SubmitCallRequest
+from jaxctx.types import Criterion
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.service.paging import entries_to_find, page_by_id
@@ -31,11 +31,11 @@ class LocalSessionService:
         ttl_s = request.ttl.ToNanoseconds() / 1e9 if request.HasField("ttl") else SESSION_TTL_S
         session_id = request.session_id if request.HasField("session_id") else None
         session = self._programs().create(caller.tenant, ttl_s, session_id)
-        return pb.CreateSessionResponse(session=encode(session.info, pb.Session))
+        return pb.CreateSessionResponse(session=convert.session_info_to_proto(session.info))
 
     async def get_session(self, caller: Caller, request: pb.GetSessionRequest) -> pb.GetSessionResponse:
         session = self._session(caller, request.session_id)
-        return pb.GetSessionResponse(session=encode(session.info, pb.Session))
+        return pb.GetSessionResponse(session=convert.session_info_to_proto(session.info))
 
     async def list_sessions(self, caller: Caller, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         page = page_by_id(
@@ -45,7 +45,7 @@ class LocalSessionService:
             found=entries_to_find(request.limit),
         )
         return pb.ListSessionsResponse(
-            sessions=[encode(info, pb.Session) for info in page.entries], next_page_token=page.next_page_token
+            sessions=[convert.session_info_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
         )
 
     async def delete_session(self, caller: Caller, request: pb.DeleteSessionRequest) -> pb.DeleteSessionResponse:
@@ -56,11 +56,11 @@ class LocalSessionService:
         text = request.text if request.HasField("text") else None
         session = self._session(caller, request.session_id)
         variable = session.add_variable(request.name, request.description, text)
-        return pb.CreateVariableResponse(variable=encode(variable.info, pb.Variable))
+        return pb.CreateVariableResponse(variable=convert.variable_info_to_proto(variable.info))
 
     async def set_variable(self, caller: Caller, request: pb.SetVariableRequest) -> pb.SetVariableResponse:
         variable = self._session(caller, request.session_id).set(request.variable_id, request.text)
-        return pb.SetVariableResponse(variable=encode(variable.info, pb.Variable))
+        return pb.SetVariableResponse(variable=convert.variable_info_to_proto(variable.info))
 
     async def get_variable(self, caller: Caller, request: pb.GetVariableRequest) -> pb.GetVariableResponse:
         session = self._session(caller, request.session_id)
@@ -69,7 +69,7 @@ class LocalSessionService:
             session.ask(variable.id, Criterion(request.criterion))
         if request.wait:
             await variable.wait()
-        return pb.GetVariableResponse(variable=encode(variable.info, pb.Variable))
+        return pb.GetVariableResponse(variable=convert.variable_info_to_proto(variable.info))
 
     async def read_variable(
         self, caller: Caller, request: pb.ReadVariableRequest
@@ -88,13 +88,13 @@ class LocalSessionService:
             found=entries_to_find(request.limit),
         )
         return pb.ListVariablesResponse(
-            variables=[encode(replace(info, text=""), pb.Variable) for info in page.entries],
+            variables=[convert.variable_info_to_proto(replace(info, text="")) for info in page.entries],
             next_page_token=page.next_page_token,
         )
 
     async def submit_call(self, caller: Caller, request: pb.SubmitCallRequest) -> pb.SubmitCallResponse:
-        call = self._session(caller, request.session_id).submit(decode(request, SubmitCallRequest))
-        return encode(call.info, pb.SubmitCallResponse)
+        call = self._session(caller, request.session_id).submit(convert.submit_call_request_from_proto(request))
+        return convert.submit_call_result_to_proto(call.info)
 
     async def cancel_call(self, caller: Caller, request: pb.CancelCallRequest) -> pb.CancelCallResponse:
         self._session(caller, request.session_id).cancel(request.call_id)
@@ -102,4 +102,4 @@ class LocalSessionService:
 
     async def get_graph(self, caller: Caller, request: pb.GetGraphRequest) -> pb.GetGraphResponse:
         tasks = self._session(caller, request.session_id).tasks()
-        return pb.GetGraphResponse(tasks=[encode(task.info, pb.GraphTask) for task in tasks])
+        return pb.GetGraphResponse(tasks=[convert.graph_task_to_proto(task.info) for task in tasks])
