@@ -1,4 +1,4 @@
-"""What tests of the repository's own files share."""
+"""README.md and the pages in docs/: their examples and the commands that they tell a reader to type."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+USER_PAGES = ("quick-start", "contexts", "programs", "clients", "http", "deployment", "models")
+PAGES = {"README.md": README} | {
+    f"docs/{name}.md": (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in USER_PAGES
+}
+"""What users read, by path. Commands in pages for developers are for an active environment, and are not in here."""
 
 
 @pytest.fixture
@@ -27,9 +32,14 @@ def example(name: str) -> str:
     return found[1]
 
 
-def commands(page: str = README) -> list[str]:
-    """Each command of README: lines of its shell blocks, those that belong together as one, and what stands in the text
-    between backticks and begins as a command does.
+def commands() -> list[str]:
+    """Every command of every page, in the order of the pages."""
+    return [command for page in PAGES.values() for command in commands_of(page)]
+
+
+def commands_of(page: str) -> list[str]:
+    """Each command of a page: lines of its shell blocks, joined where they belong together, and then what stands in the
+    text between backticks and begins as a command does.
     """
     found: list[str] = []
     for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
@@ -40,7 +50,7 @@ def commands(page: str = README) -> list[str]:
                 shlex.split(pending, comments=True)
                 found.append(pending)
                 pending = ""
-        assert not pending, f"README: a quote without an end: {pending}"
+        assert not pending, f"a quote without an end: {pending}"
     prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     inline = [" ".join(each.split()) for each in re.findall(r"`([^`]+)`", prose)]
     return found + [
@@ -51,7 +61,7 @@ def commands(page: str = README) -> list[str]:
 
 
 def words(command: str) -> list[str]:
-    """Of a command, without variables that are set before it, and what follows a pipe or goes into a file."""
+    """The words of a command, without variables that are set before it, and up to a pipe or redirection."""
     split = shlex.split(re.sub(r"^\w+=\$\((.*)\)", r"\1", command, flags=re.DOTALL), comments=True)
     while split and re.fullmatch(r"\w+=.*", split[0]):
         split = split[1:]

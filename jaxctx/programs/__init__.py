@@ -1,17 +1,17 @@
-"""Apps: programs of many calls. Texts that are not there yet, what makes them, and which engine computes what.
+"""Programs: graphs of many calls. Texts that are not there yet, the calls that make them, and which engine runs which.
 
-    variables.py   a text that is set once, and may be waited for, streamed or polled
-    template.py    a prompt with places for texts: what a semantic call is made of
-    calls.py       semantic calls: tasks that continue one sequence
-    native.py      native steps: functions of texts, on threads of the server's own
-    graph.py       which task makes which variable; who asked, how urgently, and which tasks form a group
-    engines.py     the engines there are: whether they live, what they hold, how much room they have
-    dispatcher.py  which engine a ready task goes to, and why
-    execution.py   one task on one engine: contexts, tokens, and what to do if the engine is lost
-    sessions.py    a tenant's namespaces of variables, and all of the above wired together
+    variables.py         a text that is set once, and can be waited for, streamed or polled
+    template.py          a prompt with placeholders: what a semantic call is made of
+    engine_registry.py   engines: whether they answer, what they hold, how much room they have
+    tasks.py             semantic calls and their tasks, which continue one sequence
+    graph.py             which task makes which variable; who asked, how urgently, and which tasks form a group
+    dispatcher.py        which engine a ready task goes to, and why
+    executor.py          one task on one engine: contexts, tokens, and resuming after the loss of an engine
+    native_functions.py  functions of texts, on threads of the server
+    sessions.py          a tenant's namespaces of variables; `Programs`, which wires all of the above together
 
     submit ──▶ graph ──asked for, inputs set──▶ queue ──dispatcher──▶ engine ──tokens──▶ variable ──▶ graph
 
 Nothing runs that nobody asked for. Everything lives on one event loop and waits for nothing but engines, which it sees
-through the Engine interface alone: it knows no doors, pages or devices.
+through the Engine interface alone: it knows no transport, page or device. Called by the server's SessionService.
 """

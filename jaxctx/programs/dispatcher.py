@@ -1,30 +1,32 @@
-"""The dispatcher: ready tasks wait in one queue, and go to the engine that suits them best when one has room.
+"""The dispatcher: ready tasks wait in one queue, and each goes to the engine that suits it best when that has room.
 
 In this order: a task group goes together; tasks with the same constant prefix go together; an engine that holds the
-longest part of the prompt is preferred; else the one on whose users it has the least impact. Tenants take turns; within
-one, what an older request needs goes first. All but the turns are switches (`Policy`); every decision says what
-it rests on.
+longest part of the prompt is preferred; else the engine on whose users the task has the least impact. Tenants take
+turns; within one tenant, what an older request needs goes first. All but the turns are switches (`Policy`), and every
+decision states its reason.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
-from jaxctx.programs.calls import Task
-from jaxctx.programs.engine_registry import BEAT_S, EngineHandle, EngineRegistry
+from jaxctx.programs.engine_registry import HEARTBEAT_S, EngineHandle, EngineRegistry
+from jaxctx.programs.tasks import Task
 
 log = logging.getLogger("jaxctx.programs")
-MOST_WAITING = 1000  # tasks of a tenant
-RETRY_S = 0.05, 30.0  # after which a task that an engine refused is tried again, at least and at most
-BEGUN, MAX_BLAME = 4, 12  # of a task for an engine that was lost with it, which else is 1, until something comes of it
+MAX_WAITING = 1000  # tasks of a tenant
+MIN_RETRY_S, MAX_RETRY_S = 0.05, 30.0  # after which a task that an engine refused is tried again
+# A task may be what engines die of. An engine that was lost with it counts GENERATING_SCORE if it was generating for
+# it, else 1; the task fails at MAX_FAILURE_SCORE. Whatever the task is given sets the score back to 0.
+GENERATING_SCORE, MAX_FAILURE_SCORE = 4, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the dispatcher looks at. Each is a setting of the server, `--dispatch-…`."""
+    """What the dispatcher takes into account. Each is a setting of the server, `--dispatch-…`."""
 
     task_groups: bool = True
     same_prefix: bool = True
@@ -33,175 +35,216 @@ class Policy:
     app_order: bool = True  # else in the order of becoming ready
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A task that runs: on which engine, and the asyncio task that drives it."""
+
+    engine: EngineHandle
+    driver: asyncio.Task[None]
+
+
 class Dispatcher:
-    """The queue, and what runs. Lives on the event loop."""
+    """The queue, and the tasks that run. Lives on the event loop."""
 
     def __init__(
         self,
         run: Callable[[Task, EngineHandle], Awaitable[None]],
         *,
         policy: Policy | None = None,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`run` does a task on an engine; the task's graph is told how it went. `beat_s`: see `EngineRegistry`."""
-        self.engines = EngineRegistry(self.look, self._lost, beat_s)
+        """`run` does a task on an engine; the end is reported to the task's graph. For `heartbeat_s` see
+        `EngineRegistry`.
+        """
+        self.engines = EngineRegistry(self.schedule_dispatch, self._engine_lost, heartbeat_s)
         self.policy = policy or Policy()
         self._run = run
-        self._lanes: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
-        self._spent: dict[str, int] = defaultdict(int)  # places that each tenant has had
-        self._turn = 0  # of these, before the latest one
-        self._running: set[asyncio.Task[None]] = set()  # those that were cancelled and have not ended, too
-        self._looking = False
+        self._queues: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
+        self._turns_taken: dict[str, int] = defaultdict(int)  # by tenant: how many of its tasks were placed
+        self._current_turn = 0  # `_turns_taken` of the tenant that was served last, before it was
+        self._placements: dict[Task, Placement] = {}
+        self._drivers: set[asyncio.Task[None]] = set()  # keeps those alive that were cancelled and have not ended
+        self._is_scheduled = False
 
     def submit(self, task: Task) -> None:
-        """A task that is ready waits for an engine; one too many, or that ended, does not."""
-        tenant, lane = task.call.tenant, self._lanes[task.call.tenant]
+        """Queue a task that is ready. One that has ended is ignored; one too many of its tenant fails (QUEUE_FULL)."""
         if task.ended:
             return
-        if len(lane) >= MOST_WAITING:
-            full = ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
-            task.call.graph.fail(task, full)
+        tenant = task.call.tenant
+        queue = self._queues[tenant]
+        if len(queue) >= MAX_WAITING:
+            error = ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
+            task.call.results.fail(task, error)
             return
-        lane[task] = None
-        self._spent[tenant] = max(self._spent[tenant], self._turn)  # who was away has saved up none
-        self.look()
+        queue[task] = None
+        self._turns_taken[tenant] = max(self._turns_taken[tenant], self._current_turn)  # absence saves up no turns
+        self.schedule_dispatch()
 
     def withdraw(self, task: Task) -> None:
-        """Neither run it nor say how it went."""
-        self._lanes[task.call.tenant].pop(task, None)
-        for node in self.engines.nodes.values():
-            if (running := node.running.pop(task, None)) is not None:
-                running.cancel()
-                self.look()
+        """Neither run the task nor report its end."""
+        self._queues[task.call.tenant].pop(task, None)
+        placement = self._placements.pop(task, None)
+        if placement is not None:
+            placement.engine.running.discard(task)
+            placement.driver.cancel()
+            self.schedule_dispatch()
 
-    def look(self) -> None:
-        """Something changed: look, once all that happens in this moment has happened, what can go where."""
-        if not self._looking:
-            self._looking = True
+    def schedule_dispatch(self) -> None:
+        """Place waiting tasks once all callbacks of this turn of the event loop have run."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        self._looking = False
+        self._is_scheduled = False
         waiting = self._in_turn()
         while waiting:
-            task = waiting[0]
-            unit = [each for each in waiting if self._together(task, each)]
+            first = waiting[0]
+            unit = [task for task in waiting if self._belong_together(first, task)]
             placed = set(unit[: self._place(unit)])
-            # Where the first in line must wait nobody overtakes it.
-            model_id = None if placed else task.call.model_id
-            waiting = [each for each in waiting if each not in placed and each.call.model_id != model_id]
+            if placed:
+                waiting = [task for task in waiting if task not in placed]
+            else:  # where the first in line must wait, nobody overtakes it
+                waiting = [task for task in waiting if task.call.model_id != first.call.model_id]
 
     def _in_turn(self) -> list[Task]:
-        lanes = {tenant: list(lane) for tenant, lane in self._lanes.items()}
-        if self.policy.app_order:
-            for lane in lanes.values():
-                lane.sort(key=lambda task: task.serial)
-        # The n-th task of a tenant comes when it has had n more places than it has had.
-        turns = [(self._spent[tenant] + n, task) for tenant, lane in lanes.items() for n, task in enumerate(lane)]
-        return [task for _, task in sorted(turns, key=lambda turn: turn[0])]
+        """Return the waiting tasks in the order in which they are to be placed."""
+        turns: list[tuple[int, Task]] = []
+        for tenant, queue in self._queues.items():
+            tasks = list(queue)
+            if self.policy.app_order:
+                tasks.sort(key=lambda task: task.request_number)
+            for position, task in enumerate(tasks):
+                turns.append((self._turns_taken[tenant] + position, task))
+        turns.sort(key=lambda turn: turn[0])
+        return [task for _, task in turns]
 
-    def _together(self, task: Task, other: Task) -> bool:
+    def _belong_together(self, task: Task, other: Task) -> bool:
+        """Whether two waiting tasks are to be placed on one engine: of one group, or with one constant prefix."""
         if task is other:
             return True
+        call, other_call = task.call, other.call
         if self.policy.task_groups and (task.group or other.group):
-            return task.group is other.group and task.call.model_id == other.call.model_id
-        a, b = task.call, other.call
-        starting = not (task.appended or other.appended or a.tokens or b.tokens)
-        same = (a.tenant, a.model_id, a.prefix) == (b.tenant, b.model_id, b.prefix)
-        return self.policy.same_prefix and starting and same and a.prefix != ""
+            return task.group is other.group and call.model_id == other_call.model_id
+        if not self.policy.same_prefix or call.prefix == "":
+            return False
+        if task.prompt_appended or other.prompt_appended or call.tokens or other_call.tokens:
+            return False
+        return (call.tenant, call.model_id, call.prefix) == (other_call.tenant, other_call.model_id, other_call.prefix)
 
-    def _place(self, unit: list[Task]) -> int:
-        """Start as many of the unit, from the first, as the best engine for them has room for."""
-        task = unit[0]
-        fitting = {node: node.fitting(unit) for node in self.engines.serving(task.call.model_id)}
-        fitting = {node: count for node, count in fitting.items() if count}
-        if not fitting:
+    def _place(self, unit: Sequence[Task]) -> int:
+        """Start as many tasks of the unit, from the first, as the best engine has room for; return how many."""
+        first = unit[0]
+        room: dict[EngineHandle, int] = {}
+        for engine in self.engines.serving(first.call.model_id):
+            count = engine.count_fitting(unit)
+            if count > 0:
+                room[engine] = count
+        if not room:
             return 0
-        node, why = self._best(task, fitting)
-        for each in unit[: fitting[node]]:
-            self._start(each, node, why if each is task else f"with {task.chain.output.variable.id}: {why}")
-        return fitting[node]
+        engine, reason = self._choose_engine(first, room)
+        self._start(first, engine, reason)
+        for task in unit[1 : room[engine]]:
+            self._start(task, engine, f"with {first.output.id}: {reason}")
+        return room[engine]
 
-    def _best(self, task: Task, fitting: dict[EngineHandle, int]) -> tuple[EngineHandle, str]:
-        """Of engines with room for so many of a unit, the one to take them; and why."""
-        home, group = task.call.home, task.group if self.policy.task_groups else None
-        if home is not None and home[0] in fitting:
-            return home[0], "its call's context is there"
-        if group is not None and group.engine in fitting:
+    def _choose_engine(self, task: Task, room: dict[EngineHandle, int]) -> tuple[EngineHandle, str]:
+        """Return the engine that is to take the first tasks of a unit, and the reason. `room`: how many each can."""
+        context = task.call.context
+        if context is not None and context.engine in room:
+            return context.engine, "its call's context is there"
+        group = task.group if self.policy.task_groups else None
+        if group is not None and group.engine is not None and group.engine in room:
             return group.engine, "its task group is there"
-        roomy = [node for node, count in fitting.items() if count == max(fitting.values())]
-        node = min(roomy, key=lambda node: node.impact(task)) if self.policy.least_impact else roomy[0]
+        most_room = max(room.values())
+        roomiest = [engine for engine, count in room.items() if count == most_room]
+        chosen = min(roomiest, key=lambda engine: engine.impact(task)) if self.policy.least_impact else roomiest[0]
         if self.policy.cached_prefix:
-            cached = {each: each.cached(task) for each in (roomy if group else fitting)}
+            candidates = roomiest if group is not None else list(room)
+            cached = {engine: engine.count_cached_characters(task) for engine in candidates}
             longest = max(cached.values())
-            if longest > cached[node]:
-                node = min((each for each in cached if cached[each] == longest), key=lambda each: each.impact(task))
+            if longest > cached[chosen]:
+                holders = [engine for engine in candidates if cached[engine] == longest]
+                chosen = min(holders, key=lambda engine: engine.impact(task))
             if longest:
-                return node, f"holds {longest} characters of its prompt"
-        return node, "least impact" if self.policy.least_impact else "first with room"
+                return chosen, f"holds {longest} characters of its prompt"
+        return chosen, "least impact" if self.policy.least_impact else "first with room"
 
-    def _start(self, task: Task, node: EngineHandle, why: str) -> None:
-        del self._lanes[task.call.tenant][task]
-        self._turn = self._spent[task.call.tenant]
-        self._spent[task.call.tenant] += 1
+    def _start(self, task: Task, engine: EngineHandle, reason: str) -> None:
+        tenant = task.call.tenant
+        del self._queues[tenant][task]
+        self._current_turn = self._turns_taken[tenant]
+        self._turns_taken[tenant] += 1
         if task.group is not None:
-            task.group.engine = node
+            task.group.engine = engine
         if not task.call.tokens:
-            node.remember(task)
-        task.engine_id, task.why, task.begun = node.id, why, False
-        running = node.running[task] = asyncio.create_task(self._attend(task, node))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+            engine.remember_prompt(task)
+        task.engine_id = engine.id
+        task.placement_reason = reason
+        task.generating = False
+        driver = asyncio.create_task(self._drive(task, engine))
+        engine.running.add(task)
+        self._placements[task] = Placement(engine, driver)
+        self._drivers.add(driver)
+        driver.add_done_callback(self._drivers.discard)
 
-    async def _attend(self, task: Task, node: EngineHandle) -> None:
+    async def _drive(self, task: Task, engine: EngineHandle) -> None:
+        """Run a task on its engine and report the end."""
         error: JaxctxError | None = None
         try:
-            await self._run(task, node)
+            await self._run(task, engine)
         except JaxctxError as raised:
             error = raised
         except Exception as raised:
-            log.error("a task met a defect: %s", type(raised).__name__)  # what it says may quote a prompt
+            log.error("a task met a defect: %s", type(raised).__name__)  # its message may quote a prompt
             error = Internal("a task met a defect of the server")
-        if task not in node.running:
-            return  # withdrawn, or its engine was lost: this comes late
+        placement = self._placements.get(task)
+        if placement is None or placement.driver is not asyncio.current_task():
+            return  # withdrawn, or its engine was lost: this result comes late
         if isinstance(error, Unavailable) and error.reason != "DRAINING":
-            self.engines.lose(node)
+            self.engines.lose(engine)
             return
-        del node.running[task]
-        self.look()
+        del self._placements[task]
+        engine.running.discard(task)
+        self.schedule_dispatch()
         if isinstance(error, Unavailable):
-            node.draining = True
+            engine.draining = True
             self.submit(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
-            self._try_later(task, error, error.retry_after_s)
+            self._retry_later(task, error, error.retry_after_s)
         elif error is not None:
-            task.call.graph.fail(task, error)
+            task.call.results.fail(task, error)
         else:
-            task.call.graph.finish(task)
+            task.call.results.finish(task)
 
-    def _try_later(self, task: Task, error: ResourceExhausted, retry_after_s: float) -> None:
-        """An engine refused a task for now. Each time in turn it waits twice as long. One that would be too late, and
-        whose time is over before it would be tried again, fails with that at once.
+    def _retry_later(self, task: Task, error: ResourceExhausted, retry_after_s: float) -> None:
+        """Queue a task again that an engine refused for now. Each time in turn it waits twice as long.
+
+        A task that could not be done in time, and whose deadline passes before it would be tried again, fails at once.
         """
         loop = asyncio.get_running_loop()
         task.refusals += 1
-        least, most = RETRY_S
-        later_s = max(retry_after_s, min(least * 2 ** min(task.refusals - 1, 20), most))
-        over = task.timer is not None and loop.time() + later_s >= task.timer.when()
-        if over and error.reason == "DEADLINE_UNREACHABLE":
-            task.call.graph.fail(task, error)
+        backoff_s = MIN_RETRY_S * 2 ** min(task.refusals - 1, 20)
+        pause_s = max(retry_after_s, min(backoff_s, MAX_RETRY_S))
+        timer = task.deadline_timer
+        passes_deadline = timer is not None and loop.time() + pause_s >= timer.when()
+        if passes_deadline and error.reason == "DEADLINE_UNREACHABLE":
+            task.call.results.fail(task, error)
         else:
-            loop.call_later(later_s, self.submit, task)
+            loop.call_later(pause_s, self.submit, task)
 
-    def _lost(self, node: EngineHandle) -> None:
-        log.info("engine %s is gone, epoch %d, with %d tasks", node.id, node.epoch, len(node.running))
-        for task, running in tuple(node.running.items()):
-            del node.running[task]
-            if running is not asyncio.current_task():
-                running.cancel()
-            task.blame += BEGUN if task.begun else 1  # it may be what they die of
-            if task.blame < MAX_BLAME:
+    def _engine_lost(self, engine: EngineHandle) -> None:
+        """Queue the tasks of a lost engine again, or fail those that several engines in turn were lost with."""
+        lost = [(task, placement) for task, placement in self._placements.items() if placement.engine is engine]
+        log.info("engine %s is gone, epoch %d, with %d tasks", engine.id, engine.epoch, len(lost))
+        for task, placement in lost:
+            del self._placements[task]
+            engine.running.discard(task)
+            if placement.driver is not asyncio.current_task():
+                placement.driver.cancel()
+            task.failure_score += GENERATING_SCORE if task.generating else 1
+            if task.failure_score < MAX_FAILURE_SCORE:
                 self.submit(task)
             else:
-                why = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED", retry_after_s=10.0)
-                task.call.graph.fail(task, why)
+                error = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED", retry_after_s=10.0)
+                task.call.results.fail(task, error)

@@ -1,34 +1,45 @@
-"""The engines there are: each in one of its lives, with what it runs, what it holds, and how much room it has.
+"""Engines that programs can use: which of them answer, what each runs and holds, and how much room it has.
 
-An engine that answers is registered, and lost when it says that it is unavailable or has not answered for three
-beats; when it answers again that is another life of it, with another epoch. Whatever ran in a life ends with it, so
-that nothing of it can come late. Figures of load are those of the last beat, corrected by what was done since.
+An engine that answers is registered. It is lost when it says that it is unavailable, or has not answered for three
+heartbeats; when it answers again it gets a new handle with another epoch. Whatever ran under the old handle ends with
+it, so that none of its results can come late. Load figures are those of the last heartbeat, corrected by what the
+dispatcher has done since.
 """
 
 import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from jaxctx.engine.interface import ProgramEngine
 from jaxctx.errors import NotFound, Unavailable
-from jaxctx.programs.calls import BLOCK, Task
 from jaxctx.types import Criterion, EngineStats
 
-BEAT_S = 1.0
-MISSED = 3  # beats after which an engine is lost
-# Tasks of these want few others beside them, as each makes every token of all of them later.
-FEW_AT_ONCE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
-LATENCY_BOUND = 4  # tasks at once where there is one of these
-MOST_BLOCKS = 1 << 16  # remembered of an engine
-CHARACTERS_A_TOKEN = 3  # about; engines count exactly
+HEARTBEAT_S = 1.0
+MISSED_HEARTBEATS = 3  # after which an engine is lost
+# Tasks of these criteria want few others beside them, because each one makes every token of all of them later.
+LATENCY_SENSITIVE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
+LATENCY_BOUND = 4  # tasks at once on an engine that runs one of these
+PROMPT_BLOCK = 64  # characters; about a page of tokens
+MAX_REMEMBERED_BLOCKS = 1 << 16  # of the prompts that an engine has seen
 
-# Tokens of a text; with special ones, if it stands at the start of a sequence (True).
+# Encode(text, at_start) returns the tokens of a text; with special tokens if it stands at the start of a sequence.
 Encode = Callable[[str, bool], Awaitable[Sequence[int]]]
 
 
+class TaskLoad(Protocol):
+    """What the registry must know of a task to say whether an engine has room for it. Tasks are `tasks.Task`."""
+
+    criterion: Criterion
+    prompt_blocks: Sequence[bytes]  # digests of the prompt up to the end of each whole block
+
+    def estimate_tokens(self, default_max_tokens: int) -> int:
+        """Return about how many tokens the task's context will have in the end."""
+
+
 class EngineHandle:
-    """One life of an engine, as the dispatcher knows it."""
+    """One engine from the moment it is registered until it is lost, as the dispatcher sees it."""
 
     def __init__(self, engine_id: str, epoch: int, engine: ProgramEngine, encode: Encode, latency_bound: int) -> None:
         self.id = engine_id
@@ -36,147 +47,172 @@ class EngineHandle:
         self.engine = engine
         self.encode = encode
         self.latency_bound = min(latency_bound, engine.info.max_batch)
-        self.running: dict[Task, asyncio.Task[None]] = {}
-        # Contexts of constant prefixes, by tenant and text; "" for a short one. Their own time to live ends them.
+        self.running: set[TaskLoad] = set()  # tasks that the dispatcher has placed here
+        # Contexts of constant prefixes, by tenant and text; "" for a prefix that is shorter than a page. They end by
+        # their own time to live.
         self.prefixes: dict[tuple[str, str], str] = {}
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._others, self._tokens_of_others = 0, 0  # what other doors run and hold
-        self.stats: EngineStats | None = None  # as of the last beat
-        self.draining = False  # what runs may end there, and nothing new begins
-        self.forwarded = 0  # calls of clients that this router has it work on
+        self.stats: EngineStats | None = None  # as of the last heartbeat
+        self.draining = False  # what runs may finish here, and nothing new begins
+        self.forwarded = 0  # calls of clients that a router has this engine work on
+        self._seen_blocks: OrderedDict[bytes, None] = OrderedDict()
+        self._other_requests = 0  # requests on the engine that are not tasks of ours
+        self._other_tokens = 0  # tokens promised to them
 
-    def beat(self, stats: EngineStats) -> None:
-        """Its load as it says."""
-        self.stats, self.draining = stats, self.draining or stats.draining
-        promised = stats.pages_reserved * self.engine.info.page_size  # what idle contexts hold can be had
-        self._others = max(0, stats.running + stats.waiting - len(self.running))
-        self._tokens_of_others = max(0, promised - sum(map(self.tokens_of, self.running)))
+    def update_load(self, stats: EngineStats) -> None:
+        """Take the load figures of a heartbeat."""
+        self.stats = stats
+        self.draining = self.draining or stats.draining
+        promised_tokens = stats.pages_reserved * self.engine.info.page_size  # idle contexts can be suspended
+        own_tokens = sum(self._tokens_of(task) for task in self.running)
+        self._other_requests = max(0, stats.running + stats.waiting - len(self.running))
+        self._other_tokens = max(0, promised_tokens - own_tokens)
 
     @property
     def load(self) -> float:
-        """How much of its places and of its pages is in use; about."""
-        held = self.stats.pages_held / max(1, self.stats.pages_total) if self.stats else 0.0
-        return (len(self.running) + max(self._others, self.forwarded)) / self.engine.info.max_batch + held
-
-    def bound_of(self, task: Task) -> int:
-        """How many tasks this one bears beside it, itself included."""
-        return self.latency_bound if task.criterion in FEW_AT_ONCE else self.engine.info.max_batch
+        """About how much of the engine's batch places, plus how much of its pages, is in use: 0 to 2 and above."""
+        pages_share = self.stats.pages_held / max(1, self.stats.pages_total) if self.stats else 0.0
+        requests = len(self.running) + max(self._other_requests, self.forwarded)
+        return requests / self.engine.info.max_batch + pages_share
 
     @property
-    def bound(self) -> int:
-        """Of what runs."""
-        return min([self.engine.info.max_batch, *map(self.bound_of, self.running)])
+    def task_limit(self) -> int:
+        """How many tasks the engine may run at once, given the criteria of those that it runs."""
+        return min([self.engine.info.max_batch, *(self._limit_of(task) for task in self.running)])
 
-    def tokens_of(self, task: Task) -> int:
-        """That a task may need in the end; about."""
-        wanted = task.chain.output.settings.max_tokens or self.engine.info.default_max_tokens
-        appended = 0 if task.appended else task.characters // CHARACTERS_A_TOKEN
-        return len(task.call.tokens) + appended + wanted
+    def count_fitting(self, tasks: Sequence[TaskLoad]) -> int:
+        """Return for how many of these tasks, the first ones, there is room.
 
-    def fitting(self, tasks: Sequence[Task]) -> int:
-        """For how many of these, the first ones, there is room. One is always let in: the engine judges."""
+        An engine that runs nothing takes one task whatever its size: the engine itself judges whether it can.
+        """
         if self.draining:
             return 0
-        bound, load = self.bound, len(self.running) + self._others
-        tokens = self._tokens_of_others + sum(map(self.tokens_of, self.running))
+        limit = self.task_limit
+        requests = len(self.running) + self._other_requests
+        tokens = self._other_tokens + sum(self._tokens_of(task) for task in self.running)
         capacity = self.engine.info.pages_total * self.engine.info.page_size
-        for fitting, task in enumerate(tasks):
-            bound, load, tokens = min(bound, self.bound_of(task)), load + 1, tokens + self.tokens_of(task)
-            if (self.running or fitting) and (load > bound or tokens > capacity):
-                return fitting
+        for count, task in enumerate(tasks):
+            limit = min(limit, self._limit_of(task))
+            requests += 1
+            tokens += self._tokens_of(task)
+            runs_something = bool(self.running) or count > 0
+            if runs_something and (requests > limit or tokens > capacity):
+                return count
         return len(tasks)
 
-    def impact(self, task: Task) -> tuple[int, bool, int]:
-        """What a task would cost its other users, least first: places that are lost to tasks of a later day; whether
-        it takes one from tasks that want few beside them; and of equal engines, the busiest, so that others stay free.
+    def impact(self, task: TaskLoad) -> tuple[int, bool, int]:
+        """Return what placing the task here would cost, comparable: the least is the best engine.
+
+        First the places that later tasks would lose; then whether the task takes a place from latency-sensitive
+        ones; of equal engines the busiest comes first, so that others stay free.
         """
-        lost = self.bound - min(self.bound, self.bound_of(task))
-        return lost, self.bound < self.bound_of(task), -len(self.running) - self._others
+        lost_places = self.task_limit - min(self.task_limit, self._limit_of(task))
+        takes_sensitive_place = self.task_limit < self._limit_of(task)
+        return lost_places, takes_sensitive_place, -len(self.running) - self._other_requests
 
-    def cached(self, task: Task) -> int:
-        """Characters at the start of a task's prompt that went through this engine; the latest are remembered."""
-        unseen = (n for n, digest in enumerate(task.blocks) if digest not in self._seen)
-        return next(unseen, len(task.blocks)) * BLOCK
+    def count_cached_characters(self, task: TaskLoad) -> int:
+        """Return how many characters at the start of the task's prompt this engine has seen; about what is cached."""
+        blocks = 0
+        for digest in task.prompt_blocks:
+            if digest not in self._seen_blocks:
+                break
+            blocks += 1
+        return blocks * PROMPT_BLOCK
 
-    def remember(self, task: Task) -> None:
-        """Its prompt goes through this engine."""
-        for digest in task.blocks:
-            self._seen[digest] = None
-            self._seen.move_to_end(digest)
-        while len(self._seen) > MOST_BLOCKS:
-            self._seen.popitem(last=False)
+    def remember_prompt(self, task: TaskLoad) -> None:
+        """Note that the task's prompt goes through this engine. The latest MAX_REMEMBERED_BLOCKS are kept."""
+        for digest in task.prompt_blocks:
+            self._seen_blocks[digest] = None
+            self._seen_blocks.move_to_end(digest)
+        while len(self._seen_blocks) > MAX_REMEMBERED_BLOCKS:
+            self._seen_blocks.popitem(last=False)
+
+    def _limit_of(self, task: TaskLoad) -> int:
+        """How many tasks this one tolerates at once, itself included."""
+        return self.latency_bound if task.criterion in LATENCY_SENSITIVE else self.engine.info.max_batch
+
+    def _tokens_of(self, task: TaskLoad) -> int:
+        return task.estimate_tokens(self.engine.info.default_max_tokens)
 
 
 class EngineRegistry:
-    """The registry. `changed` is called when an engine came, `lost` with one that is gone, before it is forgotten.
+    """Engines by id. `on_change` is called when an engine came or reported its load, `on_lost` with a handle that is
+    gone.
 
-    Engines are asked for their load every `beat_s` seconds, and lost after `silence_s` without an answer.
+    Engines are asked for their load every `heartbeat_s` seconds, and are lost after `silence_s` without an answer.
     """
 
     def __init__(
-        self, changed: Callable[[], None], lost: Callable[[EngineHandle], None], beat_s: float = BEAT_S
+        self, on_change: Callable[[], None], on_lost: Callable[[EngineHandle], None], heartbeat_s: float = HEARTBEAT_S
     ) -> None:
-        self.nodes: dict[str, EngineHandle] = {}
-        self.models: dict[str, int] = {}  # longest sequence, of every model that an engine ever served
-        self._changed, self._lost, self._beat_s = changed, lost, beat_s
-        self.silence_s = MISSED * beat_s
+        self.handles: dict[str, EngineHandle] = {}
+        self.max_context_tokens: dict[str, int] = {}  # by model, of every model that an engine has ever served
+        self.silence_s = MISSED_HEARTBEATS * heartbeat_s
+        self._on_change = on_change
+        self._on_lost = on_lost
+        self._heartbeat_s = heartbeat_s
         self._epochs = itertools.count(1)
 
     def register(
         self, engine_id: str, engine: ProgramEngine, encode: Encode, *, latency_bound: int = LATENCY_BOUND
     ) -> EngineHandle:
-        """A new life of this engine; the one before it, if it has not ended, is lost."""
-        if (before := self.nodes.get(engine_id)) is not None:
-            self.lose(before)
-        node = EngineHandle(engine_id, next(self._epochs), engine, encode, latency_bound)
-        self.nodes[engine_id] = node
-        longest = self.models.get(engine.info.model_id, 0)
-        self.models[engine.info.model_id] = max(longest, engine.info.max_context_tokens)
-        self._changed()
-        return node
+        """Return a new handle of this engine. An earlier one that has not ended is lost."""
+        earlier = self.handles.get(engine_id)
+        if earlier is not None:
+            self.lose(earlier)
+        handle = EngineHandle(engine_id, next(self._epochs), engine, encode, latency_bound)
+        self.handles[engine_id] = handle
+        model_id = engine.info.model_id
+        longest = self.max_context_tokens.get(model_id, 0)
+        self.max_context_tokens[model_id] = max(longest, engine.info.max_context_tokens)
+        self._on_change()
+        return handle
 
-    def lose(self, node: EngineHandle) -> None:
-        """This life is over. Nothing happens to a later one."""
-        if self.nodes.get(node.id) is node:
-            del self.nodes[node.id]
-            self._lost(node)
+    def lose(self, handle: EngineHandle) -> None:
+        """End this handle. A later one of the same engine stays."""
+        if self.handles.get(handle.id) is handle:
+            del self.handles[handle.id]
+            self._on_lost(handle)
 
     def serving(self, model_id: str) -> list[EngineHandle]:
-        """The engines that compute a model, in the order in which they came."""
-        return [node for node in self.nodes.values() if node.engine.info.model_id == model_id]
+        """Return the engines that compute a model, in the order in which they came."""
+        return [handle for handle in self.handles.values() if handle.engine.info.model_id == model_id]
 
-    def model(self, model_id: str) -> tuple[str, int]:
-        """A model's name ("": the first one's) and longest sequence. NotFound; Unavailable before any engine came."""
-        for name, longest in self.models.items():
+    def find_model(self, model_id: str) -> tuple[str, int]:
+        """Return a model's name ("": the first one's) and its longest context in tokens.
+
+        Raises NotFound for a model that no engine has served, Unavailable before any engine came.
+        """
+        for name, max_context_tokens in self.max_context_tokens.items():
             if model_id in ("", name):
-                return name, longest
-        if not self.models:
-            raise self.none()
+                return name, max_context_tokens
+        if not self.max_context_tokens:
+            raise self.no_engine_error()
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
 
-    def none(self) -> Unavailable:
-        """What there is to say while there are no engines."""
-        message = "no engine is there now" if self.models else "no engine has come yet"
+    def no_engine_error(self) -> Unavailable:
+        """Return the error for calls that come while there is no engine."""
+        message = "no engine is there now" if self.max_context_tokens else "no engine has come yet"
         return Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
 
-    async def attend(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:
-        """Ask an engine for its load at every beat, and keep it registered while it answers. Never returns.
+    async def watch(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:
+        """Ask an engine for its load at every heartbeat, and keep it registered while it answers. Never returns.
 
-        `patient`: however long that takes; for one in this process, which may compute a single step for longer.
+        `patient` waits for an answer however long it takes: an engine in this process may compute one step for longer
+        than the silence that loses an engine elsewhere.
         """
-        node = self.register(engine_id, engine, encode)
+        handle = self.register(engine_id, engine, encode)
         try:
             while True:
                 try:
                     async with asyncio.timeout(None if patient else self.silence_s):
                         stats = await engine.stats()
-                except Exception:  # whatever it is, it does not answer
-                    self.lose(node)
+                except Exception:  # whatever it is: the engine does not answer
+                    self.lose(handle)
                 else:
-                    if self.nodes.get(engine_id) is not node:
-                        node = self.register(engine_id, engine, encode)
-                    node.beat(stats)
-                    self._changed()
-                await asyncio.sleep(self._beat_s)
+                    if self.handles.get(engine_id) is not handle:
+                        handle = self.register(engine_id, engine, encode)
+                    handle.update_load(stats)
+                    self._on_change()
+                await asyncio.sleep(self._heartbeat_s)
         finally:
-            self.lose(node)
+            self.lose(handle)

@@ -1,16 +1,16 @@
-"""One task on one engine: its prompt into a context, and the output out of it.
+"""The executor: one task on one engine, its prompt into a context and the output out of it.
 
-All that a task appends is tokenised as one text, whatever its parts, so that it gives the tokens of the whole text; an
-output is kept as the tokens that were generated, and what follows it is tokenised by itself. An engine finds by itself
-whatever leading pages it has, and of calls that come together one computes what they share while the others wait; so
-that the pages of the constant prefix of a template stay, the context of the first call that is done is not closed but
-goes back to them, and is kept on its engine for all sessions of a tenant. (To fill such a context before the first call
-was tried: calls whose template is theirs alone waited for a step more, 5% of a chain of them. Calls as forks of it were
-tried: a fork goes on from a partial page, behind which nothing is found that calls have in common beyond the prefix.)
+All that a task appends is tokenised as one text, whatever its parts are, so that it gives the tokens of the whole text;
+an output is kept as the tokens that were generated, and what follows it is tokenised by itself. An engine finds by
+itself whatever leading pages it has, and of calls that come together one computes what they share while the others
+wait. To keep the pages of a template's constant prefix, the context of the first call that is done is not closed: it is
+rewound to them, and stays on its engine for all sessions of the tenant. Two other ways were tried. Filling such a
+context before the first call made calls with a template of their own wait for one step more (5% of a chain of them).
+Calls as forks of it go on from a partial page, behind which nothing is found that they have in common.
 
 The tokens of a call are the truth, and its context only saves time: after the loss of an engine the context is made
-anew from them elsewhere. An output that was being made is resumed there behind the tokens that had come of it, with the
-seed that it began with, so that it becomes what it would have become; its text is never tokenised again.
+anew from them elsewhere. An output that was being generated is resumed there behind the tokens that had come, with the
+seed that it began with, so it becomes what it would have become; its text is never tokenised again.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from typing import cast
 
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
 from jaxctx.errors import JaxctxError, NotFound
-from jaxctx.programs.calls import Call, Task
 from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.programs.tasks import Call, CallContext, Task
 from jaxctx.types import (
     CreateContextRequest,
     Criterion,
@@ -36,146 +36,185 @@ from jaxctx.types import (
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
-LONGEST_S = 315576000.0  # that an engine lets a context live, or a caller a task take
-MOST_PREFIXES = 256  # of an engine
-FIRST = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
-SOON = 10  # the priority of their contexts
+MAX_TTL_S = 315_576_000.0  # the longest that an engine lets a context live, or a caller a task take
+MAX_PREFIXES = 256  # of an engine
+URGENT_CRITERIA = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
+URGENT_PRIORITY = 10  # of their contexts
 
 
-class Execution:
-    """Runs tasks, and keeps their contexts."""
+class Executor:
+    """Runs tasks, and owns the contexts of their calls."""
 
     def __init__(self, clock: Callable[[], float], prefix_timeout_s: float = PREFIX_TIMEOUT_S) -> None:
-        """`clock` is that of deadlines. Contexts of constant prefixes end so long after their last use; 0: at once."""
+        """`clock` is that of deadlines. Contexts of constant prefixes end `prefix_timeout_s` after their last use; at
+        0 they are not kept.
+        """
         self._clock = clock
-        self._ttl = Ttl(prefix_timeout_s, sliding=True)
+        self._prefix_ttl = Ttl(prefix_timeout_s, sliding=True)
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def run(self, task: Task, node: EngineHandle) -> None:
-        """Generate the task's output into its variable, which is not set. Raises the engine's errors."""
-        call, output = task.call, task.chain.output
-        caller = Caller(call.tenant, task.deadline)
-        if not task.appended:
-            prompt = "".join(task.prompt)
-            call.tokens += await node.encode(prompt, not call.tokens) if prompt else ()
-            task.appended, task.began = True, len(call.tokens)
-        settings = output.settings
-        made = len(call.tokens) - task.began  # tokens of the output that came from engines that were lost since
-        if task.finished or made >= (settings.max_tokens or node.engine.info.default_max_tokens):
+    async def run(self, task: Task, engine: EngineHandle) -> None:
+        """Generate the task's output into its variable, which is not set here. Raises the engine's errors."""
+        call = task.call
+        await self._append_prompt(task, engine)
+        # Tokens of the output that came from engines which were lost since.
+        resumed_tokens = len(call.tokens) - task.output_start
+        max_tokens = task.spec.output.settings.max_tokens or engine.engine.info.default_max_tokens
+        if task.output_complete or resumed_tokens >= max_tokens:
             return
         try:
-            if task.seed is None:
-                seed = settings.sampling.seed
-                task.seed = secrets.randbits(63) if seed is None else seed
-            request = GenerateRequest(
-                context_id=await self._context(task, node, caller),
-                max_tokens=settings.max_tokens,
-                min_tokens=settings.min_tokens,
-                sampling=replace(settings.sampling, seed=task.seed),
-                stop=settings.stop,
-                stop_token_ids=settings.stop_token_ids,
-                ignore_eos=settings.ignore_eos,
-                include_stop=settings.include_stop,
-                resume_tokens=made,
-            )
-            task.begun = True
-            pieces = cast(AsyncGenerator[GeneratePiece, None], node.engine.generate(caller, request))
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    task.begun, task.blame, task.refusals = False, 0, 0
-                    call.tokens += piece.token_ids
-                    output.variable.grow(piece.text)
-                    task.finished = piece.finish is not None
-            call.held = len(call.tokens)
+            caller = Caller(call.tenant, task.deadline)
+            context_id = await self._context_with_tokens(task, engine, caller)
+            request = self._generate_request(task, context_id, resumed_tokens)
+            await self._generate(task, engine, caller, request)
         except BaseException:
-            if call.home is not None and call.home[0] is node:  # else the call is at work elsewhere already
-                call.held = 0  # who knows what the context holds now
+            if call.context is not None and call.context.engine is engine:  # else the call runs elsewhere already
+                call.tokens_in_context = 0  # nobody knows what the context holds now
                 self.release(call)
             raise
 
-    async def _context(self, task: Task, node: EngineHandle, caller: Caller) -> str:
-        """A context on this engine that holds the call's tokens."""
-        call, engine = task.call, node.engine
-        if call.home is not None and call.home[0] is not node:
+    async def _append_prompt(self, task: Task, engine: EngineHandle) -> None:
+        """Tokenise the task's prompt, once, behind the tokens of its call."""
+        if task.prompt_appended:
+            return
+        call = task.call
+        prompt = "".join(task.prompt)
+        if prompt:
+            call.tokens += await engine.encode(prompt, not call.tokens)
+        task.prompt_appended = True
+        task.output_start = len(call.tokens)
+
+    def _generate_request(self, task: Task, context_id: str, resumed_tokens: int) -> GenerateRequest:
+        settings = task.spec.output.settings
+        if task.seed is None:
+            task.seed = secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed
+        return GenerateRequest(
+            context_id=context_id,
+            max_tokens=settings.max_tokens,
+            min_tokens=settings.min_tokens,
+            sampling=replace(settings.sampling, seed=task.seed),
+            stop=settings.stop,
+            stop_token_ids=settings.stop_token_ids,
+            ignore_eos=settings.ignore_eos,
+            include_stop=settings.include_stop,
+            resume_tokens=resumed_tokens,
+        )
+
+    async def _generate(self, task: Task, engine: EngineHandle, caller: Caller, request: GenerateRequest) -> None:
+        call = task.call
+        task.generating = True
+        # Every engine's `generate` is an async generator, which the interface states as an iterator.
+        pieces = cast(AsyncGenerator[GeneratePiece, None], engine.engine.generate(caller, request))
+        async with aclosing(pieces):
+            async for piece in pieces:
+                task.generating = False
+                task.failure_score = 0
+                task.refusals = 0
+                call.tokens += piece.token_ids
+                task.output.append(piece.text)
+                task.output_complete = piece.finish is not None
+        call.tokens_in_context = len(call.tokens)
+
+    async def _context_with_tokens(self, task: Task, engine: EngineHandle, caller: Caller) -> str:
+        """Return the id of a context on this engine that holds, or has buffered, the call's tokens."""
+        call = task.call
+        if call.context is not None and call.context.engine is not engine:
             self.release(call)
-        if call.home is None:
-            priority = SOON if task.criterion in FIRST else 0
-            ttl = Ttl(min(call.timeout_s + PREFIX_TIMEOUT_S, LONGEST_S), sliding=True)  # longer than a task may take
-            chosen = secrets.token_hex(16)
-            new = CreateContextRequest(context_id=chosen, priority=priority, ttl=ttl, labels=PROGRAM_LABELS)
-            try:
-                made = await engine.create(caller, new)
-            except BaseException:  # it may be there all the same
-                self._give_up(node, Caller(call.tenant), chosen)
-                raise
-            call.home, call.held = (node, made.context_id), 0
-        context_id = call.home[1]
-        if call.held < len(call.tokens):
-            await engine.fill(caller, context_id, call.tokens[call.held :], defer=True)
-            call.held = len(call.tokens)
+        if call.context is None:
+            call.context = await self._create_context(task, engine, caller)
+            call.tokens_in_context = 0
+        context_id = call.context.context_id
+        if call.tokens_in_context < len(call.tokens):
+            missing = call.tokens[call.tokens_in_context :]
+            await engine.engine.fill(caller, context_id, missing, defer=True)
+            call.tokens_in_context = len(call.tokens)
         return context_id
 
-    def ended(self, task: Task) -> None:
-        """Give up the call's context unless another task of it was asked for, and in the end its tokens."""
-        task.blocks = ()
-        if not any(each.phase in (TaskPhase.WAITING, TaskPhase.STARTED) for each in task.call.tasks):
-            self.release(task.call)
-        if all(each.ended for each in task.call.tasks):
-            task.call.tokens = []
+    async def _create_context(self, task: Task, engine: EngineHandle, caller: Caller) -> CallContext:
+        call = task.call
+        longer_than_the_task_s = min(call.timeout_s + PREFIX_TIMEOUT_S, MAX_TTL_S)
+        request = CreateContextRequest(
+            context_id=secrets.token_hex(16),
+            priority=URGENT_PRIORITY if task.criterion in URGENT_CRITERIA else 0,
+            ttl=Ttl(longer_than_the_task_s, sliding=True),
+            labels=PROGRAM_LABELS,
+        )
+        try:
+            created = await engine.engine.create(caller, request)
+        except BaseException:  # the engine may have made it all the same
+            self._close_later(CallContext(engine, request.context_id or ""), Caller(call.tenant), prefix="")
+            raise
+        return CallContext(engine, created.context_id)
+
+    def task_ended(self, task: Task) -> None:
+        """Give up the call's context unless another task of the call was asked for, and in the end its tokens."""
+        task.prompt_blocks = ()
+        call = task.call
+        if not any(each.phase in (TaskPhase.WAITING, TaskPhase.STARTED) for each in call.tasks):
+            self.release(call)
+        if all(each.ended for each in call.tasks):
+            call.tokens = []
 
     def release(self, call: Call) -> None:
-        """Give up the call's context; it can be made again."""
-        if call.home is not None:
-            (node, context_id), call.home = call.home, None
-            self._give_up(node, Caller(call.tenant), context_id, call.prefix if call.held else "")
+        """Give up the call's context. It can be made again from the call's tokens."""
+        if call.context is not None:
+            context, call.context = call.context, None
+            prefix = call.prefix if call.tokens_in_context else ""
+            self._close_later(context, Caller(call.tenant), prefix)
 
-    def _give_up(self, node: EngineHandle, caller: Caller, context_id: str, prefix: str = "") -> None:
-        closing = asyncio.create_task(self._close(node, caller, context_id, prefix))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-    async def released(self) -> None:
+    async def wait_until_released(self) -> None:
         """Return when all contexts that were given up are closed."""
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _close(self, node: EngineHandle, caller: Caller, context_id: str, prefix: str) -> None:
-        """Close a context, unless it becomes the one of this constant prefix, and nothing of that fails."""
-        is_kept, key = False, (caller.tenant, prefix)
-        if prefix and self._ttl.seconds:
+    def _close_later(self, context: CallContext, caller: Caller, prefix: str) -> None:
+        closing = asyncio.create_task(self._close_or_keep(context, caller, prefix))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close_or_keep(self, context: CallContext, caller: Caller, prefix: str) -> None:
+        """Close a context, unless it becomes, without any error, the one that holds this constant prefix ("": none)."""
+        engine = context.engine
+        kept = False
+        if prefix and self._prefix_ttl.seconds:
             with suppress(JaxctxError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    is_kept = await self._keeps(node, caller, context_id, prefix)
-        if not is_kept:
-            if node.prefixes.get(key) == context_id:
-                del node.prefixes[key]
-            with suppress(JaxctxError, TimeoutError):  # with its engine everything of it is gone
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await node.engine.close(caller, context_id)
+                    kept = await self._keep_for_prefix(context, caller, prefix)
+        if kept:
+            return
+        if engine.prefixes.get((caller.tenant, prefix)) == context.context_id:
+            del engine.prefixes[caller.tenant, prefix]
+        with suppress(JaxctxError, TimeoutError):  # if the engine is lost, the context is gone with it
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await engine.engine.close(caller, context.context_id)
 
-    async def _keeps(self, node: EngineHandle, caller: Caller, context_id: str, prefix: str) -> bool:
-        """See that there is a context of a constant prefix, and begin its time to live again: whether it is this one,
-        which begins with it.
+    async def _keep_for_prefix(self, context: CallContext, caller: Caller, prefix: str) -> bool:
+        """Make sure that a context holds the constant prefix, and begin its time to live again.
+
+        Returns whether it is `context`, which begins with the prefix and is rewound to its whole pages.
         """
-        key, live_on = (caller.tenant, prefix), UpdateContextRequest(ttl=self._ttl, priority=0)
-        kept = node.prefixes[key] = node.prefixes.pop(key, context_id)  # the latest used are remembered
-        if len(node.prefixes) > MOST_PREFIXES:  # which end by themselves
-            del node.prefixes[next(iter(node.prefixes))]
-        if kept == "":
+        engine, key = context.engine, (caller.tenant, prefix)
+        keep_alive = UpdateContextRequest(ttl=self._prefix_ttl, priority=0)
+        holder = engine.prefixes.pop(key, context.context_id)
+        engine.prefixes[key] = holder  # the latest used come last
+        if len(engine.prefixes) > MAX_PREFIXES:
+            del engine.prefixes[next(iter(engine.prefixes))]  # its context ends by its own time to live
+        if holder == "":
             return False
-        if kept != context_id:
+        if holder != context.context_id:
             try:
-                await node.engine.update(caller, kept, live_on)
+                await engine.engine.update(caller, holder, keep_alive)
                 return False
-            except NotFound:  # it has expired
-                if node.prefixes.get(key) != kept:
+            except NotFound:  # it has expired: this context takes its place
+                if engine.prefixes.get(key) != holder:
                     return False
-                node.prefixes[key] = context_id
-        size = node.engine.info.page_size
-        pages = (len(await node.encode(prefix, True)) - 1) // size  # behind them the tokens may be others in a prompt
+                engine.prefixes[key] = context.context_id
+        page_size = engine.engine.info.page_size
+        prefix_tokens = len(await engine.encode(prefix, True))
+        pages = (prefix_tokens - 1) // page_size  # the last token may be another one once text follows it
         if pages == 0:
-            node.prefixes[key] = ""
+            engine.prefixes[key] = ""
             return False
-        await node.engine.rewind(caller, context_id, pages * size)
-        await node.engine.update(caller, context_id, live_on)
+        await engine.engine.rewind(caller, context.context_id, pages * page_size)
+        await engine.engine.update(caller, context.context_id, keep_alive)
         return True

@@ -1,7 +1,8 @@
-"""Native steps: safe transformations of texts that programs run between calls. No client's code is executed.
+"""Native functions: safe transformations of texts that programs run between calls. No client's code is executed.
 
-A step is a function here, of texts by name, which gives a text or a list of its parts. A server adds functions of its
-own by entry points of the group `jaxctx.native`; they are trusted, and one that does not end keeps a thread.
+A native step calls one of these functions with texts by name; the function returns a text or a list of its parts. A
+server adds functions of its own by entry points of the group `jaxctx.native`; they are trusted, and one that does not
+end keeps a thread.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ import re2
 from jsonpointer import resolve_pointer
 
 from jaxctx.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
-from jaxctx.programs.calls import Task
-from jaxctx.programs.template import PLACE, Output, Segment, TaskSpec
+from jaxctx.programs.tasks import Task
+from jaxctx.programs.template import PLACEHOLDER, Output, Segment, TaskSpec
+from jaxctx.programs.variables import Variable
 
 log = logging.getLogger("jaxctx.programs")
 MAX_BYTES = 2 << 20  # of an output, as of any variable that is given
@@ -30,106 +32,148 @@ Function = Callable[..., str | list[str]]
 
 
 def strip(text: str, characters: str | None = None) -> str:
-    """Without white space, or these characters, at both ends."""
+    """Return the text without white space, or without these characters, at both ends."""
     return text.strip(characters)
 
 
 def join(separator: str = "", **texts: str) -> list[str]:
-    """All other arguments in their order, `separator` between them."""
-    return [each for text in texts.values() for each in (separator, text)][1:]
+    """Return all other arguments in their order, with `separator` between them."""
+    parts: list[str] = []
+    for text in texts.values():
+        if parts:
+            parts.append(separator)
+        parts.append(text)
+    return parts
 
 
 def split(text: str, separator: str = "\n", part: str = "0") -> str:
-    """One of the parts between separators: 0 is the first, -1 the last."""
+    """Return one of the parts between separators: 0 is the first, -1 the last."""
     return text.split(separator)[int(part)]
 
 
 def extract(text: str, pattern: str, group: str = "0") -> str:
-    """The first match of a pattern of RE2, or of its group of this number, from 1."""
+    """Return the first match of a pattern of RE2, or its group of this number, from 1."""
     if len(pattern) > MAX_PATTERN or len(text) > MAX_SEARCHED:
         raise ValueError(f"more than {MAX_PATTERN} characters of a pattern, or {MAX_SEARCHED} to search")
     options = re2.Options()
-    options.max_mem, options.log_errors = PATTERN_BYTES, False
-    if (found := re2.compile(pattern, options).search(text)) is None:
+    options.max_mem = PATTERN_BYTES
+    options.log_errors = False
+    match = re2.compile(pattern, options).search(text)
+    if match is None:
         raise ValueError("the text has no match of the pattern")
-    return found[int(group)] or ""
+    return match[int(group)] or ""
 
 
 def json_pointer(text: str, pointer: str = "") -> str:
-    """What `pointer` (RFC 6901) points to in a text of JSON: a string as it is, anything else as JSON."""
+    """Return what `pointer` (RFC 6901) points to in a text of JSON: a string as it is, anything else as JSON."""
     value = resolve_pointer(json.loads(text), pointer)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def template(template: str, **texts: str) -> list[str]:
-    """`template` with the other arguments at the places of their names; places of no argument stay."""
-    parts = enumerate(PLACE.split(template))
-    return [texts.get(part, f"{{{{{part}}}}}") if index % 2 else part for index, part in parts]
+    """Return `template` with the other arguments at the placeholders of their names; other placeholders stay."""
+    parts = PLACEHOLDER.split(template)
+    for index in range(1, len(parts), 2):  # every second part is a name
+        name = parts[index]
+        parts[index] = texts.get(name, f"{{{{{name}}}}}")
+    return parts
 
 
-BUILT_IN = {each.__name__: each for each in (strip, join, split, extract, json_pointer, template)}
+BUILT_IN_FUNCTIONS: Mapping[str, Function] = {
+    "strip": strip,
+    "join": join,
+    "split": split,
+    "extract": extract,
+    "json_pointer": json_pointer,
+    "template": template,
+}
 
 
-def functions() -> dict[str, Function]:
-    """By name: those above, and the server's own without those that cannot be loaded."""
-    own: dict[str, Function] = {}
-    for point in entry_points(group="jaxctx.native"):
+def load_functions() -> dict[str, Function]:
+    """Return the functions of this server by name: the built-in ones, and those of installed packages (entry points
+    of the group `jaxctx.native`) that can be loaded. A built-in name cannot be replaced.
+    """
+    installed: dict[str, Function] = {}
+    for entry_point in entry_points(group="jaxctx.native"):
         try:
-            inspect.signature(function := point.load())
-            own[point.name] = function
-        except Exception as error:  # of one package, from which others' steps need not suffer
-            log.error("the native step %s cannot be loaded: %r", point.name, error)
-    return {**own, **BUILT_IN}
+            function = entry_point.load()
+            inspect.signature(function)
+            installed[entry_point.name] = function
+        except Exception as error:  # one package's defect must not take away the functions of others
+            log.error("the native step %s cannot be loaded: %r", entry_point.name, error)
+    return {**installed, **BUILT_IN_FUNCTIONS}
 
 
 class NativeFunctions:
-    """The functions of a server, a few of which run at a time, on threads of their own."""
+    """The functions of a server. A few run at a time, on threads of their own."""
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
         self._functions = functions
-        self._turns = asyncio.Semaphore(THREADS)
+        self._free_threads = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-step")
 
-    def chain(self, name: str, segments: Mapping[str, Segment]) -> TaskSpec:
-        """What becomes the task of a step. Raises InvalidArgument naming what is wrong with function or parameters."""
-        if (function := self._functions.get(name)) is None:
+    def task_spec(self, name: str, segments: Mapping[str, Segment]) -> TaskSpec:
+        """Return the task of a native step. Raises InvalidArgument naming what is wrong with function or parameters."""
+        function = self._functions.get(name)
+        if function is None:
             raise InvalidArgument.field("function", f"must be one of {', '.join(sorted(self._functions))}")
-        arguments = {place: each for place, each in segments.items() if not isinstance(each, Output)}
-        declared = inspect.signature(function)
+        outputs = [segment for segment in segments.values() if isinstance(segment, Output)]
+        arguments: dict[str, str | Variable] = {}
+        for argument, segment in segments.items():
+            if not isinstance(segment, Output):
+                arguments[argument] = segment
+        signature = inspect.signature(function)
         try:
-            declared.bind(**arguments)
-            (output,) = (each for each in segments.values() if isinstance(each, Output))
-        except (TypeError, ValueError):
-            raise InvalidArgument.field("parameters", f"must be one output and those of {name}{declared}") from None
-        return TaskSpec(tuple(arguments.values()), output, name, tuple(arguments))
+            signature.bind(**arguments)
+        except TypeError:
+            outputs = []
+        if len(outputs) != 1:
+            raise InvalidArgument.field("parameters", f"must be one output and those of {name}{signature}")
+        return TaskSpec(
+            prompt=tuple(arguments.values()),
+            output=outputs[0],
+            function=name,
+            argument_names=tuple(arguments),
+        )
 
-    async def run(self, task: Task, keep: Callable[[str], None]) -> None:
-        """Make the task's output when it is its turn, and tell its graph how that went. `keep` finds room for it."""
-        function, texts = self._functions[task.chain.function], dict(zip(task.chain.names, task.prompt, strict=True))
+    async def run(self, task: Task, reserve_text: Callable[[str], None]) -> None:
+        """Make the task's output when a thread is free, and report to its graph how that went.
+
+        `reserve_text` counts the output against its session's quota, and raises ResourceExhausted.
+        """
+        function = self._functions[task.spec.function]
+        arguments = dict(zip(task.spec.argument_names, task.prompt, strict=True))
+        result: str | JaxctxError
         try:
-            async with self._turns, asyncio.timeout(TIMEOUT_S):  # which begins with its turn
-                made = await asyncio.get_running_loop().run_in_executor(self._threads, _made, function, texts)
-            if isinstance(made, str):
-                keep(made)
+            async with self._free_threads, asyncio.timeout(TIMEOUT_S):  # the time begins when a thread is free
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._threads, _call_function, function, arguments)
+            if isinstance(result, str):
+                reserve_text(result)
         except TimeoutError:
-            made = DeadlineExceeded(f"the function took more than {TIMEOUT_S:g} s")
+            result = DeadlineExceeded(f"the function took more than {TIMEOUT_S:g} s")
         except ResourceExhausted as error:
-            made = error.with_traceback(None)  # which has the text
-        if isinstance(made, str):
-            task.output.grow(made)
-            task.call.graph.finish(task)
+            result = error.with_traceback(None)  # its frames hold the text
+        if isinstance(result, str):
+            task.output.append(result)
+            task.call.results.finish(task)
         else:
-            task.call.graph.fail(task, made)
+            task.call.results.fail(task, result)
 
 
-def _made(function: Function, texts: Mapping[str, str]) -> str | JaxctxError:
-    """What it makes. An error is not raised: its traceback would keep all that the function had at hand."""
+def _call_function(function: Function, arguments: Mapping[str, str]) -> str | JaxctxError:
+    """Return the function's text, or what is wrong. An error is not raised: its traceback would keep all the texts
+    that the function had in hand.
+    """
     try:
-        parts = [made] if isinstance(made := function(**texts), str) else list(made)
-        # Counted before they are put together, as few of them may be many times one text: terabytes, of a template.
-        if sum(map(len, parts)) > MAX_BYTES or len((text := "".join(parts)).encode()) > MAX_BYTES:
-            return ResourceExhausted(f"the output has more than {MAX_BYTES} bytes", reason="NEVER_FITS")
-        return text
-    except BaseException as error:  # what it says may quote a text, or of a server's own function tell a secret
-        told = f": {error}"[:200] if function in BUILT_IN.values() else ""
-        return FailedPrecondition(f"the function failed with {type(error).__name__}{told}")
+        result = function(**arguments)
+        parts = [result] if isinstance(result, str) else list(result)
+        too_large = ResourceExhausted(f"the output has more than {MAX_BYTES} bytes", reason="NEVER_FITS")
+        # Counted before the parts are joined: a few of them may be many times one text, terabytes of a template.
+        if sum(len(part) for part in parts) > MAX_BYTES:
+            return too_large
+        text = "".join(parts)
+        return too_large if len(text.encode()) > MAX_BYTES else text
+    except BaseException as error:  # its message may quote a text or, of an installed function, tell a secret
+        detail = f": {error}"[:200] if function in BUILT_IN_FUNCTIONS.values() else ""
+        return FailedPrecondition(f"the function failed with {type(error).__name__}{detail}")

@@ -1,13 +1,13 @@
-"""Sessions: a tenant's namespaces of variables and calls, and the one place where all of this room comes together.
+"""Sessions: a tenant's namespaces of variables and calls; and `Programs`, which holds them all and the dispatcher.
 
 A session ends when it is deleted, or was idle for its time to live: nobody asked anything of it and nothing of it ran.
-Then its calls are cancelled and every page of them is given back; constant prefixes, which are the tenant's, live on
-for a while of their own.
+Then its calls are cancelled and all their pages are given back. Constant prefixes belong to the tenant and have a time
+to live of their own.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,13 +20,13 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.programs import native_functions
-from jaxctx.programs.calls import Call, Task
 from jaxctx.programs.dispatcher import Dispatcher, Policy
-from jaxctx.programs.engine_registry import BEAT_S
-from jaxctx.programs.executor import PREFIX_TIMEOUT_S, Execution
+from jaxctx.programs.engine_registry import HEARTBEAT_S
+from jaxctx.programs.executor import PREFIX_TIMEOUT_S, Executor
 from jaxctx.programs.graph import Graph
-from jaxctx.programs.template import Output, Segment, chains, constant_prefix
+from jaxctx.programs.native_functions import BUILT_IN_FUNCTIONS, Function, NativeFunctions
+from jaxctx.programs.tasks import Call, Task
+from jaxctx.programs.template import Output, Segment, constant_prefix, parse_template
 from jaxctx.programs.variables import Variable
 from jaxctx.types import CallOutput, Criterion, Parameter, SessionInfo, SubmitCallRequest, TaskPhase
 
@@ -38,7 +38,7 @@ RETRY_S = 5.0  # after which another session may have ended
 
 
 class Session:
-    """One of a tenant's sessions. Ids that it does not know are NotFound."""
+    """One session of a tenant: its variables, calls and graph. Ids that it does not know are NotFound."""
 
     def __init__(self, programs: "Programs", session_id: str, tenant: str, ttl_s: float) -> None:
         self.id = session_id
@@ -47,13 +47,13 @@ class Session:
         self.variables: dict[str, Variable] = {}
         self.calls: dict[str, Call] = {}
         self.graph = Graph(self._start, self._stop, programs.clock)
+        self.text_bytes = 0  # of all texts that clients have given it
         self._programs = programs
-        self._bytes = 0
         self._used_at = programs.clock()
 
     @property
     def info(self) -> SessionInfo:
-        """As it is told."""
+        """The session as the API states it."""
         return SessionInfo(
             session_id=self.id,
             ttl_s=self.ttl_s,
@@ -62,222 +62,257 @@ class Session:
             started=sum(task.phase is TaskPhase.STARTED for task in self.tasks()),
         )
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a task of it is started."""
+        return any(task.phase is TaskPhase.STARTED for task in self.tasks())
+
+    @property
+    def expires_at(self) -> float:
+        """When its time to live ends, unless it is used or runs something."""
+        return self._used_at + self.ttl_s
+
     def use(self) -> None:
-        """Its time to live begins again."""
+        """Begin its time to live again."""
         self._used_at = self._programs.clock()
 
-    def over(self) -> bool:
-        """Whether its time to live has ended. It begins again while something runs."""
-        if self._programs.clock() - self._used_at < self.ttl_s:
-            return False
-        if any(task.phase is TaskPhase.STARTED for task in self.tasks()):
-            self.use()
-            return False
-        return True
-
     def tasks(self) -> list[Task]:
-        """Of all calls, in the order of their coming."""
+        """Return the tasks of all calls, in the order in which they were submitted."""
         return [task for call in self.calls.values() for task in call.tasks]
 
     def variable(self, variable_id: str) -> Variable:
-        """One of its variables."""
-        if (found := self.variables.get(variable_id)) is None:
+        """Return one of its variables. Raises NotFound."""
+        found = self.variables.get(variable_id)
+        if found is None:
             raise NotFound("the session has no such variable", reason="VARIABLE_NOT_FOUND")
         return found
 
-    def add_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
-        """A new variable; with a text one that is set."""
-        self._bytes += self._room(1, description, text or "")
+    def create_variable(self, name: str, description: str = "", text: str | None = None) -> Variable:
+        """Return a new variable, which is set if there is a text. Raises ResourceExhausted (QUOTA)."""
+        self.text_bytes += self._check_quota(1, description, text or "")
         variable = Variable(name, description)
         self.variables[variable.id] = variable
         if text is not None:
             variable.set(text)
         return variable
 
-    def set(self, variable_id: str, text: str) -> Variable:
+    def set_variable(self, variable_id: str, text: str) -> Variable:
         """Give a variable its text. AlreadyExists if it has one, FailedPrecondition for the output of a call."""
         variable = self.variable(variable_id)
-        variable.check_free()
-        self._keep(text)
+        variable.raise_if_not_settable()
+        self._add_text(text)
         variable.set(text)
-        self.graph.settled(variable)
+        self.graph.variable_set(variable)
         return variable
 
-    def ask(self, variable_id: str, criterion: Criterion) -> Variable:
-        """Have a variable made, and all that it needs."""
+    def request(self, variable_id: str, criterion: Criterion) -> Variable:
+        """Ask for a variable: the task that makes it runs, and all tasks that this one needs."""
         variable = self.variable(variable_id)
-        self.graph.ask(variable, criterion)
+        self.graph.request(variable, criterion)
         return variable
 
     def submit(self, request: SubmitCallRequest) -> Call:
-        """Add a call or a native step, and run nothing of it but what a criterion asks for.
+        """Add a call or a native step. Nothing of it runs but what a criterion asks for.
 
-        Raises InvalidArgument naming what is wrong with what was asked, NotFound for a model or a variable.
+        Raises InvalidArgument naming the field that is wrong, NotFound for a model or a variable that there is not,
+        ResourceExhausted (QUOTA) and Unavailable (DRAINING).
         """
         if self._programs.draining:
             raise Unavailable("the server takes no more calls", reason="DRAINING", retry_after_s=5.0)
         function, template = request.function or "", request.template or ""
-        engines = self._programs.dispatcher.engines
-        model_id, longest = ("", float("inf")) if function else engines.model(request.model_id)
-        stops = [stop for each in request.parameters if each.output is not None for stop in each.output.stop]
-        texts = [each.text or "" for each in request.parameters]
-        size = self._room(len(request.parameters), template, *texts, *stops)
-        segments: dict[str, Segment] = {}
-        for index, parameter in enumerate(request.parameters):
-            if parameter.name in segments:
-                raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
-            if (output := parameter.output) is not None and (output.max_tokens or 1) >= longest:
-                raise InvalidArgument.field(f"parameters[{index}].output.max_tokens", f"must be below {longest}")
-            if function and output is not None and output != CallOutput(criterion=output.criterion):
-                raise InvalidArgument.field(f"parameters[{index}].output", "must have nothing but a criterion")
-            segments[parameter.name] = self._segment(parameter)
-        made = [self._programs.steps.chain(function, segments)] if function else chains(template, segments)
+        model_id, max_context_tokens = "", float("inf")
+        if not function:
+            model_id, max_context_tokens = self._programs.dispatcher.engines.find_model(request.model_id)
+        text_bytes = self._check_quota(len(request.parameters), template, *_texts_of(request.parameters))
+        segments = self._segments(request.parameters, max_context_tokens, is_function=bool(function))
+        if function:
+            specs = [self._programs.native_functions.task_spec(function, segments)]
+        else:
+            specs = parse_template(template, segments)
         call = Call(
-            graph=self.graph,
+            results=self.graph,
             tenant=self.tenant,
             model_id=model_id,
             prefix=constant_prefix(template),
             timeout_s=request.timeout_s,
-            chains=made,
         )
+        call.add_tasks(specs)
         self.graph.add(call)
         self.calls[call.id] = call
-        self._bytes += size
-        outputs = [task.chain.output for task in call.tasks]
-        self.variables |= {each.variable.id: each.variable for each in outputs}
-        for each in outputs:
-            if each.settings.criterion is not None:
-                self.graph.ask(each.variable, each.settings.criterion)
+        self.text_bytes += text_bytes
+        for task in call.tasks:
+            self.variables[task.output.id] = task.output
+        for task in call.tasks:
+            criterion = task.spec.output.settings.criterion
+            if criterion is not None:
+                self.graph.request(task.output, criterion)
         return call
 
     def cancel(self, call_id: str) -> None:
-        """Fail what has not ended of a call, and what needs it."""
-        if (call := self.calls.get(call_id)) is None:
+        """Fail what has not ended of a call, and what needs it. Raises NotFound."""
+        call = self.calls.get(call_id)
+        if call is None:
             raise NotFound("the session has no such call", reason="CALL_NOT_FOUND")
         for task in call.tasks:
             self.graph.fail(task, Cancelled("the call was cancelled"))
 
-    def end(self, gone: JaxctxError) -> None:
-        """Fail everything."""
+    def end(self, error: JaxctxError) -> None:
+        """Fail everything with this error."""
         for task in self.tasks():
-            self.graph.fail(task, gone)
+            self.graph.fail(task, error)
         for variable in self.variables.values():
-            variable.fail(gone)
+            variable.fail(error)
+
+    def _segments(
+        self, parameters: Sequence[Parameter], max_context_tokens: float, *, is_function: bool
+    ) -> dict[str, Segment]:
+        """Return what stands at each placeholder, or the arguments of a function, by name. Raises InvalidArgument."""
+        segments: dict[str, Segment] = {}
+        for index, parameter in enumerate(parameters):
+            if parameter.name in segments:
+                raise InvalidArgument.field(f"parameters[{index}].name", "must be different from those before it")
+            output = parameter.output
+            if output is not None and (output.max_tokens or 1) >= max_context_tokens:
+                field = f"parameters[{index}].output.max_tokens"
+                raise InvalidArgument.field(field, f"must be below {max_context_tokens}")
+            if is_function and output is not None and output != CallOutput(criterion=output.criterion):
+                raise InvalidArgument.field(f"parameters[{index}].output", "must have nothing but a criterion")
+            segments[parameter.name] = self._segment(parameter)
+        return segments
 
     def _segment(self, parameter: Parameter) -> Segment:
-        if (output := parameter.output) is None:
-            return self.variable(parameter.variable_id) if parameter.variable_id else parameter.text or ""
-        return Output(Variable(parameter.name), output)
+        if parameter.output is not None:
+            return Output(Variable(parameter.name, is_output=True), parameter.output)
+        if parameter.variable_id:
+            return self.variable(parameter.variable_id)
+        return parameter.text or ""
 
-    def _room(self, variables: int, *texts: str) -> int:
-        """Bytes of the texts. Raises ResourceExhausted if there is no room for them and so many variables."""
-        size, given = sum(len(text.encode()) for text in texts), self._programs.sessions(self.tenant)
-        too_many = len(self.variables) + variables > MAX_VARIABLES  # which no time changes
-        if too_many or sum(each._bytes for each in given) + size > MAX_TEXT_BYTES:
+    def _check_quota(self, variables: int, *texts: str) -> int:
+        """Return the bytes of the texts. Raises ResourceExhausted if they, or so many new variables, are too many."""
+        text_bytes = sum(len(text.encode()) for text in texts)
+        tenant_bytes = sum(session.text_bytes for session in self._programs.sessions(self.tenant))
+        too_many_variables = len(self.variables) + variables > MAX_VARIABLES
+        if too_many_variables or tenant_bytes + text_bytes > MAX_TEXT_BYTES:
             message = f"a session has up to {MAX_VARIABLES} variables, a tenant {MAX_TEXT_BYTES} bytes of text"
-            later_s = None if too_many or size > MAX_TEXT_BYTES else RETRY_S
-            raise ResourceExhausted(message, reason="QUOTA", retry_after_s=later_s)
-        return size
+            time_helps = not too_many_variables and text_bytes <= MAX_TEXT_BYTES
+            raise ResourceExhausted(message, reason="QUOTA", retry_after_s=RETRY_S if time_helps else None)
+        return text_bytes
 
-    def _keep(self, text: str) -> None:
-        self._bytes += self._room(0, text)
+    def _add_text(self, text: str) -> None:
+        self.text_bytes += self._check_quota(0, text)
 
     def _start(self, task: Task) -> None:
+        """Run a task that is ready: on an engine, or if it is a native step on a thread."""
         try:
-            task.prepare()
-            if task.chain.function:
-                task.running = asyncio.create_task(self._programs.steps.run(task, self._keep))
+            task.measure_prompt()
+            if task.spec.function:
+                task.function_run = asyncio.create_task(self._programs.native_functions.run(task, self._add_text))
             else:
                 self._programs.dispatcher.submit(task)
         except JaxctxError as error:
             self.graph.fail(task, error)
 
     def _stop(self, task: Task) -> None:
-        if task.running is not None:
-            task.running.cancel()  # or it has just come to its end
+        """Stop whatever runs of a task that has ended."""
+        if task.function_run is not None:
+            task.function_run.cancel()  # no effect if it has just come to its end
         self._programs.dispatcher.withdraw(task)
-        self._programs.execution.ended(task)
+        self._programs.executor.task_ended(task)
+
+
+def _texts_of(parameters: Sequence[Parameter]) -> list[str]:
+    """Return the texts that count for the quota: texts that are given, and stop strings of outputs."""
+    texts = [parameter.text or "" for parameter in parameters]
+    for parameter in parameters:
+        if parameter.output is not None:
+            texts += parameter.output.stop
+    return texts
 
 
 class Programs:
-    """All sessions, and the dispatcher that they share. Lives on the event loop; `attend` while it serves."""
+    """All sessions, and the dispatcher that they share. Lives on the event loop; run `watch` while it serves."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        functions: Mapping[str, native_functions.Function] = native_functions.BUILT_IN,
+        functions: Mapping[str, Function] = BUILT_IN_FUNCTIONS,
         *,
         policy: Policy | None = None,
         prefix_timeout_s: float = PREFIX_TIMEOUT_S,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are steps.
-
-        Contexts of constant prefixes end `prefix_timeout_s` after their last use. For `beat_s` see `Engines`.
+        """`clock` is that of deadlines, of all engines and of the sessions' time to live; `functions` are the native
+        functions by name. Contexts of constant prefixes end `prefix_timeout_s` after their last use. For `heartbeat_s`
+        see `EngineRegistry`.
         """
         self.clock = clock
-        self.steps = native_functions.NativeFunctions(functions)
-        self.execution = Execution(clock, prefix_timeout_s)
-        self.dispatcher = Dispatcher(self.execution.run, policy=policy, beat_s=beat_s)
+        self.native_functions = NativeFunctions(functions)
+        self.executor = Executor(clock, prefix_timeout_s)
+        self.dispatcher = Dispatcher(self.executor.run, policy=policy, heartbeat_s=heartbeat_s)
         self.draining = False
         self.working: set[object] = set()  # calls of clients that are no program's, and for which a drain waits
-        self.attending: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # to engines elsewhere
+        self.watching: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # engines elsewhere
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
-        """A new session. AlreadyExists for an id that the tenant has, ResourceExhausted for one too many."""
+        """Return a new session. AlreadyExists for an id that the tenant has, ResourceExhausted for one too many."""
         key = tenant, session_id or secrets.token_hex(16)
         if key in self._sessions:
             raise AlreadyExists("there is a session of this id")
-        if sum(owner == tenant for owner, _ in self._sessions) >= MAX_SESSIONS:
-            raise ResourceExhausted(
-                f"a tenant has up to {MAX_SESSIONS} sessions", reason="QUOTA", retry_after_s=RETRY_S
-            )
-        session = self._sessions[key] = Session(self, key[1], tenant, ttl_s)
+        if len(self.sessions(tenant)) >= MAX_SESSIONS:
+            message = f"a tenant has up to {MAX_SESSIONS} sessions"
+            raise ResourceExhausted(message, reason="QUOTA", retry_after_s=RETRY_S)
+        session = Session(self, key[1], tenant, ttl_s)
+        self._sessions[key] = session
         return session
 
     def session(self, tenant: str, session_id: str) -> Session:
-        """A tenant's session, which is used by that. NotFound for any other's, too."""
+        """Return a tenant's session; this counts as a use. NotFound for another tenant's too."""
         session = self._sessions.get((tenant, session_id))
-        if session is None or self._end_if_over(session):
+        if session is None or self._end_if_expired(session):
             raise NotFound("there is no such session", reason="SESSION_NOT_FOUND")
         session.use()
         return session
 
     def sessions(self, tenant: str) -> list[Session]:
-        """A tenant's, in the order of their ids."""
+        """Return a tenant's sessions, in the order of their ids."""
         return [session for (owner, _), session in sorted(self._sessions.items()) if owner == tenant]
 
     async def delete(self, tenant: str, session_id: str) -> None:
-        """End a session; returns when its pages are given back."""
+        """End a session; return when its pages are given back."""
         self._end(self.session(tenant, session_id), Cancelled("the session was deleted"))
-        await self.execution.released()
+        await self.executor.wait_until_released()
 
-    async def attend(self, *engines: Coroutine[Any, Any, None]) -> None:
-        """Watch over engines (see `Engines.attend`) and idle sessions. Never returns; cancelled, it ends them all."""
-        watching = [asyncio.create_task(each) for each in engines]
+    async def watch(self, *engines: Coroutine[Any, Any, None]) -> None:
+        """Watch over engines (see `EngineRegistry.watch`) and idle sessions. Never returns; cancelled, it ends all."""
+        watchers = [asyncio.create_task(each) for each in engines]
         try:
             while True:
                 for session in list(self._sessions.values()):
-                    self._end_if_over(session)
+                    self._end_if_expired(session)
                 await asyncio.sleep(SWEEP_S)
         finally:
-            for each in (*watching, *self.attending.values()):
+            for each in (*watchers, *self.watching.values()):
                 each.cancel()
             for session in list(self._sessions.values()):
                 self._end(session, Unavailable("the server stops", reason="NOT_SERVING", retry_after_s=5.0))
 
     async def drain(self) -> None:
-        """Take no more calls, and return when nothing is left of those that have all that they need."""
+        """Take no more calls, and return when everything that runs is done."""
         self.draining = True
-        while self.working or any(session.info.started for session in self._sessions.values()):
+        while self.working or any(session.is_running for session in self._sessions.values()):
             await asyncio.sleep(SWEEP_S / 20)
 
-    def _end_if_over(self, session: Session) -> bool:
-        if over := session.over():
-            self._end(session, Cancelled("the session's time to live ended"))
-        return over
+    def _end_if_expired(self, session: Session) -> bool:
+        """End a session whose time to live is over; begin it again if something runs. Returns whether it ended."""
+        if self.clock() < session.expires_at:
+            return False
+        if session.is_running:
+            session.use()
+            return False
+        self._end(session, Cancelled("the session's time to live ended"))
+        return True
 
-    def _end(self, session: Session, gone: JaxctxError) -> None:
+    def _end(self, session: Session, error: JaxctxError) -> None:
         del self._sessions[session.tenant, session.id]
-        session.end(gone)
+        session.end(error)

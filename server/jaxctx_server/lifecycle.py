@@ -14,9 +14,9 @@ from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
-from jaxctx.programs.engine_registry import BEAT_S, EngineHandle, EngineRegistry
+from jaxctx.programs.engine_registry import HEARTBEAT_S, EngineHandle, EngineRegistry
 from jaxctx.programs.executor import PREFIX_TIMEOUT_S
-from jaxctx.programs.native_functions import functions
+from jaxctx.programs.native_functions import load_functions
 from jaxctx.programs.sessions import Programs
 from jaxctx.v1.context_service_pb2 import FillRequest
 from jaxctx_server.tokenizer_pool import EmptyContext, MiddleOfSequence, TokenizerPool
@@ -51,12 +51,16 @@ class ProgramSettings:
 
     policy: Policy = field(default_factory=Policy)
     prefix_timeout_s: float = PREFIX_TIMEOUT_S
-    beat_s: float = BEAT_S
+    heartbeat_s: float = HEARTBEAT_S
 
     def programs(self, clock: Callable[[], float]) -> Programs:
         """Programs with these settings and the native functions of this server."""
         return Programs(
-            clock, functions(), policy=self.policy, prefix_timeout_s=self.prefix_timeout_s, beat_s=self.beat_s
+            clock,
+            load_functions(),
+            policy=self.policy,
+            prefix_timeout_s=self.prefix_timeout_s,
+            heartbeat_s=self.heartbeat_s,
         )
 
 
@@ -102,15 +106,15 @@ class ServingState:
 
     def engine_handles(self) -> list[EngineHandle]:
         """A handle of each engine that answers now: of the one of this process, or of those of a router."""
-        return list(self.engines.nodes.values())
+        return list(self.engines.handles.values())
 
-    async def attend(self) -> None:
+    async def run_programs(self) -> None:
         """Run the programs. Never returns."""
-        attendances = []
-        if self.model is not None:
-            attendance = self.engines.attend(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True)
-            attendances.append(attendance)
-        await self.programs.attend(*attendances)
+        if self.model is None:
+            await self.programs.watch()
+        else:
+            watch = self.engines.watch(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True)
+            await self.programs.watch(watch)
 
 
 class ServerLifecycle:
@@ -121,7 +125,7 @@ class ServerLifecycle:
         self.changed = asyncio.Event()  # set when `state` changes; take it before reading `state`, so as to miss no change
         self._serving: ServingState | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._attending: asyncio.Task[None] | None = None
+        self._programs: asyncio.Task[None] | None = None
 
     def served(self) -> ServingState:
         """What is served; also while draining, when the engine refuses new work and answers all else.
@@ -147,7 +151,7 @@ class ServerLifecycle:
     def set_ready(self, serving: ServingState) -> None:
         """Loading is done: serve this from now on."""
         self._serving = serving
-        self._attending = asyncio.create_task(serving.attend())
+        self._programs = asyncio.create_task(serving.run_programs())
         self._enter(State.READY)
 
     async def drain(self) -> None:
@@ -160,7 +164,7 @@ class ServerLifecycle:
 
     def stop(self) -> None:
         """Answer nothing more."""
-        for task in (self._draining, self._attending):
+        for task in (self._draining, self._programs):
             if task is not None:
                 task.cancel()
         if self._serving is not None and self._serving.model is not None:

@@ -57,7 +57,7 @@ class Company:
 
     @property
     def nodes(self) -> dict[str, Any]:
-        return dict(self.programs.dispatcher.engines.nodes)
+        return dict(self.programs.dispatcher.engines.handles)
 
     async def joined(self, address: str, cluster: Cluster | None = None) -> None:
         """An engine joins, as this process, or again as the one it was."""
@@ -335,7 +335,7 @@ async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller
     cut_off, other = company.engines
     forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
     port = await forwarder.begin()
-    incarnation = company.programs.dispatcher.engines.nodes[cut_off].engine._headers[-1][1]
+    incarnation = company.programs.dispatcher.engines.handles[cut_off].engine._headers[-1][1]
     company.leave(cut_off)
     company.leave(other)
     await until(lambda: not company.nodes)

@@ -1,8 +1,9 @@
-"""README says only what is there."""
+"""README and the pages for users say only what is there."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import os
 import re
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+import jaxctx
 from jaxctx_server.config import PlanConfig, ServeConfig
-from tests.readme import README, ROOT, commands, words
+from tests.readme import PAGES, ROOT, commands, commands_of, words
 
 OF_THE_SYSTEM = {"curl", "grpcurl", "grep", "openssl", "echo"}  # programs that a reader has, or knows where from
 BROUGHT = {"rest": {"starlette", "uvicorn"}, "ray": {"ray"}}  # by extras that not every environment has: modules
@@ -29,24 +31,58 @@ def test_the_first_example_parses_and_needs_only_the_client(first_example: str) 
         assert any(isinstance(node, ast.Attribute) and node.attr == step for node in ast.walk(tree))
 
 
-def test_links_and_commands_exist() -> None:
-    for page in ("README.md", "BUILD.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text) + re.findall(
-            r"(?<![\w/])\./?((?:scripts|\.ci)/\w+)", text
-        )
-        assert targets
-        for target in targets:
-            assert (ROOT / target).exists(), f"{page} names {target}"
+PYTHON_BLOCKS = [
+    (page, block) for page, text in PAGES.items() for block in re.findall(r"```python\n(.*?)```", text, re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON_BLOCKS)
+def test_python_parses_and_names_what_is_there(page: str, block: str) -> None:
+    """Blocks may be parts of a program; what they take from jaxctx exists."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for node in ast.walk(compile(block, page, "exec", flags)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxctx"):
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{page}: {node.module} has no {alias.name}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jaxctx":
+            assert hasattr(jaxctx, node.attr), f"{page}: jaxctx has no {node.attr}"
+
+
+def test_the_python_reference_names_what_is_there() -> None:
+    """Objects of the directives, which only the build of the site would tell otherwise."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    current, described = "jaxctx", 0
+    for line in page.splitlines():
+        if found := re.match(r"\.\. (currentmodule|automodule):: (\S+)", line):
+            current = found[2]
+            importlib.import_module(current)
+        elif found := re.match(r"\.\. auto\w+:: (\S+)", line):
+            assert hasattr(importlib.import_module(current), found[1]), f"{current} has no {found[1]}"
+            described += 1
+    assert described > 10
+
+
+PAGES_WITH_LINKS = (*PAGES, "BUILD.md", "CONTRIBUTING.md")
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_LINKS)
+def test_links_and_commands_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text) if "reference/generated/" not in link]
+    scripts = re.findall(r"(?<![\w/.])(?:\./)?((?:scripts|\.ci)/\w+)(?![\w.])", text)
+    targets = [(ROOT / page).parent / link for link in links] + [ROOT / script for script in scripts]
+    assert targets or page.startswith("docs/")
+    for target in targets:
+        assert target.exists(), f"{page} names {target}"
 
 
 def test_every_operation_named_is_in_the_contract() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = [row.split("|")[2] for row in readme.splitlines() if row.startswith("| `")]
+    rows = [row.split("|")[2] for row in PAGES["docs/clients.md"].splitlines() if row.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     contract = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "protos").rglob("*_service.proto"))
     defined = set(re.findall(r"(?:rpc|service) (\w+)", contract))
-    assert named
+    assert len(named) > 20
     assert named <= defined
 
 
@@ -61,7 +97,7 @@ def clean() -> dict[str, str]:
 def test_commands_are_found() -> None:
     block = "```sh\nj=1   # one\ncurl a -d '{\"b\":\n 1}'\n\n```\n"
     page = f"Text `scripts/a.py --b` and `x = 1`\n{block}`.venv/bin/python scripts/c.py\nd`"
-    assert commands(page) == [
+    assert commands_of(page) == [
         "j=1   # one",
         "curl a -d '{\"b\":\n 1}'",
         "",
@@ -73,14 +109,23 @@ def test_commands_are_found() -> None:
     assert len([each for each in commands() if words(each)]) > 20
 
 
-@pytest.mark.parametrize("command", sorted({each for each in commands() if words(each)}))
-def test_a_command_of_readme_needs_no_active_environment(command: str) -> None:
-    """As pasted in a clean shell in a clone: it is there, may be run, and needs nothing that no line before brings."""
+COMMANDS = sorted({(page, each) for page, text in PAGES.items() for each in commands_of(text) if words(each)})
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_of_a_page_needs_no_active_environment(page: str, command: str) -> None:
+    """As pasted in a clean shell in a clone: it is there, may be run, and needs nothing that no line before brings.
+
+    `jaxctx-serve` and `pip` are also those of an installed package.
+    """
     program, *arguments = words(command)
     if program in OF_THE_SYSTEM:
         return
-    if program == ".venv/bin/pip":
+    if program in (".venv/bin/pip", "pip"):
         assert arguments[0] == "install"
+        return
+    if program == "jaxctx-serve":
+        check_settings(arguments)
         return
     if program == ".venv/bin/python":  # of the environment that `./scripts/serve` makes
         if arguments == ["FILE"]:
@@ -88,7 +133,8 @@ def test_a_command_of_readme_needs_no_active_environment(command: str) -> None:
         script = ROOT / arguments[0]
         assert script.exists()
         for extra in extras(script):
-            installed = README.rpartition(command)[0] or README[: README.index(arguments[0])]
+            text = PAGES[page]
+            installed = text.rpartition(command)[0] or text[: text.index(arguments[0])]
             assert f"scripts/environment {extra}" in installed, f"{command} needs {extra}, which nothing installs"
         helped = [sys.executable, str(script), "--help"]
         done = subprocess.run(helped, env=clean(), cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -103,11 +149,16 @@ def test_a_command_of_readme_needs_no_active_environment(command: str) -> None:
     assert os.access(script, os.X_OK), f"{program} has no run bit"
     assert script.read_text("utf-8").startswith("#!/usr/bin/env bash"), f"{program}: python3 there is not of .venv"
     if script.name == "serve":
-        named = {name for kind in (ServeConfig, PlanConfig) for name in (each.name for each in fields(kind))}
-        assert {flag.lstrip("-").replace("-", "_") for flag in flags(arguments)} - {"help"} <= named
+        check_settings(arguments)
     if script.name == "environment":
         extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
         assert arguments[0] == "EXTRA" or arguments[0] in extra
+
+
+def check_settings(arguments: list[str]) -> None:
+    """The flags among the arguments of `jaxctx-serve` are settings of it."""
+    named = {name for kind in (ServeConfig, PlanConfig) for name in (each.name for each in fields(kind))}
+    assert {flag.lstrip("-").replace("-", "_") for flag in flags(arguments)} - {"help"} <= named
 
 
 def flags(arguments: list[str]) -> set[str]:

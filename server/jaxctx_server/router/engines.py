@@ -41,7 +41,7 @@ class RouterEngines:
             handles = self.handles()
         else:
             registry = self._lifecycle.served().engines
-            name, _ = registry.model(model_id)
+            name, _ = registry.find_model(model_id)
             handles = registry.serving(name)
         return sorted(handles, key=lambda handle: (handle is not first, handle.draining, handle.load))
 
@@ -49,14 +49,14 @@ class RouterEngines:
         """Whether an engine that has registered does not answer now, and may again."""
         state = self._lifecycle.served()
         return any(
-            address not in state.engines.nodes and not attendance.done()
-            for address, attendance in state.programs.attending.items()
+            address not in state.engines.handles and not watch.done()
+            for address, watch in state.programs.watching.items()
         )
 
     def no_engine_error(self) -> Unavailable:
         """The error of a call that no engine could be asked for."""
         registry = self._lifecycle.served().engines
-        return engine_lost() if registry.nodes else registry.none()
+        return engine_lost() if registry.handles else registry.no_engine_error()
 
     async def ask_each(
         self,

@@ -31,7 +31,7 @@ class EngineRegistration:
             raise FailedPrecondition("this server is no router", reason="WRONG_ROLE")
         address = f"{peer_host or LOOPBACK}:{request.port}"
         if request.leaving:
-            handle = state.engines.nodes.get(address)
+            handle = state.engines.handles.get(address)
             if handle is not None:
                 await self._migrator.evacuate(handle)
             return
@@ -40,15 +40,15 @@ class EngineRegistration:
         )
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
-            attendance = asyncio.create_task(state.engines.attend(address, engine, engine.encode))
-            before = state.programs.attending.get(address)
-            state.programs.attending[address] = attendance
+            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))
+            before = state.programs.watching.get(address)
+            state.programs.watching[address] = watch
             try:
                 if before is not None:
                     before.cancel()  # its call may have ended unnoticed
-                await asyncio.sleep(0)  # the attendance begins by registering
-                yield RegisterResponse(epoch=state.engines.nodes[address].epoch)
-                await asyncio.wait([attendance])
+                await asyncio.sleep(0)  # the watch begins by registering
+                yield RegisterResponse(epoch=state.engines.handles[address].epoch)
+                await asyncio.wait([watch])
             finally:
-                attendance.cancel()
-                await asyncio.wait([attendance])
+                watch.cancel()
+                await asyncio.wait([watch])

@@ -55,18 +55,18 @@ class LocalSessionService:
     async def create_variable(self, caller: Caller, request: pb.CreateVariableRequest) -> pb.CreateVariableResponse:
         text = request.text if request.HasField("text") else None
         session = self._session(caller, request.session_id)
-        variable = session.add_variable(request.name, request.description, text)
+        variable = session.create_variable(request.name, request.description, text)
         return pb.CreateVariableResponse(variable=convert.variable_info_to_proto(variable.info))
 
     async def set_variable(self, caller: Caller, request: pb.SetVariableRequest) -> pb.SetVariableResponse:
-        variable = self._session(caller, request.session_id).set(request.variable_id, request.text)
+        variable = self._session(caller, request.session_id).set_variable(request.variable_id, request.text)
         return pb.SetVariableResponse(variable=convert.variable_info_to_proto(variable.info))
 
     async def get_variable(self, caller: Caller, request: pb.GetVariableRequest) -> pb.GetVariableResponse:
         session = self._session(caller, request.session_id)
         variable = session.variable(request.variable_id)
         if request.criterion:
-            session.ask(variable.id, Criterion(request.criterion))
+            session.request(variable.id, Criterion(request.criterion))
         if request.wait:
             await variable.wait()
         return pb.GetVariableResponse(variable=convert.variable_info_to_proto(variable.info))
@@ -75,7 +75,7 @@ class LocalSessionService:
         self, caller: Caller, request: pb.ReadVariableRequest
     ) -> AsyncGenerator[pb.ReadVariableResponse, None]:
         criterion = Criterion(request.criterion) if request.criterion else Criterion.LATENCY
-        variable = self._session(caller, request.session_id).ask(request.variable_id, criterion)
+        variable = self._session(caller, request.session_id).request(request.variable_id, criterion)
         async for text in variable.read():
             yield pb.ReadVariableResponse(text=text)
 

@@ -69,7 +69,7 @@ def step(session: Session, function: str, *, timeout_s: float = 60.0, **values: 
 
 
 async def ask(session: Session, variable_id: str, criterion: Criterion = Criterion.LATENCY) -> str:
-    return await asyncio.wait_for(session.ask(variable_id, criterion).wait(), 5)
+    return await asyncio.wait_for(session.request(variable_id, criterion).wait(), 5)
 
 
 async def settle() -> None:

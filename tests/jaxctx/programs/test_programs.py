@@ -23,7 +23,7 @@ LONG = "You are a careful assistant who answers in one short sentence and never 
 async def test_lazy() -> None:
     company = Company(engine := ScriptedEngine())
     session = company.session()
-    x = session.add_variable("x")
+    x = session.create_variable("x")
     a = call(session, "A of {{x}}: {{a}}", x=(x.id,), a=output("a"))["a"]
     b = call(session, "B of {{a}}: {{b}}", a=(a,), b=output("b"))["b"]
     call(session, "nobody asks {{c}}", c=output("c"))
@@ -32,7 +32,7 @@ async def test_lazy() -> None:
     waiting = asyncio.create_task(ask(session, b))
     await settle()
     assert engine.log == []
-    session.set(x.id, "it")
+    session.set_variable(x.id, "it")
     text = await waiting
     prompts = engine.did("generate")
     assert prompts == ["A of it: ", f"B of {session.variable(a).text}: "]
@@ -59,7 +59,7 @@ async def test_deduction(criterion: Criterion, loads: list[int]) -> None:
     for engine in engines:
         engine.gate.clear()
     for i in range(8):
-        session.ask(call(session, f"Call {i}: {{{{o}}}}", o=output("o"))["o"], criterion)
+        session.request(call(session, f"Call {i}: {{{{o}}}}", o=output("o"))["o"], criterion)
     await settle()
     assert company.loads() == loads
 
@@ -156,7 +156,7 @@ PREFIXES = [f"{i} of four: {LONG}" for i in range(4)]
 async def prefixed(company: Company, order: list[int], criterion: Criterion) -> None:
     session = company.session()
     for n, i in enumerate(order):
-        session.ask(call(session, PREFIXES[i] + "{{q}}? {{o}}", q=f"question {n}", o=output("o"))["o"], criterion)
+        session.request(call(session, PREFIXES[i] + "{{q}}? {{o}}", q=f"question {n}", o=output("o"))["o"], criterion)
     await settle()
 
 
@@ -166,11 +166,11 @@ async def test_calls_land_where_their_prefix_is() -> None:
     for node, prefix in zip(company.nodes, PREFIXES, strict=True):  # each engine gets to hold one
         others = [each for each in company.nodes if each is not node]
         for other in others:
-            del company.registry.nodes[other.id]
+            del company.registry.handles[other.id]
         session = company.session()
         await ask(session, call(session, prefix + "{{q}}? {{o}}", q="first", o=output("o"))["o"])
         for other in others:
-            company.registry.nodes[other.id] = other
+            company.registry.handles[other.id] = other
     for engine in engines:
         engine.gate.clear()
         engine.log.clear()
@@ -209,14 +209,14 @@ async def test_the_longest_match_wins_over_any() -> None:
     session = company.session()
     for node, text in zip(company.nodes, (short, long), strict=True):
         other = next(each for each in company.nodes if each is not node)
-        del company.registry.nodes[other.id]
+        del company.registry.handles[other.id]
         await ask(session, call(session, text + "{{o}}", o=output("o"))["o"])
-        company.registry.nodes[other.id] = other
+        company.registry.handles[other.id] = other
     asked = call(session, "{{t}} and on {{o}}", t=long + "!", o=output("o"))["o"]
     await ask(session, asked)
-    task = session.variable(asked).producer
+    task = session.graph.producer(session.variable(asked))
     assert task.engine_id == "e1"
-    assert task.why == f"holds {len(long) // 64 * 64} characters of its prompt"
+    assert task.placement_reason == f"holds {len(long) // 64 * 64} characters of its prompt"
 
 
 async def test_sharing() -> None:
@@ -274,7 +274,7 @@ async def test_isolation() -> None:
     assert len(set(together)) == 12
     company = Company(ScriptedEngine())
     mine, other = company.session(), company.session()
-    variable = mine.add_variable("x", text="secret")
+    variable = mine.create_variable("x", text="secret")
     with pytest.raises(NotFound) as error:
         other.variable(variable.id)
     assert error.value.reason == "VARIABLE_NOT_FOUND"
@@ -335,13 +335,13 @@ async def test_braces_that_are_no_place_are_text() -> None:
 
 async def test_set_once() -> None:
     session = Company(ScriptedEngine()).session()
-    x = session.add_variable("x")
-    session.set(x.id, "")
+    x = session.create_variable("x")
+    session.set_variable(x.id, "")
     with pytest.raises(AlreadyExists):
-        session.set(x.id, "again")
+        session.set_variable(x.id, "again")
     o = call(session, "{{x}}say {{o}}", x=(x.id,), o=output("o"))["o"]
     with pytest.raises(FailedPrecondition):
-        session.set(o, "mine")
+        session.set_variable(o, "mine")
 
 
 async def test_no_fit() -> None:
@@ -366,10 +366,10 @@ async def test_a_failed_input_fails_what_needs_it() -> None:
 
 async def test_failing_a_very_long_chain() -> None:
     session = Company(ScriptedEngine()).session()
-    first = last = session.add_variable("x").id
+    first = last = session.create_variable("x").id
     for _ in range(3000):
         last = call(session, "{{x}}: {{o}}", x=(last,), o=output("o"))["o"]
-    session.ask(last, Criterion.LATENCY)
+    session.request(last, Criterion.LATENCY)
     session.cancel(next(iter(session.calls)))
     with pytest.raises(Cancelled):
         await session.variable(last).wait()
@@ -398,7 +398,7 @@ async def test_deletion_returns_every_context() -> None:
     engine.gate.clear()
     ids = [call(session, f"{i} {{{{o}}}}", o=output("o"))["o"] for i in range(5)]
     asking = [asyncio.create_task(ask(session, each)) for each in ids]
-    late = asyncio.create_task(session.add_variable("never set").wait())
+    late = asyncio.create_task(session.create_variable("never set").wait())
     await until(lambda: len(engine.running) == 4)
     await company.programs.delete("t", session.id)
     results = await asyncio.gather(*asking, late, return_exceptions=True)
@@ -412,7 +412,7 @@ async def test_deletion_returns_every_context() -> None:
 
 async def test_an_idle_session_ends_and_a_working_one_does_not() -> None:
     company = Company(engine := ScriptedEngine())
-    watching = asyncio.create_task(company.programs.attend())
+    watching = asyncio.create_task(company.programs.watch())
     idle, working = company.session(ttl_s=10.0), company.session(ttl_s=10.0)
     engine.gate.clear()
     o = call(working, "say {{o}}", o=output("o"))["o"]
@@ -432,7 +432,7 @@ async def test_a_stream_has_every_part_once() -> None:
     session = company.session()
     engine.gate.clear()
     o = call(session, "say {{o}}", o=output("o"))["o"]
-    variable = session.ask(o, Criterion.TIME_TO_FIRST_TOKEN)
+    variable = session.request(o, Criterion.TIME_TO_FIRST_TOKEN)
 
     async def read() -> list[str]:
         return [part async for part in variable.read()]
@@ -452,13 +452,13 @@ async def test_a_stronger_request_upgrades_what_has_not_started() -> None:
     engine.gate.clear()
     first = call(session, "one {{o}}", o=output("o"))["o"]
     second = call(session, "two {{o}}", o=output("o"))["o"]
-    session.ask(first, Criterion.THROUGHPUT)
-    session.ask(second, Criterion.THROUGHPUT)
+    session.request(first, Criterion.THROUGHPUT)
+    session.request(second, Criterion.THROUGHPUT)
     await settle()
-    session.ask(second, Criterion.LATENCY)
-    session.ask(second, Criterion.THROUGHPUT)
-    assert session.variable(second).producer.criterion is Criterion.LATENCY
-    assert session.variable(first).producer.criterion is Criterion.THROUGHPUT
+    session.request(second, Criterion.LATENCY)
+    session.request(second, Criterion.THROUGHPUT)
+    assert session.graph.producer(session.variable(second)).criterion is Criterion.LATENCY
+    assert session.graph.producer(session.variable(first)).criterion is Criterion.THROUGHPUT
     engine.gate.set()
     await session.variable(second).wait()
 
@@ -468,11 +468,11 @@ async def test_tenants_take_turns() -> None:
     many, few = company.session("many"), company.session("few")
     engine.gate.clear()
     for i in range(6):
-        many.ask(call(many, f"m{i} {{{{o}}}}", o=output("o"))["o"], Criterion.THROUGHPUT)
+        many.request(call(many, f"m{i} {{{{o}}}}", o=output("o"))["o"], Criterion.THROUGHPUT)
     await settle()
     asked = [call(few, f"f{i} {{{{o}}}}", o=output("o"))["o"] for i in range(2)]
     for each in asked:
-        few.ask(each, Criterion.THROUGHPUT)
+        few.request(each, Criterion.THROUGHPUT)
     engine.gate.set()
     await until(lambda: len(engine.did("generate")) == 8)
     assert [text[:2] for text in engine.did("generate")] == ["m0", "f0", "m1", "f1", "m2", "m3", "m4", "m5"]
@@ -492,15 +492,15 @@ async def test_quotas() -> None:
     company = Company(ScriptedEngine())
     session = company.session()
     for i in range(4096):
-        session.add_variable(str(i))
+        session.create_variable(str(i))
     with pytest.raises(ResourceExhausted) as error:
-        session.add_variable("one too many")
+        session.create_variable("one too many")
     assert error.value.reason == "QUOTA"
     other = company.session()
     for _ in range(32):
-        other.add_variable("x", text="x" * (2 << 20))
+        other.create_variable("x", text="x" * (2 << 20))
     with pytest.raises(ResourceExhausted):
-        other.add_variable("x", text="x")
+        other.create_variable("x", text="x")
     with pytest.raises(AlreadyExists):
         company.programs.create("t", 1.0, other.id)
 
@@ -509,8 +509,8 @@ async def test_the_graph_tells_why() -> None:
     company = Company(ScriptedEngine())
     session = company.session()
     o = call(session, "say {{o}}", o=output("o"))["o"]
-    task = session.variable(o).producer
+    task = session.graph.producer(session.variable(o))
     assert task.phase is TaskPhase.IDLE
-    assert task.why == ""
+    assert task.placement_reason == ""
     await ask(session, o)
-    assert (task.phase, task.engine_id, task.why) == (TaskPhase.DONE, "e", "least impact")
+    assert (task.phase, task.engine_id, task.placement_reason) == (TaskPhase.DONE, "e", "least impact")

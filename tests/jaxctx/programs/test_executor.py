@@ -85,12 +85,12 @@ class Losing:
         parameter = Parameter(name="o", output=settings)
         call = session.submit(SubmitCallRequest(template=PROMPT + "{{o}}", parameters=[parameter], timeout_s=600))
         task, prompt, read = call.tasks[0], len(await encode(PROMPT, True)), ""
-        variable, next_loss = session.ask(task.output.id, Criterion.LATENCY), every
+        variable, next_loss = session.request(task.output.id, Criterion.LATENCY), every
         tokens: list[int] = []
         async for part in variable.read():
             read += part
             tokens = call.tokens[prompt:] or tokens
-            if not task.finished and len(tokens) >= next_loss:
+            if not task.output_complete and len(tokens) >= next_loss:
                 next_loss = len(tokens) + every
                 self.lose(task.engine_id)
         await self.programs.delete(TENANT, session.id)
@@ -99,7 +99,7 @@ class Losing:
 
     def lose(self, engine_id: str) -> None:
         self.losses += 1
-        self.registry.lose(self.registry.nodes[engine_id])
+        self.registry.lose(self.registry.handles[engine_id])
         self.registry.register(engine_id, self.engines[int(engine_id)], encode)
 
 

@@ -17,12 +17,12 @@ from tests.server.conftest import STATS
 async def test_time_is_over_for_a_task_whose_input_never_came() -> None:
     company = Company(engine := ScriptedEngine())
     session = company.session()
-    x = session.add_variable("x")
+    x = session.create_variable("x")
     parameters = [replace(output("x"), output=None, variable_id=x.id), output("o")]
     request = SubmitCallRequest(template="{{x}} and {{o}}", parameters=parameters, timeout_s=0.05)
     with pytest.raises(DeadlineExceeded):
         await ask(session, session.submit(request).tasks[0].output.id)
-    session.set(x.id, "late")
+    session.set_variable(x.id, "late")
     await settle()
     assert engine.log == []
 
@@ -61,7 +61,7 @@ async def test_calls_that_end_at_once_keep_one_prefix() -> None:
 
 
 async def test_the_latest_used_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "MOST_PREFIXES", 2)
+    monkeypatch.setattr(executor, "MAX_PREFIXES", 2)
     company = Company(engine := ScriptedEngine())
     session = company.session()
     for used in "abacab":
@@ -96,13 +96,13 @@ async def test_time_is_over_while_it_is_tried_again_and_again() -> None:
 
 
 async def test_one_tenants_queue_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "MOST_WAITING", 5)
+    monkeypatch.setattr(dispatcher, "MAX_WAITING", 5)
     company = Company(engine := ScriptedEngine(max_batch=1))
     greedy, other = company.session("greedy"), company.session("other")
     engine.gate.clear()
     ids = [call(greedy, f"{i} {{{{o}}}}", o=output("o"))["o"] for i in range(8)]
     for each in ids:
-        greedy.ask(each, Criterion.THROUGHPUT)
+        greedy.request(each, Criterion.THROUGHPUT)
     asking = asyncio.create_task(ask(other, call(other, "say {{o}}", o=output("o"))["o"]))
     await settle()
     engine.gate.set()
@@ -119,7 +119,7 @@ async def test_who_was_away_is_not_behind_for_what_he_had() -> None:
     engine.gate.clear()
     engine.log.clear()
     for i in range(10):
-        new.ask(call(new, f"n{i} {{{{o}}}}", o=output("o"))["o"], Criterion.THROUGHPUT)
+        new.request(call(new, f"n{i} {{{{o}}}}", o=output("o"))["o"], Criterion.THROUGHPUT)
     await settle()
     asking = asyncio.create_task(ask(old, call(old, "mine {{o}}", o=output("o"))["o"]))
     await settle()
@@ -130,7 +130,7 @@ async def test_who_was_away_is_not_behind_for_what_he_had() -> None:
 
 async def test_other_doors_do_not_shut_programs_out() -> None:
     company = Company(ScriptedEngine())
-    company.nodes[0].beat(replace(STATS, running=9, waiting=0, pages_reserved=10**9))
+    company.nodes[0].update_load(replace(STATS, running=9, waiting=0, pages_reserved=10**9))
     session = company.session()
     assert await ask(session, call(session, "say {{o}}", o=output("o"))["o"]) == "<say >"
 
@@ -140,7 +140,7 @@ async def test_a_deletion_that_is_given_up_closes_all_the_same() -> None:
     sessions = [company.session(tenant) for tenant in "ab"]
     engine.gate.clear()
     for session in sessions:
-        session.ask(call(session, "say {{o}}", o=output("o"))["o"], Criterion.THROUGHPUT)
+        session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.THROUGHPUT)
     await until(lambda: len(engine.running) == 2)
     leaving, staying = (asyncio.create_task(company.programs.delete(each.tenant, each.id)) for each in sessions)
     await asyncio.sleep(0)
@@ -155,7 +155,7 @@ async def test_an_engine_lost_behind_the_last_part_is_not_asked_again() -> None:
     company = Company(one, two)
     one.ticks_to_close = 50  # the last part was told, and the stream has not ended
     session = company.session()
-    variable = session.ask(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    variable = session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
     await until(lambda: variable.text == "abc")
     company.registry.lose(company.nodes[0])
     assert await variable.wait() == "abc"
@@ -175,7 +175,7 @@ async def test_text_that_an_engine_held_back_is_not_lost() -> None:
     one.generate = held_back
     company = Company(one, two)
     session = company.session()
-    variable = session.ask(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    variable = session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
     await until(lambda: variable.text == "foo")
     company.registry.lose(company.nodes[0])
     assert await variable.wait() == "foo#bar"
@@ -184,7 +184,7 @@ async def test_text_that_an_engine_held_back_is_not_lost() -> None:
 
 async def test_reading_a_failure_often_keeps_nothing() -> None:
     session = Company(ScriptedEngine()).session()
-    variable = session.add_variable("x")
+    variable = session.create_variable("x")
     variable.fail(Cancelled("gone"))
     for _ in range(20):
         with pytest.raises(Cancelled) as error:
@@ -196,25 +196,25 @@ async def test_reading_a_failure_often_keeps_nothing() -> None:
 
 
 async def test_an_odd_error_does_not_end_the_watch() -> None:
-    company = Company(beat_s=0.01)
+    company = Company(heartbeat_s=0.01)
     engine = ScriptedEngine()
-    watching = asyncio.create_task(company.registry.attend("e", engine, encode))
-    await until(lambda: bool(company.registry.nodes))
+    watching = asyncio.create_task(company.registry.watch("e", engine, encode))
+    await until(lambda: bool(company.registry.handles))
     engine.failure = RuntimeError("odd")
-    await until(lambda: not company.registry.nodes)
+    await until(lambda: not company.registry.handles)
     engine.failure = None
-    await until(lambda: bool(company.registry.nodes))
+    await until(lambda: bool(company.registry.handles))
     watching.cancel()
 
 
 async def test_long_texts_are_looked_at_only_where_they_begin() -> None:
     session = Company(ScriptedEngine()).session()
-    x = session.add_variable("x", text="x" * (2 << 20))
+    x = session.create_variable("x", text="x" * (2 << 20))
     ids = call(session, "{{x}}{{x}}{{x}}{{o}}", x=(x.id,), o=output("o"))
-    task = session.variable(ids["o"]).producer
-    task.prepare()
-    assert (task.characters, len(task.blocks)) == (6 << 20, 1024)
-    y = session.add_variable("y", text="y" * (2 << 20))
+    task = session.graph.producer(session.variable(ids["o"]))
+    task.measure_prompt()
+    assert (task.prompt_characters, len(task.prompt_blocks)) == (6 << 20, 1024)
+    y = session.create_variable("y", text="y" * (2 << 20))
     ids = call(session, "{{x}}{{x}}{{y}}{{y}}{{x}}{{o}}", x=(x.id,), y=(y.id,), o=output("o"))
     with pytest.raises(ResourceExhausted):
         await ask(session, ids["o"])

@@ -31,7 +31,7 @@ async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
     one.parts_before_failure, one.failure = 2, None
     o = call(session, "Tell: {{o}}", o=output("o"))["o"]
     one.gate.clear()
-    reading = session.ask(o, Criterion.LATENCY)
+    reading = session.request(o, Criterion.LATENCY)
     await until(lambda: bool(one.running))
     one.failure = gone()
     one.gate.set()
@@ -39,7 +39,7 @@ async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
     assert "".join(parts) == STORY
     assert one.did("generate") == ["Tell: "]
     assert two.did("generate") == ["Tell: On"]
-    assert list(company.registry.nodes) == ["two"]
+    assert list(company.registry.handles) == ["two"]
     await settle()
     assert two.contexts == {}
 
@@ -53,12 +53,12 @@ async def test_a_context_that_cannot_become_a_prefix_s_is_closed(failing: str) -
     prefix = "You never guess. " * 8
     engine.failing, engine.failure = failing, Internal("a defect")
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await company.programs.execution.released()
+    await company.programs.executor.wait_until_released()
     assert engine.contexts == {}
     assert company.nodes[0].prefixes == {}
     engine.failure = None
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await company.programs.execution.released()
+    await company.programs.executor.wait_until_released()
     assert len(engine.contexts) == 1
 
 
@@ -67,7 +67,7 @@ async def test_no_prefix_is_kept_if_so_set() -> None:
     company = Company(engine, prefix_timeout_s=0.0)
     session = company.session()
     await ask(session, call(session, "You never guess. " * 8 + "{{o}}", o=output("o"))["o"])
-    await company.programs.execution.released()
+    await company.programs.executor.wait_until_released()
     assert engine.contexts == {}
 
 
@@ -92,7 +92,7 @@ async def test_a_context_whose_making_was_cut_short_is_closed() -> None:
     with pytest.raises(Cancelled):
         await asking
     await settle()
-    await company.programs.execution.released()
+    await company.programs.executor.wait_until_released()
     assert engine.contexts == {}
 
 
@@ -100,36 +100,34 @@ async def test_earlier_outputs_of_the_call_are_kept() -> None:
     one, two = ScriptedEngine("one", answer=lambda text: "A"), ScriptedEngine("two", answer=lambda text: "B")
     company = Company(one, two)
     session = company.session()
-    x = session.add_variable("x")
+    x = session.create_variable("x")
     outputs = call(session, "1 {{a}} 2 {{x}} {{b}}", a=output("a"), x=(x.id,), b=output("b"))
     asking = asyncio.create_task(ask(session, outputs["b"]))
     await session.variable(outputs["a"]).wait()
     company.registry.lose(company.nodes[0])
-    session.set(x.id, "X")
+    session.set_variable(x.id, "X")
     assert await asking == "B"
     assert two.did("generate") == ["1 A 2 X "]
 
 
 async def test_a_silent_engine_is_lost_after_three_beats_and_taken_back() -> None:
     one, two = ScriptedEngine("one"), ScriptedEngine("two")
-    company = Company(beat_s=0.01)
+    company = Company(heartbeat_s=0.01)
     watching = asyncio.create_task(
-        company.programs.attend(
-            company.registry.attend("one", one, encode), company.registry.attend("two", two, encode)
-        )
+        company.programs.watch(company.registry.watch("one", one, encode), company.registry.watch("two", two, encode))
     )
-    await until(lambda: len(company.registry.nodes) == 2)
-    before = company.registry.nodes["one"]
+    await until(lambda: len(company.registry.handles) == 2)
+    before = company.registry.handles["one"]
     session = company.session()
     one.silent = True
     o = call(session, "say {{o}}", o=output("o"))["o"]
     assert await ask(session, o) == "<say >"
     assert one.did("create")
     assert two.did("generate")
-    await until(lambda: "one" not in company.registry.nodes)
+    await until(lambda: "one" not in company.registry.handles)
     one.silent = False
-    await until(lambda: "one" in company.registry.nodes)
-    assert company.registry.nodes["one"].epoch > before.epoch
+    await until(lambda: "one" in company.registry.handles)
+    assert company.registry.handles["one"].epoch > before.epoch
     watching.cancel()
 
 
@@ -156,13 +154,13 @@ async def test_a_prefix_that_cannot_be_filled_leaves_nothing() -> None:
 
 
 async def test_a_patient_registry_waits_for_a_slow_engine() -> None:
-    company = Company(beat_s=0.01)
+    company = Company(heartbeat_s=0.01)
     engine = ScriptedEngine()
-    watching = asyncio.create_task(company.registry.attend("e", engine, encode, patient=True))
-    await until(lambda: bool(company.registry.nodes))
+    watching = asyncio.create_task(company.registry.watch("e", engine, encode, patient=True))
+    await until(lambda: bool(company.registry.handles))
     engine.silent = True
     await asyncio.sleep(0.1)
-    assert list(company.registry.nodes) == ["e"]
+    assert list(company.registry.handles) == ["e"]
     watching.cancel()
 
 
@@ -191,7 +189,7 @@ async def test_a_task_that_loses_every_engine_ends(losses: int, failing: str) ->
     with pytest.raises(Unavailable) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
     assert error.value.reason == "ENGINE_FAILED"
-    assert len(company.registry.nodes) == 2  # it did not take all of them with it
+    assert len(company.registry.handles) == 2  # it did not take all of them with it
 
 
 @pytest.mark.parametrize("failing", ["create", "fill"])
@@ -202,7 +200,7 @@ async def test_a_task_is_not_to_blame_for_engines_that_did_not_begin_it(failing:
         engine.failure, engine.failing = gone(), failing
     session = company.session()
     asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
-    await until(lambda: not company.registry.nodes)
+    await until(lambda: not company.registry.handles)
     company.registry.register("new", ScriptedEngine("new"), encode)
     assert await asking == "<say >"
 
@@ -217,7 +215,7 @@ async def test_a_task_of_which_something_came_goes_on_however_many_engines_are_l
     assert await ask(session, call(session, "Tell: {{o}}", o=output("o"))["o"]) == STORY
     begun = [text for engine in engines for text in engine.did("generate")]
     assert begun == [f"Tell: {STORY[:letters]}" for letters in range(6)]
-    assert list(company.registry.nodes) == ["e5"]
+    assert list(company.registry.handles) == ["e5"]
 
 
 async def test_an_answer_of_a_former_life_is_not_taken() -> None:
@@ -244,7 +242,7 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
 
     async def work(index: int) -> str:
         o = call(session, f"Tell {index}: {{{{o}}}}", o=output("o"))["o"]
-        return await session.ask(o, Criterion.THROUGHPUT).wait()
+        return await session.request(o, Criterion.THROUGHPUT).wait()
 
     asking = [asyncio.create_task(work(index)) for index in range(6)]
     ended = []
@@ -252,11 +250,11 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
         for _ in range(random.randrange(1, 14)):
             await asyncio.sleep(0)
         name = random.choice(("one", "two"))
-        if (node := company.registry.nodes.get(name)) is not None:
+        if (node := company.registry.handles.get(name)) is not None:
             company.registry.lose(node)
             losses += 1
         for each, engine in engines.items():
-            if each not in company.registry.nodes:
+            if each not in company.registry.handles:
                 company.registry.register(each, engine, encode)
         for task in [each for each in asking if each.done()]:
             asking.remove(task)
@@ -290,9 +288,9 @@ async def test_a_draining_engine_ends_what_it_has_and_begins_nothing() -> None:
 
 async def test_when_the_server_stops_everybody_is_told() -> None:
     company = Company(ScriptedEngine())
-    watching = asyncio.create_task(company.programs.attend())
+    watching = asyncio.create_task(company.programs.watch())
     session = company.session()
-    waiting = asyncio.create_task(session.add_variable("x").wait())
+    waiting = asyncio.create_task(session.create_variable("x").wait())
     await settle()
     watching.cancel()
     with pytest.raises(Unavailable):

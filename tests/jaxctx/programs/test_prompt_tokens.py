@@ -9,8 +9,8 @@ import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.programs.calls import Call, Task
 from jaxctx.programs.sessions import Programs, Session
+from jaxctx.programs.tasks import Call, Task
 from jaxctx.types import (
     CallOutput,
     CreateContextRequest,
@@ -40,13 +40,13 @@ def output(name: str, tokens: int) -> Parameter:
 @pytest.fixture
 def programs(clock: Clock) -> Programs:
     made = Programs(clock, prefix_timeout_s=30.0)
-    ended = made.execution.ended
+    ended = made.executor.task_ended
 
     def remember(task: Task) -> None:
         TOKENS[task.call.id] = list(task.call.tokens)
         ended(task)
 
-    made.execution.ended = remember
+    made.executor.task_ended = remember
     return made
 
 
@@ -55,7 +55,7 @@ def submit(session: Session, template: str, *parameters: Parameter) -> Call:
 
 
 async def done(session: Session, call: Call) -> None:
-    await session.ask(call.tasks[-1].output.id, Criterion.LATENCY).wait()
+    await session.request(call.tasks[-1].output.id, Criterion.LATENCY).wait()
 
 
 async def alone(engine: LocalEngine, prompt: list[int], tokens: int) -> list[int]:
@@ -88,7 +88,7 @@ async def test_calls_over_shared_prefixes(engine: LocalEngine, programs: Program
         for prefix, rest in prompts
     ]
     before = (await engine.stats()).tokens_computed
-    await asyncio.gather(*(session.ask(call.tasks[0].output.id, criterion).wait() for call in calls))
+    await asyncio.gather(*(session.request(call.tasks[0].output.id, criterion).wait() for call in calls))
     encoded = [TEXT.tokenizer.encode(prefix + rest, add_special_tokens=True) for prefix, rest in prompts]
     await programs.delete(TENANT, session.id)
     left = await engine.list(Caller(TENANT), include_program_contexts=True)
@@ -118,7 +118,7 @@ async def test_a_prompt_is_tokenised_as_one_text(engine: LocalEngine, programs: 
 async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, programs: Programs) -> None:
     programs.dispatcher.engines.register("e", engine, encode)
     session = programs.create(TENANT, 60.0)
-    x = session.add_variable("x", text="that")
+    x = session.create_variable("x", text="that")
     call = submit(
         session,
         "First: {{a}} then {{x}}: {{b}}{{c}}",
@@ -131,7 +131,7 @@ async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, prog
     second = await alone(engine, middle, 7)
     third = await alone(engine, middle + second, 7)
     assert TOKENS[call.id] == middle + second + third
-    await programs.execution.released()
+    await programs.executor.wait_until_released()
     assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
 
 
@@ -141,11 +141,11 @@ async def test_another_engine_goes_on_where_one_was_lost(make_engine, echo_serve
     node = registry.register("one", one, encode)
     session = programs.create(TENANT, 60.0)
     call = submit(session, SYSTEM + "{{o}}", output("o", 60))
-    variable = session.ask(call.tasks[0].output.id, Criterion.LATENCY)
+    variable = session.request(call.tasks[0].output.id, Criterion.LATENCY)
     parts = []
     async for part in variable.read():
         parts.append(part)
-        if node.id in registry.nodes:
+        if node.id in registry.handles:
             registry.register("two", two, encode)
             registry.lose(node)
     prompt = await encode(SYSTEM, True)
@@ -163,12 +163,12 @@ async def test_a_prefix_lives_until_its_timeout(engine: LocalEngine, programs: P
     session = programs.create(TENANT, 600.0)
     for _ in range(3):
         await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
-        await programs.execution.released()
+        await programs.executor.wait_until_released()
         (prefix,) = await engine.list(Caller(TENANT), include_program_contexts=True)
         clock.offset += 20.0  # less than the timeout, which every use begins again
     clock.offset += 20.0
     assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
     await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
-    await programs.execution.released()
+    await programs.executor.wait_until_released()
     (again,) = await engine.list(Caller(TENANT), include_program_contexts=True)
     assert again.context_id != prefix.context_id

@@ -24,10 +24,10 @@ class Asked(ScriptedEngine):
 @pytest.mark.parametrize("ticks", range(6))
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_cancelled_attendance_ends_though_the_engine_answers_at_that_moment(ticks: int, fails: bool) -> None:
-    engines, engine = EngineRegistry(lambda: None, lambda node: None, beat_s=0.01), Asked()
-    attending = asyncio.create_task(engines.attend("e", engine, encode))
+    engines, engine = EngineRegistry(lambda: None, lambda node: None, heartbeat_s=0.01), Asked()
+    attending = asyncio.create_task(engines.watch("e", engine, encode))
     await asyncio.sleep(0.01)
-    assert "e" in engines.nodes
+    assert "e" in engines.handles
     if fails:
         engine.told.set_exception(OSError("gone"))
     else:
@@ -39,4 +39,4 @@ async def test_a_cancelled_attendance_ends_though_the_engine_answers_at_that_mom
     attending.cancel()
     assert done
     assert attending.cancelled()
-    assert "e" not in engines.nodes
+    assert "e" not in engines.handles

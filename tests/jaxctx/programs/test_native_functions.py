@@ -26,7 +26,7 @@ from tests.jaxctx.programs.scripted import ScriptedEngine
 
 async def run(function: str | native_functions.Function, **texts: str) -> str:
     """What a step of it makes."""
-    functions = native_functions.BUILT_IN if isinstance(function, str) else {"own": function}
+    functions = native_functions.BUILT_IN_FUNCTIONS if isinstance(function, str) else {"own": function}
     session = Company(ScriptedEngine(), functions=functions).session()
     return await ask(session, step(session, function if isinstance(function, str) else "own", **texts))
 
@@ -168,7 +168,7 @@ class TestOwn:
     ) -> dict[str, native_functions.Function]:
         points = [SimpleNamespace(name=each.__name__, load=lambda each=each: each) for each in functions]
         monkeypatch.setattr(native_functions, "entry_points", lambda group: points if group == "jaxctx.native" else [])
-        return native_functions.functions()
+        return native_functions.load_functions()
 
     async def test_one_that_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def shout(text: str, times: str = "1") -> list[str]:
@@ -193,7 +193,7 @@ class TestOwn:
             SimpleNamespace(name="whole", load=lambda: str.upper),
         ]
         monkeypatch.setattr(native_functions, "entry_points", lambda group: points)
-        assert sorted(native_functions.functions()) == sorted({*native_functions.BUILT_IN, "whole"})
+        assert sorted(native_functions.load_functions()) == sorted({*native_functions.BUILT_IN_FUNCTIONS, "whole"})
         assert [word in caplog.text for word in ("lacking", "no such module", "number")] == [True] * 3
 
     async def test_none_takes_the_place_of_a_built_in_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ class TestOwn:
             release.wait(10)
             return text
 
-        company = Company(ScriptedEngine(), functions={"slow": slow, **native_functions.BUILT_IN})
+        company = Company(ScriptedEngine(), functions={"slow": slow, **native_functions.BUILT_IN_FUNCTIONS})
         session = company.session()
         with pytest.raises(DeadlineExceeded):
             await ask(session, step(session, "slow", text="late"))
@@ -251,7 +251,7 @@ async def test_outputs_count_as_texts_that_were_given(monkeypatch: pytest.Monkey
     """Else a few bytes of requests could fill the memory of a server with copies of one text."""
     monkeypatch.setattr(sessions, "MAX_TEXT_BYTES", 1000)
     session = Company(ScriptedEngine()).session()
-    x = session.add_variable("x", text="x" * 300).id
+    x = session.create_variable("x", text="x" * 300).id
     copies = [step(session, "strip", text=(x,)) for _ in range(3)]
     assert [await ask(session, each) for each in copies[:2]] == ["x" * 300] * 2
     with pytest.raises(ResourceExhausted) as error:
@@ -281,20 +281,20 @@ async def test_a_step_runs_only_if_it_is_asked_for_and_once() -> None:
     ran = []
     company = Company(ScriptedEngine(), functions={"note": lambda text: ran.append(text) or text})
     session = company.session()
-    x = session.add_variable("x").id
+    x = session.create_variable("x").id
     wanted, unwanted = step(session, "note", text=(x,)), step(session, "note", text="unwanted")
     asking = [asyncio.create_task(ask(session, wanted)) for _ in range(2)]
     await settle()
     assert ran == []
-    session.set(x, "wanted")
+    session.set_variable(x, "wanted")
     assert await asyncio.gather(*asking) == ["wanted"] * 2
     assert ran == ["wanted"]
-    assert session.variable(unwanted).asked is None
+    assert session.variable(unwanted).requested is None
 
 
 async def test_a_number_may_come_from_a_variable() -> None:
     session = Company(ScriptedEngine()).session()
-    good, bad = (session.add_variable("n", text=text).id for text in ("1", "one"))
+    good, bad = (session.create_variable("n", text=text).id for text in ("1", "one"))
     assert await ask(session, step(session, "split", text="a\nb", part=(good,))) == "b"
     with pytest.raises(FailedPrecondition, match=r"ValueError: .*'one'"):
         await ask(session, step(session, "split", text="a\nb", part=(bad,)))
@@ -324,7 +324,7 @@ async def test_what_failed_before_a_step_fails_it_and_what_fails_in_it_fails_the
 async def test_an_input_that_never_comes() -> None:
     session = Company(ScriptedEngine()).session()
     with pytest.raises(DeadlineExceeded):
-        await ask(session, step(session, "strip", text=(session.add_variable("x").id,), timeout_s=0.05))
+        await ask(session, step(session, "strip", text=(session.create_variable("x").id,), timeout_s=0.05))
 
 
 async def test_a_step_that_is_cancelled() -> None:
@@ -337,9 +337,9 @@ async def test_a_step_that_is_cancelled() -> None:
 
     company = Company(ScriptedEngine(), functions={"slow": slow})
     session = company.session()
-    running, waiting = step(session, "slow", text="x"), step(session, "slow", text=(session.add_variable("y").id,))
+    running, waiting = step(session, "slow", text="x"), step(session, "slow", text=(session.create_variable("y").id,))
     for each in (running, waiting):
-        session.ask(each, Criterion.LATENCY)
+        session.request(each, Criterion.LATENCY)
     await until(entered.is_set)
     assert session.info.started == 1
     for call_id in list(session.calls):
@@ -356,7 +356,7 @@ async def test_a_step_that_is_cancelled() -> None:
 async def test_a_session_that_ends_under_a_step() -> None:
     company = Company(ScriptedEngine())
     session = company.session()
-    made = session.ask(step(session, "strip", text="x"), Criterion.LATENCY)
+    made = session.request(step(session, "strip", text="x"), Criterion.LATENCY)
     await company.programs.delete("t", session.id)
     with pytest.raises(Cancelled):
         await made.wait()
@@ -364,7 +364,7 @@ async def test_a_session_that_ends_under_a_step() -> None:
 
 async def test_a_long_chain_of_steps() -> None:
     session = Company(ScriptedEngine()).session()
-    last = session.add_variable("x", text=" x ").id
+    last = session.create_variable("x", text=" x ").id
     for _ in range(2000):
         last = step(session, "strip", text=(last,))
     assert await ask(session, last) == "x"
@@ -373,7 +373,7 @@ async def test_a_long_chain_of_steps() -> None:
 async def test_a_drain_waits_for_steps() -> None:
     company = Company(ScriptedEngine(), functions={"slow": lambda text: time.sleep(0.1) or text})
     session = company.session()
-    made = session.ask(step(session, "slow", text="x"), Criterion.LATENCY)
+    made = session.request(step(session, "slow", text="x"), Criterion.LATENCY)
     await company.programs.drain()
     assert made.text == "x"
 
