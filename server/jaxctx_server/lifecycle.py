@@ -1,6 +1,6 @@
 """The state of the server: whether it loads, serves or drains, and what it serves. Every call asks here first.
 
-    loading ──set_ready──▶ ready ──drain──▶ draining ──stop──▶ stopped
+loading ──set_ready──▶ ready ──drain──▶ draining ──stop──▶ stopped
 """
 
 import asyncio
@@ -122,7 +122,9 @@ class ServerLifecycle:
 
     def __init__(self) -> None:
         self.state = State.LOADING
-        self.changed = asyncio.Event()  # set when `state` changes; take it before reading `state`, so as to miss no change
+        self.changed = (
+            asyncio.Event()
+        )  # set when `state` changes; take it before reading `state`, so as to miss no change
         self._serving: ServingState | None = None
         self._draining: asyncio.Task[None] | None = None
         self._programs: asyncio.Task[None] | None = None

@@ -34,7 +34,7 @@ class Progress:
 
 
 @contextmanager
-def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+def progress_shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
     """Progress that is shown on `stream` for as long as the context lasts."""
     if not stream.isatty():
         with plain_lines(stream, clock) as progress:

@@ -43,10 +43,8 @@ class Services:
     engines: EngineService
 
     @classmethod
-    def make(
-        cls, lifecycle: ServerLifecycle, clock: Callable[[], float], cluster_key: str, *, is_router: bool
-    ) -> Self:
-        """The services of a server. `clock` is that of deadlines; `cluster_key` the secret of its cluster ("": none)."""
+    def make(cls, lifecycle: ServerLifecycle, clock: Callable[[], float], cluster_key: str, *, is_router: bool) -> Self:
+        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none)."""
         engines, placements = RouterEngines(lifecycle), PlacementTable()
         migrator = Migrator(engines, placements, clock)
         registration = EngineRegistration(lifecycle, migrator, clock, cluster_key)

@@ -2,8 +2,8 @@
 
 Special tokens: a text that goes into an empty context gets those that the tokenizer's post-processor adds (a
 beginning-of-sequence token, if any), unless `add_special_tokens` says otherwise. The chat template writes its own. In a
-context that has tokens, messages are written as the next turns of a conversation: without what the template writes once,
-at the start of one (a beginning-of-sequence token, a system prompt of its own), and after whatever is missing of the end
+context that has tokens, messages are written as the next turns of a conversation: without what the template writes only
+once, at its start (a beginning-of-sequence token, a system prompt of its own), and after whatever is missing of the end
 of the answer before them (`jaxctx.model.text.turns`).
 """
 
@@ -155,10 +155,8 @@ class TokenizerPool:
         return [*tokenizer.encode(found.end, add_special_tokens=False), *ids] if found.end else ids
 
     async def _render(self, chat: ChatMessages) -> str:
-        """Messages as the template writes them by themselves; at the end the opening of an answer, if one is asked for."""
-        render = partial(
-            self._template().render, message_dicts(chat), add_generation_prompt=asks_for_answer(chat)
-        )
+        """Messages as the template writes them by themselves, and the opening of an answer if one is asked for."""
+        render = partial(self._template().render, message_dicts(chat), add_generation_prompt=asks_for_answer(chat))
         return await self._run_template(chat_size(chat), render)
 
     def _template(self) -> ChatTemplate:

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""ContextService over gRPC: contexts. Each method calls the one of the service layer that has its name."""
+"""ContextService over gRPC: contexts. Each method calls its namesake of the service layer."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -26,7 +26,9 @@ class ContextServicer(ContextServiceServicer):
     async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         return await self._service.flush(self._callers.caller(context), request)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         caller = self._callers.caller(context)
         async with aclosing(self._service.generate(caller, request)) as responses:
             async for response in responses:
@@ -50,7 +52,9 @@ class ContextServicer(ContextServiceServicer):
     async def ListContexts(self, request: pb.ListContextsRequest, context: Context) -> pb.ListContextsResponse:
         return await self._service.list_contexts(self._callers.caller(context), request)
 
-    async def WatchContexts(self, request: pb.WatchContextsRequest, context: Context) -> AsyncGenerator[pb.WatchContextsResponse, None]:
+    async def WatchContexts(
+        self, request: pb.WatchContextsRequest, context: Context
+    ) -> AsyncGenerator[pb.WatchContextsResponse, None]:
         caller = self._callers.caller(context)
         async with aclosing(self._service.watch_contexts(caller, request)) as responses:
             async for response in responses:

@@ -17,7 +17,9 @@ class EngineServicer(EngineServiceServicer):
     def __init__(self, service: EngineService) -> None:
         self._service = service
 
-    async def Register(self, request: pb.RegisterRequest, context: Context) -> AsyncGenerator[pb.RegisterResponse, None]:
+    async def Register(
+        self, request: pb.RegisterRequest, context: Context
+    ) -> AsyncGenerator[pb.RegisterResponse, None]:
         async with aclosing(self._service.register(peer_host(context.peer()), request)) as responses:
             async for response in responses:
                 yield response

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""ModelService over gRPC: models and tokenizers. Each method calls the one of the service layer that has its name."""
+"""ModelService over gRPC: models and tokenizers. Each method calls its namesake of the service layer."""
 
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1.model_service_pb2_grpc import ModelServiceServicer
@@ -26,5 +26,7 @@ class ModelServicer(ModelServiceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return await self._service.detokenize(self._callers.caller(context), request)
 
-    async def ApplyChatTemplate(self, request: pb.ApplyChatTemplateRequest, context: Context) -> pb.ApplyChatTemplateResponse:
+    async def ApplyChatTemplate(
+        self, request: pb.ApplyChatTemplateRequest, context: Context
+    ) -> pb.ApplyChatTemplateResponse:
         return await self._service.apply_chat_template(self._callers.caller(context), request)

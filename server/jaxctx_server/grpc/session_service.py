@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""SessionService over gRPC: sessions, variables and calls. Each method calls the one of the service layer that has its name."""
+"""SessionService over gRPC: sessions, variables and calls. Each method calls its namesake of the service layer."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -38,7 +38,9 @@ class SessionServicer(SessionServiceServicer):
     async def GetVariable(self, request: pb.GetVariableRequest, context: Context) -> pb.GetVariableResponse:
         return await self._service.get_variable(self._callers.caller(context), request)
 
-    async def ReadVariable(self, request: pb.ReadVariableRequest, context: Context) -> AsyncGenerator[pb.ReadVariableResponse, None]:
+    async def ReadVariable(
+        self, request: pb.ReadVariableRequest, context: Context
+    ) -> AsyncGenerator[pb.ReadVariableResponse, None]:
         caller = self._callers.caller(context)
         async with aclosing(self._service.read_variable(caller, request)) as responses:
             async for response in responses:

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""SnapshotService over gRPC: snapshots. Each method calls the one of the service layer that has its name."""
+"""SnapshotService over gRPC: snapshots. Each method calls its namesake of the service layer."""
 
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceServicer
@@ -29,7 +29,9 @@ class SnapshotServicer(SnapshotServiceServicer):
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsResponse:
         return await self._service.list_snapshots(self._callers.caller(context), request)
 
-    async def ListSnapshotVersions(self, request: pb.ListSnapshotVersionsRequest, context: Context) -> pb.ListSnapshotVersionsResponse:
+    async def ListSnapshotVersions(
+        self, request: pb.ListSnapshotVersionsRequest, context: Context
+    ) -> pb.ListSnapshotVersionsResponse:
         return await self._service.list_snapshot_versions(self._callers.caller(context), request)
 
     async def UpdateSnapshot(self, request: pb.UpdateSnapshotRequest, context: Context) -> pb.UpdateSnapshotResponse:
@@ -44,8 +46,12 @@ class SnapshotServicer(SnapshotServiceServicer):
     async def Unpublish(self, request: pb.UnpublishRequest, context: Context) -> pb.UnpublishResponse:
         return await self._service.unpublish(self._callers.caller(context), request)
 
-    async def UpdatePublication(self, request: pb.UpdatePublicationRequest, context: Context) -> pb.UpdatePublicationResponse:
+    async def UpdatePublication(
+        self, request: pb.UpdatePublicationRequest, context: Context
+    ) -> pb.UpdatePublicationResponse:
         return await self._service.update_publication(self._callers.caller(context), request)
 
-    async def ListPublications(self, request: pb.ListPublicationsRequest, context: Context) -> pb.ListPublicationsResponse:
+    async def ListPublications(
+        self, request: pb.ListPublicationsRequest, context: Context
+    ) -> pb.ListPublicationsResponse:
         return await self._service.list_publications(self._callers.caller(context), request)

@@ -91,7 +91,7 @@ def remote_engine(handle: EngineHandle) -> RemoteEngine:
 
 
 def set_engine_id(contexts: Iterable[Context], handle: EngineHandle) -> None:
-    """Give contexts in a response of an engine its name on this router; it knows itself only as the one of its process."""
+    """Give contexts of an engine's response its id on this router. It does not know that itself."""
     for context in contexts:
         if context.context_id:
             context.engine_id = handle.id

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import engine_lost
@@ -94,9 +93,7 @@ class Forwarder:
                     refusals.add(error)
         raise self._refusal(refusals, placement)
 
-    async def stream(
-        self, call: ForwardedCall, response_type: type[R]
-    ) -> AsyncGenerator[tuple[EngineHandle, R], None]:
+    async def stream(self, call: ForwardedCall, response_type: type[R]) -> AsyncGenerator[tuple[EngineHandle, R], None]:
         """As `ask`, for a method that streams its responses."""
         async with self._accepted(call):
             placement = await self._placement_of(call)

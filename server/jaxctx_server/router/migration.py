@@ -4,10 +4,10 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from jaxctx.convert import duration_to_proto
 from jaxctx.engine.interface import Caller, is_of_program
 from jaxctx.engine.remote import RemoteEngine
 from jaxctx.errors import JaxctxError
@@ -121,14 +121,12 @@ class Migrator:
 
 def snapshot_ttl() -> Ttl:
     """How long the snapshot of a move is kept: if nobody takes it, it ends by itself."""
-    return Ttl(duration=timedelta(seconds=MIGRATION_TIMEOUT_S))
+    return Ttl(duration=duration_to_proto(MIGRATION_TIMEOUT_S))
 
 
 async def save(engine: RemoteEngine, caller: Caller, key: ContextKey, name: str) -> Timestamp:
     """Save a context for a move. Returns when that was."""
-    request = snapshot_service_pb2.SaveRequest(
-        context_id=key.context_id, name=name, durable=True, ttl=snapshot_ttl()
-    )
+    request = snapshot_service_pb2.SaveRequest(context_id=key.context_id, name=name, durable=True, ttl=snapshot_ttl())
     response: snapshot_service_pb2.SaveResponse = await engine.ask("Save", caller, request)
     return response.snapshot.created_at
 

@@ -36,7 +36,9 @@ class RouterModelService:
         _, response = await self._forwarder.ask(call, pb.DetokenizeResponse)
         return response
 
-    async def apply_chat_template(self, caller: Caller, request: pb.ApplyChatTemplateRequest) -> pb.ApplyChatTemplateResponse:
+    async def apply_chat_template(
+        self, caller: Caller, request: pb.ApplyChatTemplateRequest
+    ) -> pb.ApplyChatTemplateResponse:
         call = ForwardedCall(rpc="ApplyChatTemplate", caller=caller, request=request, model_id=request.model_id)
         _, response = await self._forwarder.ask(call, pb.ApplyChatTemplateResponse)
         return response

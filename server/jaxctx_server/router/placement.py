@@ -81,9 +81,9 @@ class PlacementTable:
         """A context was closed, or is to be looked for anew."""
         self._placements.pop(key, None)
 
-    def on_engine(self, handle: EngineHandle) -> set[ContextKey]:
+    def on_engine(self, handle: EngineHandle) -> dict[ContextKey, Placement]:
         """The contexts that are on this engine, as far as is known; some may have ended there by themselves."""
-        return {key for key, placement in self._placements.items() if placement.handle is handle}
+        return {key: placement for key, placement in self._placements.items() if placement.handle is handle}
 
     def tenants(self) -> set[str]:
         """The tenants of all contexts that are known."""

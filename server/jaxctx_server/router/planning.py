@@ -12,7 +12,9 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.router.engines import RouterEngines, remote_engine
 from jaxctx_server.router.placement import Placement
 
-PLAN_TIMEOUT_S = 0.25  # for engines to say what a first fill would take; one that is too busy for that is none to move to
+PLAN_TIMEOUT_S = (
+    0.25  # for engines to say what a first fill would take; one that is too busy for that is none to move to
+)
 RECREATE_TIMEOUT_S = 10.0  # for making an empty context anew on another engine
 
 

@@ -35,9 +35,7 @@ class EngineRegistration:
             if handle is not None:
                 await self._migrator.evacuate(handle)
             return
-        remote = RemoteEngine(
-            address, request.incarnation, self._cluster_key, self._clock, state.engines.silence_s
-        )
+        remote = RemoteEngine(address, request.incarnation, self._cluster_key, self._clock, state.engines.silence_s)
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))

@@ -47,7 +47,9 @@ class RouterSnapshotService:
         )
         pages = await self._lister.pages("ListSnapshots", pb.ListSnapshotsResponse, caller, asked)
         snapshots = [snapshot for _, response in pages for snapshot in response.snapshots]
-        snapshots.sort(key=lambda snapshot: snapshot.version)  # of a name on several engines the latest version is listed
+        snapshots.sort(
+            key=lambda snapshot: snapshot.version
+        )  # of a name on several engines the latest version is listed
         page = page_by_id(snapshots, lambda snapshot: snapshot.name, page_token=asked.page_token, found=asked.limit)
         return pb.ListSnapshotsResponse(snapshots=page.entries, next_page_token=page.next_page_token)
 
@@ -84,7 +86,9 @@ class RouterSnapshotService:
         _, response = await self._forwarder.ask(call, pb.UnpublishResponse)
         return response
 
-    async def update_publication(self, caller: Caller, request: pb.UpdatePublicationRequest) -> pb.UpdatePublicationResponse:
+    async def update_publication(
+        self, caller: Caller, request: pb.UpdatePublicationRequest
+    ) -> pb.UpdatePublicationResponse:
         call = ForwardedCall(rpc="UpdatePublication", caller=caller, request=request)
         _, response = await self._forwarder.ask(call, pb.UpdatePublicationResponse)
         return response

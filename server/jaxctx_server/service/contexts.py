@@ -39,9 +39,7 @@ class LocalContextService:
         result = await self._engine().fill(caller, request.context_id)
         return convert.flush_response_to_proto(result)
 
-    async def generate(
-        self, caller: Caller, request: pb.GenerateRequest
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         pieces = self._engine().generate(caller, convert.generate_request_from_proto(request))
         async with closing(pieces):
             async for piece in pieces:
@@ -84,7 +82,8 @@ class LocalContextService:
         contexts = await self._engine().list(caller, request.page_token, found, request.include_program_contexts)
         page = page_by_id(contexts, lambda info: info.context_id, page_token=request.page_token, found=found)
         return pb.ListContextsResponse(
-            contexts=[convert.context_info_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
+            contexts=[convert.context_info_to_proto(info) for info in page.entries],
+            next_page_token=page.next_page_token,
         )
 
     async def watch_contexts(
@@ -100,7 +99,9 @@ class LocalContextService:
         return convert.comparison_to_proto(comparison)
 
     async def update_context(self, caller: Caller, request: pb.UpdateContextRequest) -> pb.UpdateContextResponse:
-        info = await self._engine().update(caller, request.context_id, convert.update_context_request_from_proto(request))
+        info = await self._engine().update(
+            caller, request.context_id, convert.update_context_request_from_proto(request)
+        )
         return pb.UpdateContextResponse(context=convert.context_info_to_proto(info))
 
     async def plan(self, caller: Caller, request: pb.PlanRequest) -> pb.PlanResponse:

@@ -1,9 +1,9 @@
 """The services of the contract, as transports call them: one Protocol a service, one method an RPC.
 
-Every method takes the caller and the contract's request message, which is valid by the time it arrives here, and
-returns the contract's response message, or for a streaming RPC an asynchronous generator of them. Such a generator must
-be closed (`contextlib.aclosing`) as soon as nobody reads it: that ends the work behind it. Every method raises the errors
-of `jaxctx.errors`, as protos/jaxctx/v1 describes them for its RPC, and no others on purpose.
+Every method takes the caller and the contract's request message, which is valid by the time it arrives here. It returns
+the contract's response message, or for a streaming RPC an asynchronous generator of them. Such a generator must be
+closed (`contextlib.aclosing`) as soon as nobody reads it: that ends the work behind it. Every method raises the errors
+of `jaxctx.errors` that protos/jaxctx/v1 describes for its RPC, and no others on purpose.
 """
 
 from collections.abc import AsyncGenerator
@@ -28,9 +28,7 @@ class ContextService(Protocol):
     ) -> context_service_pb2.CreateContextResponse:
         """A new, empty context."""
 
-    async def fill(
-        self, caller: Caller, request: context_service_pb2.FillRequest
-    ) -> context_service_pb2.FillResponse:
+    async def fill(self, caller: Caller, request: context_service_pb2.FillRequest) -> context_service_pb2.FillResponse:
         """Append text, tokens or messages to a context."""
 
     async def flush(
@@ -48,9 +46,7 @@ class ContextService(Protocol):
     ) -> context_service_pb2.ForwardResponse:
         """One forward pass over explicit tokens, positions and attention masks."""
 
-    async def fork(
-        self, caller: Caller, request: context_service_pb2.ForkRequest
-    ) -> context_service_pb2.ForkResponse:
+    async def fork(self, caller: Caller, request: context_service_pb2.ForkRequest) -> context_service_pb2.ForkResponse:
         """Children that begin as the context is now."""
 
     async def truncate(
@@ -88,9 +84,7 @@ class ContextService(Protocol):
     ) -> context_service_pb2.UpdateContextResponse:
         """Change priority, pin, time to live or labels of a context."""
 
-    async def plan(
-        self, caller: Caller, request: context_service_pb2.PlanRequest
-    ) -> context_service_pb2.PlanResponse:
+    async def plan(self, caller: Caller, request: context_service_pb2.PlanRequest) -> context_service_pb2.PlanResponse:
         """What a fill would find in the cache and need, without doing it."""
 
     async def reserve_pages(
@@ -279,9 +273,7 @@ class AdminService(Protocol):
     ) -> admin_service_pb2.GetStatsResponse:
         """Description and load of each engine."""
 
-    async def drain(
-        self, caller: Caller, request: admin_service_pb2.DrainRequest
-    ) -> admin_service_pb2.DrainResponse:
+    async def drain(self, caller: Caller, request: admin_service_pb2.DrainRequest) -> admin_service_pb2.DrainResponse:
         """Refuse new work, let running work finish, then return."""
 
     async def clear_cache(

@@ -3,9 +3,9 @@
     metadata ─▶ authorise ─▶ request id ─▶ limit of calls ─▶ read and validate the request ─▶ the service's method
 
 A transport describes a call by its `CallMetadata`, enters `CallPipeline.admit`, reads the request within it
-(`CallPipeline.read_request`) and calls the service. Whatever goes wrong on the way leaves `admit` as one of the errors of
-`jaxctx.errors`, which the transport writes in its own form. Nothing of a request is looked at before it is known that
-its caller may make the call. Whether the server is loading or has stopped is found out by `read_request`.
+(`CallPipeline.read_request`) and calls the service. Whatever goes wrong on the way leaves `admit` as one of the errors
+of `jaxctx.errors`, which the transport writes in its own form. Nothing of a request is read before it is known that its
+caller may make the call. Whether the server is loading or has stopped is found out by `read_request`.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class CallPipeline:
     """Admits calls, and reads their requests. Used on the event loop, by all transports of one server together."""
 
     def __init__(self, keys: KeyStore, reader: RequestReader, *, max_calls: int, incarnation: str) -> None:
-        """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that callers
-        without a key cannot use up the calls of others. `incarnation` is that of this process, for its router.
+        """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
+        who have none cannot use up the calls of others. `incarnation` is that of this process, for its router.
         """
         self._keys = keys
         self._reader = reader
@@ -100,9 +100,9 @@ class CallPipeline:
             call.outcome = error.code
             raise
         except Exception as exception:
-            error = as_error(exception, {"method": call.metadata.method, "request_id": call.request_id})
-            call.outcome = error.code
-            raise error from exception
+            incident = as_error(exception, {"method": call.metadata.method, "request_id": call.request_id})
+            call.outcome = incident.code
+            raise incident from exception
         finally:
             if call.is_authorised:
                 self._log(call)

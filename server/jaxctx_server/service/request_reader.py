@@ -1,4 +1,4 @@
-"""Requests from bytes to valid messages: scanned, parsed, validated, in this order, within their caller's budget of time.
+"""Requests from bytes to valid messages: scanned, parsed and validated, within their caller's budget of time.
 
 Reading a request holds up the event loop or, on another thread, the Python interpreter itself. So each caller has a
 budget: `SHARE` of the time, of which up to `BURST_S` may be taken at once. A caller who has used it up is not refused;
@@ -121,9 +121,7 @@ class RequestReader:
         if len(self._budgets) > MAX_IDLE_BUDGETS:
             now = self._clock()
             self._budgets = {
-                each: budget
-                for each, budget in self._budgets.items()
-                if budget.free_at > now or budget.large_requests
+                each: budget for each, budget in self._budgets.items() if budget.free_at > now or budget.large_requests
             }
         return self._budgets.setdefault(owner, Budget())
 

@@ -45,7 +45,8 @@ class LocalSessionService:
             found=entries_to_find(request.limit),
         )
         return pb.ListSessionsResponse(
-            sessions=[convert.session_info_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
+            sessions=[convert.session_info_to_proto(info) for info in page.entries],
+            next_page_token=page.next_page_token,
         )
 
     async def delete_session(self, caller: Caller, request: pb.DeleteSessionRequest) -> pb.DeleteSessionResponse:

@@ -65,7 +65,9 @@ class LocalSnapshotService:
         return pb.DeleteSnapshotResponse(versions_deleted=versions_deleted)
 
     async def publish(self, caller: Caller, request: pb.PublishRequest) -> pb.PublishResponse:
-        publication = await self._engine().publish(caller, request.context_id, convert.publish_request_from_proto(request))
+        publication = await self._engine().publish(
+            caller, request.context_id, convert.publish_request_from_proto(request)
+        )
         return pb.PublishResponse(publication=convert.publication_to_proto(publication))
 
     async def unpublish(self, caller: Caller, request: pb.UnpublishRequest) -> pb.UnpublishResponse:

@@ -94,7 +94,9 @@ class MessageCheck:
         if self.field_rules is not None:
             for path, description in _field_pairs(self.field_rules, message):
                 yield f".{path}", description
-        if self.cross_field is not None and self.list_names.isdisjoint(wrong):  # else a list may be far too long to read
+        if self.cross_field is not None and self.list_names.isdisjoint(
+            wrong
+        ):  # else a list may be far too long to read
             for path, description in self.cross_field(message, self.limits):
                 yield f".{path}", description
 
@@ -165,8 +167,8 @@ def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueChe
     checks: list[ValueCheck] = []
     if rule.ranges:
         checks.append(functools.partial(_ranges, number_bounds(field, rule, limits)[1]))
-    elif is_map(field):
-        key, value = field.message_type.fields
+    elif (entry := map_entry(field)) is not None:
+        key, value = entry.fields
         checks.append(functools.partial(_map, _value(key, rule.keys, limits), _value(value, rule, limits)))
     elif field.type == field.TYPE_INT32:
         bounds = number_bounds(field, rule, limits)
@@ -181,9 +183,11 @@ def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueChe
     return functools.partial(_list, rule.min_items, max_items, checks)
 
 
-def is_map(field: FieldDescriptor) -> bool:
-    """Whether a repeated field is a map."""
-    return field.message_type is not None and field.message_type.GetOptions().map_entry
+def map_entry(field: FieldDescriptor) -> Descriptor | None:
+    """The type of the entries of a map, a message of key and value; None for a field that is no map."""
+    if field.message_type is None or not field.message_type.GetOptions().map_entry:
+        return None
+    return field.message_type
 
 
 def _list(low: int, high: int, checks: Sequence[ValueCheck], values: Collection[Any]) -> Violations:
@@ -232,9 +236,7 @@ def _unique(values: Sequence[Any]) -> Violations:
 
 def _total_bytes(max_total_bytes: int, messages: Sequence[Message]) -> Violations:
     """The texts of all messages of a list together. One that is too large by itself is a violation of its own."""
-    sizes = [
-        utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)
-    ]
+    sizes = [utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)]
     if sum(sizes) > max_total_bytes >= max(sizes):
         yield "", f"must be up to {max_total_bytes} bytes together"
 

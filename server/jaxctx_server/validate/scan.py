@@ -2,7 +2,7 @@
 
 A parser makes an object of every entry of a list: of an empty one, two bytes, more than sixty. So a message of 8 MiB
 could take gigabytes and seconds, during which every other caller waits. The scan makes nothing. It goes over the fields
-of a message with the limits that the contract states of its lists and texts (`rules.py`), and ends at the first one that
+of a message with the limits that the contract states of its lists and texts (`rules.py`), and ends at the first that
 holds too much, naming it as the validator would. What it lets through is cheap to parse; that does not make it valid.
 
 Fields that the contract does not have may be there, since a later contract may have them: up to `MAX_UNKNOWN_FIELDS`
@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.rules_pb2 import FieldRules
 from jaxctx_server.validate.cross_field import MAX_RANGES, Limits
-from jaxctx_server.validate.rules import MAX_NAME_BYTES, field_rules, is_map, limit_named
+from jaxctx_server.validate.rules import MAX_NAME_BYTES, field_rules, limit_named, map_entry
 
 MAX_UNKNOWN_FIELDS = 1024
 MAX_UNKNOWN_BYTES = 1 << 16
@@ -134,9 +134,10 @@ def bounds_inside(descriptor: FieldDescriptor, rule: FieldRules, limits: Limits)
     """The bounds of the messages, or of the entries of the map, that a field holds; None for other fields."""
     if descriptor.message_type is None:
         return None
-    if not is_map(descriptor):
+    entry = map_entry(descriptor)
+    if entry is None:
         return message_bounds(descriptor.message_type, limits)
-    key, value = descriptor.message_type.fields
+    key, value = entry.fields
     value_rule = FieldRules()  # without the limit of the map itself, which is beside those of its values
     value_rule.CopyFrom(rule)
     value_rule.ClearField("max_items")
