@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
@@ -72,6 +72,6 @@ async def _registrations(
     """
     request = RegisterRequest(port=port, incarnation=cluster.incarnation, leaving=leaving_s is not None)
     async with grpc.aio.insecure_channel(router, options=ENGINE_CHANNEL_OPTIONS) as channel:
-        stub: EngineServiceAsyncStub = EngineServiceStub(channel)  # type: ignore[assignment]  # by the channel's kind
+        stub = cast("EngineServiceAsyncStub", EngineServiceStub(channel))
         async for response in stub.Register(request, metadata=authorization_metadata(cluster.key), timeout=leaving_s):
             yield response.epoch

@@ -89,7 +89,7 @@ async def router_of(company: Company, port: int = 0) -> AsyncIterator[None]:
     company.router = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
     router = ServingState.router(Limits(queue_limit=64), company.clock)
-    serving.opened(router)
+    serving.set_ready(router)
     company.programs, company.serving, company.server = router.programs, serving, server
     yield
     serving.stop()

@@ -28,12 +28,13 @@ from jaxctx.programs.dispatcher import Policy
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server import logs
+from jaxctx_server.banner import banner
 from jaxctx_server.cli import MALLOC, SAME_SIGNAL_S, main, on_signals
 from jaxctx_server.config import ServeConfig
+from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 from jaxctx_server.lifecycle import ProgramSettings
-from jaxctx_server.progress import STILL_S, PlainLines, Progress, shown
+from jaxctx_server.progress import STILL_S, PlainLines, Progress, progress_shown
 from jaxctx_server.server import program_settings, serve
-from jaxctx_server.startup import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError, banner
 
 
 class Life:
@@ -437,7 +438,7 @@ import sys, time
 from jaxctx_server import progress
 from jaxctx_server import engine_builder
 from jaxctx_server import cli
-from jaxctx_server.startup import StartError
+from jaxctx_server.errors import StartError
 progress.STILL_S = 0.05
 def load(config, progress):
     time.sleep(1)
@@ -458,7 +459,7 @@ sys.exit(cli.main(["--grpc-port", "0"], {}))
 
 def test_bars_on_a_terminal() -> None:
     stream = Terminal()
-    with shown(stream) as progress:
+    with progress_shown(stream) as progress:
         progress.weights(0, 0)
         progress.weights(5 << 20, 10 << 20)
         progress.weights(10 << 20, 10 << 20)

@@ -234,15 +234,15 @@ def test_reading_takes_no_more_than_three_times_a_messages_size() -> None:
         import resource
         from types import SimpleNamespace
         from jaxctx.errors import InvalidArgument
-        from jaxctx_server.grpc import request_reader
-        from tests.server import test_scan
+        from jaxctx_server.service import request_reader
+        from tests.server.validate import test_scan
         served = SimpleNamespace(limits=test_scan.LONG, model=object())
         def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         for name, (kind, data, _) in test_scan.ATTACKS.items():
             before = most()
             try:
                 request_reader.scan(kind.DESCRIPTOR, served.limits, data)
-                request_reader._parsed(kind.DESCRIPTOR, served, data)
+                request_reader.parse_and_validate(kind.DESCRIPTOR, served, data)
             except InvalidArgument as error:
                 assert most() - before < 2 * len(data), (name, most() - before)  # and the bytes themselves
             else:
@@ -287,8 +287,8 @@ def test_at_the_limit_and_one_more() -> None:
         "must be text of up to 2097152 bytes, not 2097153",
     )
     unknown = b"\xf8\x07\x00"
-    scan.scan(sessions.SubmitCallRequest.DESCRIPTOR, LONG, unknown * scan.MOST_SPARE)
-    assert refusal(sessions.SubmitCallRequest, unknown * (scan.MOST_SPARE + 1))[0] == "request"
+    scan.scan(sessions.SubmitCallRequest.DESCRIPTOR, LONG, unknown * scan.MAX_UNKNOWN_FIELDS)
+    assert refusal(sessions.SubmitCallRequest, unknown * (scan.MAX_UNKNOWN_FIELDS + 1))[0] == "request"
 
 
 def test_a_scan_pauses_between_stretches() -> None:
@@ -296,7 +296,7 @@ def test_a_scan_pauses_between_stretches() -> None:
     pauses = list[int]()
     request = contexts.ForwardRequest(context_id="a", tokens=[1] * 10_000, masks=[{} for _ in range(10_000)])
     scan.scan(request.DESCRIPTOR, LONG, request.SerializeToString(), lambda: pauses.append(1))
-    assert len(pauses) == 10_002 // scan.STRETCH
+    assert len(pauses) == 10_002 // scan.FIELDS_BETWEEN_PAUSES
 
     def stop() -> None:
         raise TimeoutError

@@ -13,7 +13,7 @@ from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
-from jaxctx_server.startup import MODEL, OK, USAGE
+from jaxctx_server.errors import MODEL, OK, USAGE
 
 TINY = {  # as in tests/jaxctx/engine/test_targets.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],

@@ -20,8 +20,8 @@ ANSWERS = ["Nobody.", "Nobody, again", "Still <nobody>!"]
 class Conversation:
     """One context of a server in front of a fake engine."""
 
-    def __init__(self, door: Any, text: ModelText) -> None:
-        self._door = door
+    def __init__(self, grpc_server: Any, text: ModelText) -> None:
+        self._door = grpc_server
         self._text = text
 
     @property
@@ -51,12 +51,12 @@ class Conversation:
 
 
 @pytest.fixture
-def open_conversation(open_door: Any) -> Any:
+def open_conversation(open_grpc_server: Any) -> Any:
     @asynccontextmanager
     async def opened(text: ModelText) -> AsyncIterator[Conversation]:
-        async with open_door(text=text) as door:
-            await door.contexts.CreateContext(pb.CreateContextRequest(context_id="c"))
-            yield Conversation(door, text)
+        async with open_grpc_server(text=text) as grpc_server:
+            await grpc_server.contexts.CreateContext(pb.CreateContextRequest(context_id="c"))
+            yield Conversation(grpc_server, text)
 
     return opened
 

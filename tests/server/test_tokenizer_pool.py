@@ -15,7 +15,15 @@ from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx.model.text.sandbox import CPU_S
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import PlanRequest
-from jaxctx_server.tokenizer_pool import LONG, LOOP_S, SHORT, Before, Nothing, Something, TokenizerPool
+from jaxctx_server.tokenizer_pool import (
+    EVENT_LOOP_CPU_S,
+    MAX_INLINE_SIZE,
+    MAX_SHARED_THREAD_SIZE,
+    ContentPosition,
+    EmptyContext,
+    MiddleOfSequence,
+    TokenizerPool,
+)
 from jaxctx_server.validate import Limits
 
 WITH_SYSTEM = (
@@ -48,7 +56,7 @@ async def test_messages_start_or_continue_a_conversation(
     text: ModelText, limits: Limits, template: str, first: str, later: str
 ) -> None:
     texts = texts_of(text, limits, template)
-    for before, written in ((Nothing(), first), (Something(), later)):
+    for before, written in ((EmptyContext(), first), (MiddleOfSequence(), later)):
         ids = await texts.tokens(HELLO, before)
         assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
     texts.close()
@@ -70,9 +78,9 @@ async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits:
     texts.close()
 
 
-@pytest.mark.parametrize("before", [Nothing(), Something()], ids=["empty", "later"])
+@pytest.mark.parametrize("before", [EmptyContext(), MiddleOfSequence()], ids=["empty", "later"])
 async def test_a_template_that_never_ends_leaves_the_event_loop_and_is_stopped(
-    text: ModelText, limits: Limits, before: Before
+    text: ModelText, limits: Limits, before: ContentPosition
 ) -> None:
     class Noting(ChatTemplate):
         def render(self, *args: Any, **kwargs: Any) -> str:
@@ -91,7 +99,7 @@ async def test_a_template_that_never_ends_leaves_the_event_loop_and_is_stopped(
         assert raised.value.violations[0].field == "messages"
     here, *later = spent
     assert here[0] == threading.current_thread().name
-    assert here[1] < 10 * LOOP_S
+    assert here[1] < 10 * EVENT_LOOP_CPU_S
     assert {name.startswith("jaxctx-long-text") for name, _ in later} == {True}
     assert all(cpu_s < 10 * CPU_S for _, cpu_s in later)
     texts.close()
@@ -104,13 +112,15 @@ async def test_long_texts_do_not_delay_others(text: ModelText, limits: Limits) -
         max_token_bytes = None
 
         def encode(self, text: str, **_: Any) -> list[int]:
-            assert len(text) <= LONG or gate.wait(60)
+            assert len(text) <= MAX_SHARED_THREAD_SIZE or gate.wait(60)
             return [1]
 
     texts = TokenizerPool(replace(text, tokenizer=Gated()), limits)  # type: ignore[arg-type]
-    long = [asyncio.create_task(texts.encode("x" * (LONG + 1), add_special_tokens=True)) for _ in range(4)]
+    long = [
+        asyncio.create_task(texts.encode("x" * (MAX_SHARED_THREAD_SIZE + 1), add_special_tokens=True)) for _ in range(4)
+    ]
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(texts.encode("x" * (SHORT + 1), add_special_tokens=True), 60) == [1]
+    assert await asyncio.wait_for(texts.encode("x" * (MAX_INLINE_SIZE + 1), add_special_tokens=True), 60) == [1]
     assert not any(task.done() for task in long)
     gate.set()
     assert await asyncio.gather(*long) == [[1]] * 4
@@ -130,13 +140,13 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
     few = replace(limits, max_context_tokens=10)
     template = ChatTemplate("{{ messages[0].content }}")
     texts = TokenizerPool(replace(text, tokenizer=tokenizer, chat_template=template), few)  # type: ignore[arg-type]
-    assert await texts.tokens(PlanRequest(text="é" * 10), Nothing()) == [1]
+    assert await texts.tokens(PlanRequest(text="é" * 10), EmptyContext()) == [1]
     for field, content in (
         ("text", PlanRequest(text="é" * 10 + "x")),
         ("messages", PlanRequest(messages={"messages": [{"role": "user", "content": "x" * 21}]})),
     ):
         with pytest.raises(InvalidArgument, match="1 to 10 tokens") as raised:
-            await texts.tokens(content, Nothing())
+            await texts.tokens(content, EmptyContext())
         assert raised.value.violations[0].field == field
     assert tokenizer.calls == 1
     texts.close()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from jaxctx import errors, rpc
+from jaxctx import errors
 from jaxctx.types import FinishReason, GeneratePiece, TokenLogprob
 from jaxctx.v1 import (
     admin_service_pb2,
@@ -30,61 +28,35 @@ from jaxctx.v1 import (
     snapshot_service_pb2,
 )
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx_server.auth import METHODS, Key, Role
-from jaxctx_server.grpc import interceptor
+from jaxctx_server.auth import METHODS, Role
+from jaxctx_server.grpc.caller import MAX_DEADLINE_S
 from jaxctx_server.grpc.server import SERVICES, options
-from jaxctx_server.grpc.service import LONGEST_S
+from jaxctx_server.service import pipeline
+from tests.server.harness import KEYS, bearer, create, eventually, failure
 
 STREAMED = ("Generate", "WatchContexts", "ReadVariable", "Register")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def key(name: str, secret: str, tenant: str, role: Role = Role.USER) -> Key:
-    return Key(name, hashlib.sha256(secret.encode()).digest(), tenant, role)
-
-
-KEYS = [key("alice", "a-key", "red"), key("bob", "b-key", "blue"), key("root", "r-key", "ops", Role.ADMIN)]
-
-
-def bearer(secret: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {secret}"),)
-
-
-async def failure(call: Any) -> errors.JaxctxError:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call
-    return rpc.from_rpc_error(raised.value)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def create(door: Any, context_id: str = "a", **kwargs: Any) -> None:
-    await door.contexts.CreateContext(pb.CreateContextRequest(context_id=context_id), **kwargs)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error_class", errors.BY_CODE.values(), ids=errors.BY_CODE)
-async def test_errors_of_the_engine_arrive_with_their_details(door: Any, error_class: Any) -> None:
+async def test_errors_of_the_engine_arrive_with_their_details(grpc_server: Any, error_class: Any) -> None:
     raised = error_class("why", reason="SOME_REASON", violations=[errors.FieldViolation("f", "d")], retry_after_s=1.5)
-    door.engine.error = raised
-    error = await failure(door.contexts.Flush(pb.FlushRequest(context_id="a")))
+    grpc_server.engine.error = raised
+    error = await failure(grpc_server.contexts.Flush(pb.FlushRequest(context_id="a")))
     assert type(error) is error_class
     assert (error.message, error.reason, error.retry_after_s) == ("why", "SOME_REASON", 1.5)
     assert error.violations == raised.violations
-    door.engine.error = raised
-    error = await failure(door.contexts.Generate(pb.GenerateRequest(context_id="a")).read())
+    grpc_server.engine.error = raised
+    error = await failure(grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a")).read())
     assert (type(error), error.reason) == (error_class, "SOME_REASON")
 
 
-async def test_error_info_is_always_there(door: Any) -> None:
+async def test_error_info_is_always_there(grpc_server: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await door.contexts.GetContext(pb.GetContextRequest(context_id="nobody"))
+        await grpc_server.contexts.GetContext(pb.GetContextRequest(context_id="nobody"))
     status = rpc_status.from_call(raised.value)
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
@@ -92,13 +64,15 @@ async def test_error_info_is_always_there(door: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_unknown_exceptions_are_opaque(door: Any, streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    door.engine.error = ValueError("the prompt was: my secret")
+async def test_unknown_exceptions_are_opaque(
+    grpc_server: Any, streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    grpc_server.engine.error = ValueError("the prompt was: my secret")
     with caplog.at_level(logging.INFO):
         call = (
-            door.contexts.Generate(pb.GenerateRequest(context_id="a")).read()
+            grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a")).read()
             if streamed
-            else door.contexts.Flush(pb.FlushRequest(context_id="a"))
+            else grpc_server.contexts.Flush(pb.FlushRequest(context_id="a"))
         )
         error = await failure(call)
     assert isinstance(error, errors.Internal)
@@ -109,24 +83,24 @@ async def test_unknown_exceptions_are_opaque(door: Any, streamed: bool, caplog: 
     assert (logged["incident"], logged["exception"]) == (found[1], "ValueError")
     assert "secret" not in str(logged)
     assert any("conftest.py" in place for place in logged["where"]), logged["where"]
-    await create(door)  # the next call is none the worse
+    await create(grpc_server)  # the next call is none the worse
 
 
-async def test_a_missing_template_has_a_reason(open_door: Any, text: Any) -> None:
-    async with open_door(text=replace(text, chat_template=None)) as door:
+async def test_a_missing_template_has_a_reason(open_grpc_server: Any, text: Any) -> None:
+    async with open_grpc_server(text=replace(text, chat_template=None)) as grpc_server:
         request = model_service_pb2.ApplyChatTemplateRequest(messages={"messages": [{"role": "user"}]})
-        error = await failure(door.models.ApplyChatTemplate(request))
+        error = await failure(grpc_server.models.ApplyChatTemplate(request))
         assert (type(error), error.reason) == (errors.FailedPrecondition, "NO_CHAT_TEMPLATE")
 
 
-async def test_request_ids(door: Any) -> None:
+async def test_request_ids(grpc_server: Any) -> None:
     for given, echoed in [("my-id.7", "my-id.7"), ("no good", None), ("x" * 129, None), (None, None)]:
         metadata = () if given is None else (("x-request-id", given),)
-        call = door.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata)
+        call = grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata)
         await call
         returned = dict(await call.trailing_metadata())["x-request-id"]
         assert returned == echoed or (echoed is None and re.fullmatch(r"[0-9a-f]{16}", returned))
-    call = door.contexts.GetContext(pb.GetContextRequest(context_id="no"), metadata=(("x-request-id", "mine"),))
+    call = grpc_server.contexts.GetContext(pb.GetContextRequest(context_id="no"), metadata=(("x-request-id", "mine"),))
     await failure(call)
     assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
 
@@ -161,19 +135,19 @@ def test_every_method_of_every_service_has_a_role() -> None:
     }
 
 
-async def test_without_a_key_nothing_but_health(open_door: Any) -> None:
-    async with open_door(keys=KEYS) as door:
+async def test_without_a_key_nothing_but_health(open_grpc_server: Any) -> None:
+    async with open_grpc_server(keys=KEYS) as grpc_server:
         for service in SERVICES:
-            stub = door.stub(service.rpartition(".")[2])
+            stub = grpc_server.stub(service.rpartition(".")[2])
             for name in (name for name in METHODS if name.startswith(f"/{service}/")):
                 method = name.rpartition("/")[2]
                 call = getattr(stub, method)(_request(method))
                 error = await failure(call.read() if method in STREAMED else call)
                 assert isinstance(error, errors.Unauthenticated), method
-        assert {name for name, *_ in door.engine.calls} <= {"stats"}  # which the server asks for by itself
-        health = health_pb2_grpc.HealthStub(door.channel)
+        assert {name for name, *_ in grpc_server.engine.calls} <= {"stats"}  # which the server asks for by itself
+        health = health_pb2_grpc.HealthStub(grpc_server.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == SERVING
-        reflection = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+        reflection = reflection_pb2_grpc.ServerReflectionStub(grpc_server.channel)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await reflection.ServerReflectionInfo(
                 iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -197,104 +171,110 @@ def _request(method: str) -> Any:
     "header",
     ["Bearer", "Bearer ", "Bearer wrong", "bearer a-ke", "Basic a-key", "a-key", "Bearer " + "x" * 600],
 )
-async def test_unknown_keys(open_door: Any, header: str) -> None:
-    async with open_door(keys=KEYS) as door:
+async def test_unknown_keys(open_grpc_server: Any, header: str) -> None:
+    async with open_grpc_server(keys=KEYS) as grpc_server:
         metadata = (("authorization", header),)
-        error = await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata))
+        error = await failure(grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=metadata))
         assert isinstance(error, errors.Unauthenticated)
         assert "x" * 20 not in error.message
 
 
-async def test_keys_are_tenants_and_roles(open_door: Any) -> None:
-    async with open_door(keys=KEYS) as door:
-        await create(door, metadata=bearer("a-key"))
-        assert door.last("create")[0].tenant == "red"
+async def test_keys_are_tenants_and_roles(open_grpc_server: Any) -> None:
+    async with open_grpc_server(keys=KEYS) as grpc_server:
+        await create(grpc_server, metadata=bearer("a-key"))
+        assert grpc_server.last("create")[0].tenant == "red"
         foreign = await failure(
-            door.contexts.GetContext(pb.GetContextRequest(context_id="a"), metadata=bearer("b-key"))
+            grpc_server.contexts.GetContext(pb.GetContextRequest(context_id="a"), metadata=bearer("b-key"))
         )
         unknown = await failure(
-            door.contexts.GetContext(pb.GetContextRequest(context_id="z"), metadata=bearer("b-key"))
+            grpc_server.contexts.GetContext(pb.GetContextRequest(context_id="z"), metadata=bearer("b-key"))
         )
         assert (
             (type(foreign), foreign.reason) == (type(unknown), unknown.reason) == (errors.NotFound, "CONTEXT_NOT_FOUND")
         )
         assert foreign.message.replace("'a'", "'z'") == unknown.message
-        denied = await failure(door.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("a-key")))
+        denied = await failure(
+            grpc_server.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("a-key"))
+        )
         assert isinstance(denied, errors.PermissionDenied)
-        await door.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("r-key"))
-        await door.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("r-key"))
+        await grpc_server.admin.GetStats(admin_service_pb2.GetStatsRequest(), metadata=bearer("r-key"))
+        await grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("r-key"))
 
 
-async def test_methods_that_do_not_exist(open_door: Any) -> None:
-    async with open_door(keys=KEYS) as door:
+async def test_methods_that_do_not_exist(open_grpc_server: Any) -> None:
+    async with open_grpc_server(keys=KEYS) as grpc_server:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await door.channel.unary_unary("/jaxctx.v1.ContextService/Nope")(b"")
+            await grpc_server.channel.unary_unary("/jaxctx.v1.ContextService/Nope")(b"")
         assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_method_missing_from_the_table_is_refused(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_method_missing_from_the_table_is_refused(
+    open_grpc_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(METHODS, "/jaxctx.v1.ContextService/Flush")
     for keys in (None, KEYS):
-        async with open_door(keys=keys) as door:
-            call = door.contexts.Flush(pb.FlushRequest(context_id="a"), metadata=bearer("r-key"))
+        async with open_grpc_server(keys=keys) as grpc_server:
+            call = grpc_server.contexts.Flush(pb.FlushRequest(context_id="a"), metadata=bearer("r-key"))
             assert isinstance(await failure(call), errors.PermissionDenied)
 
 
 # --- deadlines and cancellation ---------------------------------------------------------------------------------------
 
 
-async def test_deadlines_reach_the_engine(door: Any) -> None:
-    await create(door)
-    await door.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=50)
-    deadline = door.last("fill")[0].deadline
-    assert 1000 < deadline < 1051  # the door's clock stands at 1000
-    async for _ in door.contexts.Generate(pb.GenerateRequest(context_id="a"), timeout=70):
+async def test_deadlines_reach_the_engine(grpc_server: Any) -> None:
+    await create(grpc_server)
+    await grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=50)
+    deadline = grpc_server.last("fill")[0].deadline
+    assert 1000 < deadline < 1051  # the grpc_server's clock stands at 1000
+    async for _ in grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"), timeout=70):
         pass
-    assert 1051 < door.last("generate")[0].deadline < 1071
-    await door.contexts.Fill(pb.FillRequest(context_id="a", text="x"))
-    assert door.last("fill")[0].deadline == 1000 + LONGEST_S  # nobody waits for ever
+    assert 1051 < grpc_server.last("generate")[0].deadline < 1071
+    await grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x"))
+    assert grpc_server.last("fill")[0].deadline == 1000 + MAX_DEADLINE_S  # nobody waits for ever
 
 
-async def test_cancelling_a_unary_call_cancels_the_engine(door: Any) -> None:
-    await create(door)
-    door.engine.hang = True
-    call = asyncio.ensure_future(door.contexts.Fill(pb.FillRequest(context_id="a", text="x")))
-    await eventually(lambda: any(name == "fill" for name, *_ in door.engine.calls))
+async def test_cancelling_a_unary_call_cancels_the_engine(grpc_server: Any) -> None:
+    await create(grpc_server)
+    grpc_server.engine.hang = True
+    call = asyncio.ensure_future(grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x")))
+    await eventually(lambda: any(name == "fill" for name, *_ in grpc_server.engine.calls))
     call.cancel()
-    await eventually(lambda: door.engine.cancelled == ["fill"])
+    await eventually(lambda: grpc_server.engine.cancelled == ["fill"])
 
 
-async def test_a_deadline_that_passes_cancels_the_engine(door: Any) -> None:
-    await create(door)
-    door.engine.hang = True
-    error = await failure(door.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=0.3))
+async def test_a_deadline_that_passes_cancels_the_engine(grpc_server: Any) -> None:
+    await create(grpc_server)
+    grpc_server.engine.hang = True
+    error = await failure(grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x"), timeout=0.3))
     assert isinstance(error, errors.DeadlineExceeded)
-    await eventually(lambda: door.engine.cancelled == ["fill"])
+    await eventually(lambda: grpc_server.engine.cancelled == ["fill"])
 
 
 @pytest.mark.parametrize("how", ["cancel", "channel"])
-async def test_leaving_a_stream_closes_the_engines_iterator(door: Any, how: str) -> None:
-    await create(door)
-    door.engine.hang = True
-    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+async def test_leaving_a_stream_closes_the_engines_iterator(grpc_server: Any, how: str) -> None:
+    await create(grpc_server)
+    grpc_server.engine.hang = True
+    call = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"))
     assert (await call.read()).text == "a"
     if how == "cancel":
         call.cancel()
     else:
-        await door.channel.close()
-    await eventually(lambda: door.engine.cancelled == ["generate"])
+        await grpc_server.channel.close()
+    await eventually(lambda: grpc_server.engine.cancelled == ["generate"])
 
 
-async def test_leaving_before_the_first_piece(door: Any) -> None:
-    await create(door)
-    door.engine.hang = True
+async def test_leaving_before_the_first_piece(grpc_server: Any) -> None:
+    await create(grpc_server)
+    grpc_server.engine.hang = True
     for _ in range(20):
-        call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+        call = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"))
         await asyncio.sleep(0)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call.read()
-    await eventually(lambda: len(door.engine.cancelled) == sum(name == "generate" for name, *_ in door.engine.calls))
+    await eventually(
+        lambda: len(grpc_server.engine.cancelled) == sum(name == "generate" for name, *_ in grpc_server.engine.calls)
+    )
 
 
 # --- slow readers -----------------------------------------------------------------------------------------------------
@@ -317,11 +297,11 @@ def long_outputs(tokens: int, n: int = 2) -> list[GeneratePiece]:
     return pieces
 
 
-async def test_of_long_outputs_nothing_is_lost(door: Any) -> None:
-    await create(door)
-    door.engine.pieces = long_outputs(600)
+async def test_of_long_outputs_nothing_is_lost(grpc_server: Any) -> None:
+    await create(grpc_server)
+    grpc_server.engine.pieces = long_outputs(600)
     received: dict[int, list[Any]] = {0: [], 1: []}
-    async for piece in door.contexts.Generate(pb.GenerateRequest(context_id="a", n=2)):
+    async for piece in grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a", n=2)):
         received[piece.index].append(piece)
     for pieces in received.values():
         assert "".join(piece.text for piece in pieces) == "".join(f"{place} " for place in range(600))
@@ -330,33 +310,33 @@ async def test_of_long_outputs_nothing_is_lost(door: Any) -> None:
         assert [bool(piece.finish) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-async def test_a_slow_reader_holds_only_its_own_bounded_buffer(door: Any) -> None:
-    await create(door)
+async def test_a_slow_reader_holds_only_its_own_bounded_buffer(grpc_server: Any) -> None:
+    await create(grpc_server)
     size, text = 20_000, "x" * 2000  # far more than the transport's windows hold
-    door.engine.pieces = [GeneratePiece(index=0, context_id="a", text=text, token_ids=[1]) for _ in range(size)]
-    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+    grpc_server.engine.pieces = [GeneratePiece(index=0, context_id="a", text=text, token_ids=[1]) for _ in range(size)]
+    call = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"))
     total = len((await call.read()).text)
     pulled = -1
-    while pulled != door.engine.pulled:  # until it no longer moves
-        pulled = door.engine.pulled
+    while pulled != grpc_server.engine.pulled:  # until it no longer moves
+        pulled = grpc_server.engine.pulled
         await asyncio.sleep(0.2)
     assert pulled < size
-    await asyncio.wait_for(create(door, "b"), 120)  # a neighbour does not notice
+    await asyncio.wait_for(create(grpc_server, "b"), 120)  # a neighbour does not notice
     while (piece := await call.read()) is not grpc.aio.EOF:
         total += len(piece.text)
     assert total == size * len(text)
-    assert door.engine.cancelled == []
+    assert grpc_server.engine.cancelled == []
 
 
-async def test_an_error_after_some_pieces(door: Any, make_engine: Any) -> None:
+async def test_an_error_after_some_pieces(grpc_server: Any, make_engine: Any) -> None:
     class Broken(make_engine):  # type: ignore[misc]
         async def generate(self, caller: Any, request: Any) -> Any:
             yield GeneratePiece(index=0, context_id="a", text="x", token_ids=[1])
             raise errors.Unavailable("gone")
 
-    served = door.serving.served()
-    door.serving.opened(replace(served, model=replace(served.model, engine=Broken())))
-    call = door.contexts.Generate(pb.GenerateRequest(context_id="a"))
+    served = grpc_server.lifecycle.served()
+    grpc_server.lifecycle.set_ready(replace(served, model=replace(served.model, engine=Broken())))
+    call = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"))
     assert (await call.read()).text == "x"
     assert isinstance(await failure(call.read()), errors.Unavailable)
 
@@ -364,9 +344,9 @@ async def test_an_error_after_some_pieces(door: Any, make_engine: Any) -> None:
 # --- health, reflection, limits ---------------------------------------------------------------------------------------
 
 
-async def test_health_from_loading_to_drained(open_door: Any) -> None:
-    async with open_door(ready=False) as door:
-        health = health_pb2_grpc.HealthStub(door.channel)
+async def test_health_from_loading_to_drained(open_grpc_server: Any) -> None:
+    async with open_grpc_server(ready=False) as grpc_server:
+        health = health_pb2_grpc.HealthStub(grpc_server.channel)
 
         async def check(service: str) -> int:
             return (await health.Check(health_pb2.HealthCheckRequest(service=service))).status
@@ -376,44 +356,44 @@ async def test_health_from_loading_to_drained(open_door: Any) -> None:
         assert (await watch.read()).status == NOT_SERVING
         assert await check("") == SERVING
         assert [await check(service) for service in SERVICES] == [NOT_SERVING] * len(SERVICES)
-        error = await failure(door.contexts.ListContexts(pb.ListContextsRequest()))
+        error = await failure(grpc_server.contexts.ListContexts(pb.ListContextsRequest()))
         assert (type(error), error.reason, error.retry_after_s) == (errors.Unavailable, "NOT_SERVING", 1.0)
-        error = await failure(door.admin.Drain(admin_service_pb2.DrainRequest()))
+        error = await failure(grpc_server.admin.Drain(admin_service_pb2.DrainRequest()))
         assert isinstance(error, errors.Unavailable)
 
-        door.serving.opened(door.unopened)
+        grpc_server.lifecycle.set_ready(grpc_server.state)
         assert (await watch.read()).status == SERVING
         assert [await check(service) for service in SERVICES] == [SERVING] * len(SERVICES)
 
-        door.engine.drained.clear()  # there is running work
-        drain = door.admin.Drain(admin_service_pb2.DrainRequest())
+        grpc_server.engine.drained.clear()  # there is running work
+        drain = grpc_server.admin.Drain(admin_service_pb2.DrainRequest())
         waiting = asyncio.ensure_future(drain)
         assert (await watch.read()).status == NOT_SERVING
-        assert door.engine.draining
+        assert grpc_server.engine.draining
         assert await check(SERVICES[0]) == NOT_SERVING
         assert await check("") == SERVING
         assert not waiting.done()
         drain.cancel()  # it goes on all the same
-        again = asyncio.ensure_future(door.admin.Drain(admin_service_pb2.DrainRequest()))
+        again = asyncio.ensure_future(grpc_server.admin.Drain(admin_service_pb2.DrainRequest()))
         await asyncio.sleep(0.05)
         assert not again.done()
-        door.engine.drained.set()
+        grpc_server.engine.drained.set()
         await again
-        door.serving.stop()
+        grpc_server.lifecycle.stop()
         assert await watch.read() is grpc.aio.EOF
         unread.cancel()
 
 
-async def test_health_of_unknown_services(door: Any) -> None:
-    health = health_pb2_grpc.HealthStub(door.channel)
+async def test_health_of_unknown_services(grpc_server: Any) -> None:
+    health = health_pb2_grpc.HealthStub(grpc_server.channel)
     assert isinstance(await failure(health.Check(health_pb2.HealthCheckRequest(service="x"))), errors.NotFound)
     watch = health.Watch(health_pb2.HealthCheckRequest(service="x"))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
 
 
-async def test_reflection_lists_the_services(door: Any) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+async def test_reflection_lists_the_services(grpc_server: Any) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(grpc_server.channel)
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="jaxctx.v1.ContextService"),
@@ -424,45 +404,47 @@ async def test_reflection_lists_the_services(door: Any) -> None:
     assert len(file.file_descriptor_response.file_descriptor_proto) >= 1
 
 
-async def test_calls_without_a_key_have_a_limit_of_their_own(open_door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "MAX_OPEN_CALLS", 2)
-    async with open_door(keys=KEYS, max_calls=4) as door:  # of which the transport lets four in at once
-        health = health_pb2_grpc.HealthStub(door.channel)
+async def test_calls_without_a_key_have_a_limit_of_their_own(
+    open_grpc_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "MAX_OPEN_CALLS", 2)
+    async with open_grpc_server(keys=KEYS, max_calls=4) as grpc_server:  # of which the transport lets four in at once
+        health = health_pb2_grpc.HealthStub(grpc_server.channel)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for watch in watches:
             await watch.read()
         error = await failure(health.Check(health_pb2.HealthCheckRequest()))
         assert (type(error), error.reason) == (errors.ResourceExhausted, "QUEUE_FULL")
-        await create(door, metadata=bearer("a-key"))
+        await create(grpc_server, metadata=bearer("a-key"))
         for watch in watches:
             watch.cancel()
 
 
-async def test_calls_beyond_the_limit_are_refused(open_door: Any) -> None:
-    async with open_door(max_calls=2) as door:
-        await create(door)
-        door.engine.hang = True
-        streams = [door.contexts.Generate(pb.GenerateRequest(context_id="a")) for _ in range(2)]
+async def test_calls_beyond_the_limit_are_refused(open_grpc_server: Any) -> None:
+    async with open_grpc_server(max_calls=2) as grpc_server:
+        await create(grpc_server)
+        grpc_server.engine.hang = True
+        streams = [grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a")) for _ in range(2)]
         for stream in streams:
             await stream.read()
         # The transport itself lets two calls of a connection in at once, so the third comes from another one.
-        async with grpc.aio.insecure_channel(door.target, [("grpc.use_local_subchannel_pool", 1)]) as other:
+        async with grpc.aio.insecure_channel(grpc_server.target, [("grpc.use_local_subchannel_pool", 1)]) as other:
             call = other.unary_unary("/jaxctx.v1.ContextService/ListContexts", pb.ListContextsRequest.SerializeToString)
             error = await failure(call(pb.ListContextsRequest()))
             assert (type(error), error.reason) == (errors.ResourceExhausted, "QUEUE_FULL")
             assert error.retry_after_s == 1.0
             streams[0].cancel()
-            await eventually(lambda: len(door.engine.cancelled) == 1)
+            await eventually(lambda: len(grpc_server.engine.cancelled) == 1)
             await call(pb.ListContextsRequest())
 
 
-async def test_messages_and_headers_beyond_the_limit_are_refused(door: Any) -> None:
+async def test_messages_and_headers_beyond_the_limit_are_refused(grpc_server: Any) -> None:
     too_large = pb.FillRequest(context_id="a", text="x" * (9 << 20))
-    assert (await failure(door.contexts.Fill(too_large))).code == "RESOURCE_EXHAUSTED"
+    assert (await failure(grpc_server.contexts.Fill(too_large))).code == "RESOURCE_EXHAUSTED"
     many = tuple((f"header-{i}", "x" * 1000) for i in range(40))
-    refused = await failure(door.contexts.ListContexts(pb.ListContextsRequest(), metadata=many))
+    refused = await failure(grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=many))
     assert refused.code == "RESOURCE_EXHAUSTED"
-    await create(door)
+    await create(grpc_server)
 
 
 def test_options_of_the_transport() -> None:
@@ -490,33 +472,33 @@ def text_with_bos(text: Any) -> Any:
     return replace(text, tokenizer=Tokenizer(backend), bos_id=257, chat_template=template)
 
 
-async def test_special_tokens_only_at_the_start_of_a_context(open_door: Any, text_with_bos: Any) -> None:
-    async with open_door(text=text_with_bos) as door:
+async def test_special_tokens_only_at_the_start_of_a_context(open_grpc_server: Any, text_with_bos: Any) -> None:
+    async with open_grpc_server(text=text_with_bos) as grpc_server:
 
         async def filled(context_id: str, **content: Any) -> list[int]:
-            await door.contexts.Fill(pb.FillRequest(context_id=context_id, **content))
-            tokens: list[int] = door.last("fill")[1][1]
+            await grpc_server.contexts.Fill(pb.FillRequest(context_id=context_id, **content))
+            tokens: list[int] = grpc_server.last("fill")[1][1]
             return tokens
 
-        await create(door)
+        await create(grpc_server)
         assert await filled("a", text="A") == [257, 65]
         assert await filled("a", text="B") == [66]
         assert await filled("a", text="C", add_special_tokens=True) == [257, 67]
-        await create(door, "b")
+        await create(grpc_server, "b")
         assert await filled("b", text="A", add_special_tokens=False) == [65]
-        await create(door, "c")
+        await create(grpc_server, "c")
         chat = {"messages": [{"role": "user", "content": "A"}]}
         assert await filled("c", messages=chat) == [257, 65]
         assert await filled("c", messages=chat) == [65]
-        await door.contexts.Plan(pb.PlanRequest(context_id="c", text="A"))
-        assert door.last("plan")[1][0] == [65]
-        await door.contexts.Plan(pb.PlanRequest(text="A"))
-        assert door.last("plan")[1][0] == [257, 65]
-        tokenized = await door.models.Tokenize(model_service_pb2.TokenizeRequest(text="A"))
+        await grpc_server.contexts.Plan(pb.PlanRequest(context_id="c", text="A"))
+        assert grpc_server.last("plan")[1][0] == [65]
+        await grpc_server.contexts.Plan(pb.PlanRequest(text="A"))
+        assert grpc_server.last("plan")[1][0] == [257, 65]
+        tokenized = await grpc_server.models.Tokenize(model_service_pb2.TokenizeRequest(text="A"))
         assert list(tokenized.tokens) == [257, 65]
 
 
-async def test_long_texts_do_not_hold_up_others(open_door: Any, text: Any) -> None:
+async def test_long_texts_do_not_hold_up_others(open_grpc_server: Any, text: Any) -> None:
     release = threading.Event()
 
     def encode(text: str, *, add_special_tokens: bool) -> list[int]:
@@ -524,12 +506,12 @@ async def test_long_texts_do_not_hold_up_others(open_door: Any, text: Any) -> No
         return [1, 2, 3]
 
     slow = SimpleNamespace(encode=encode, decode=text.tokenizer.decode, max_token_bytes=None)
-    async with open_door(text=replace(text, tokenizer=slow)) as door:
-        await create(door)
+    async with open_grpc_server(text=replace(text, tokenizer=slow)) as grpc_server:
+        await create(grpc_server)
         request = pb.FillRequest(context_id="a", text="lorem ipsum " * 1000)
-        long = asyncio.ensure_future(door.contexts.Fill(request))
+        long = asyncio.ensure_future(grpc_server.contexts.Fill(request))
         for _ in range(3):
-            await door.contexts.ListContexts(pb.ListContextsRequest())
+            await grpc_server.contexts.ListContexts(pb.ListContextsRequest())
         assert not long.done()
         release.set()
         assert (await long).computed == 3

@@ -9,7 +9,7 @@ import pytest
 
 from jaxctx_server.auth import Role, authorise, read_cluster_key, read_keys
 from jaxctx_server.cluster import Cluster
-from jaxctx_server.startup import USAGE, StartError
+from jaxctx_server.errors import USAGE, StartError
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()

@@ -20,8 +20,8 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
 from jaxctx_server import key_store as store_module
 from jaxctx_server.auth import LOCAL, Key, Role
+from jaxctx_server.errors import StartError
 from jaxctx_server.key_store import NOT_RELOADED, KeyStore
-from jaxctx_server.startup import StartError
 
 LIST = "/jaxctx.v1.ContextService/ListContexts"
 STATS = "/jaxctx.v1.AdminService/GetStats"
@@ -246,16 +246,16 @@ async def revoked(call: Any) -> None:
     assert "revoked" in error.message
 
 
-async def test_a_revoked_key_is_refused_from_the_next_call(open_door: Any, file: Path) -> None:
+async def test_a_revoked_key_is_refused_from_the_next_call(open_grpc_server: Any, file: Path) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
+    async with open_grpc_server(keys=store) as grpc_server:
         listing = pb.ListContextsRequest()
-        await door.contexts.ListContexts(listing, metadata=bearer("alice"))
+        await grpc_server.contexts.ListContexts(listing, metadata=bearer("alice"))
         edited(file, line("bob", "blue"))
         await store.reload()
-        error = await failure(door.contexts.ListContexts(listing, metadata=bearer("alice")))
+        error = await failure(grpc_server.contexts.ListContexts(listing, metadata=bearer("alice")))
         assert isinstance(error, errors.Unauthenticated)
-        await door.contexts.ListContexts(listing, metadata=bearer("bob"))
+        await grpc_server.contexts.ListContexts(listing, metadata=bearer("bob"))
 
 
 @pytest.mark.parametrize(
@@ -266,22 +266,22 @@ async def test_a_revoked_key_is_refused_from_the_next_call(open_door: Any, file:
         line("alice", "red", "admin") + line("bob", "blue"),  # of another role
     ],
 )
-async def test_what_runs_with_a_revoked_key_ends(open_door: Any, file: Path, written: str) -> None:
+async def test_what_runs_with_a_revoked_key_ends(open_grpc_server: Any, file: Path, written: str) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
+    async with open_grpc_server(keys=store) as grpc_server:
         for name in ("alice", "bob"):
-            await door.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer(name))
-        door.engine.hang = True
+            await grpc_server.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer(name))
+        grpc_server.engine.hang = True
         streams = {}
         for name in ("alice", "bob"):
-            generate = door.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer(name))
+            generate = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer(name))
             assert (await generate.read()).text == "a"
             streams[name] = generate
-        watch = door.contexts.WatchContexts(pb.WatchContextsRequest(), metadata=bearer("alice"))
+        watch = grpc_server.contexts.WatchContexts(pb.WatchContextsRequest(), metadata=bearer("alice"))
         await watch.read()
-        fill = door.contexts.Fill(pb.FillRequest(context_id="a", text="x"), metadata=bearer("alice"))
+        fill = grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x"), metadata=bearer("alice"))
         async with asyncio.timeout(60):
-            while door.engine.calls[-1][0] != "fill":
+            while grpc_server.engine.calls[-1][0] != "fill":
                 await asyncio.sleep(0.01)
         edited(file, written)
         await store.reload()
@@ -292,41 +292,43 @@ async def test_what_runs_with_a_revoked_key_ends(open_door: Any, file: Path, wri
                 pass
         assert watch.done()
         assert await watch.code() == grpc.StatusCode.UNAUTHENTICATED
-        assert sorted(door.engine.cancelled) == ["fill", "generate", "watch"]
+        assert sorted(grpc_server.engine.cancelled) == ["fill", "generate", "watch"]
         assert not streams["bob"].done()
         streams["bob"].cancel()
 
 
-async def test_a_new_name_for_a_key_ends_nothing(open_door: Any, file: Path) -> None:
+async def test_a_new_name_for_a_key_ends_nothing(open_grpc_server: Any, file: Path) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
-        await door.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer("alice"))
-        door.engine.hang = True
-        stream = door.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer("alice"))
+    async with open_grpc_server(keys=store) as grpc_server:
+        await grpc_server.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer("alice"))
+        grpc_server.engine.hang = True
+        stream = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer("alice"))
         await stream.read()
         edited(file, line("alice").replace("alice:", "alicia:"))
         await store.reload()
-        await door.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("alice"))
+        await grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("alice"))
         assert not stream.done()
         stream.cancel()
 
 
-async def test_a_stream_that_nobody_reads_ends_too(open_door: Any, file: Path) -> None:
+async def test_a_stream_that_nobody_reads_ends_too(open_grpc_server: Any, file: Path) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
-        await door.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer("alice"))
+    async with open_grpc_server(keys=store) as grpc_server:
+        await grpc_server.contexts.CreateContext(pb.CreateContextRequest(context_id="a"), metadata=bearer("alice"))
         text = "x" * 2000
-        door.engine.pieces = [GeneratePiece(index=0, context_id="a", text=text, token_ids=[1]) for _ in range(20_000)]
-        stream = door.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer("alice"))
+        grpc_server.engine.pieces = [
+            GeneratePiece(index=0, context_id="a", text=text, token_ids=[1]) for _ in range(20_000)
+        ]
+        stream = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer("alice"))
         await stream.read()
         pulled = -1
-        while pulled != door.engine.pulled:  # until it no longer moves
-            pulled = door.engine.pulled
+        while pulled != grpc_server.engine.pulled:  # until it no longer moves
+            pulled = grpc_server.engine.pulled
             await asyncio.sleep(0.2)
         edited(file, line("bob", "blue"))
         await store.reload()
         async with asyncio.timeout(60):
-            while door.engine.cancelled != ["generate"]:
+            while grpc_server.engine.cancelled != ["generate"]:
                 await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             while (await stream.read()) is not grpc.aio.EOF:
@@ -334,10 +336,10 @@ async def test_a_stream_that_nobody_reads_ends_too(open_door: Any, file: Path) -
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_variable_that_is_waited_for_and_health(open_door: Any, file: Path) -> None:
+async def test_a_variable_that_is_waited_for_and_health(open_grpc_server: Any, file: Path) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
-        sessions = door.stub("SessionService")
+    async with open_grpc_server(keys=store) as grpc_server:
+        sessions = grpc_server.stub("SessionService")
         session = await sessions.CreateSession(session_service_pb2.CreateSessionRequest(), metadata=bearer("alice"))
         own = session.session.session_id
         made = await sessions.CreateVariable(
@@ -347,7 +349,7 @@ async def test_a_variable_that_is_waited_for_and_health(open_door: Any, file: Pa
             session_service_pb2.ReadVariableRequest(session_id=own, variable_id=made.variable.variable_id),
             metadata=bearer("alice"),
         )
-        watch = health_pb2_grpc.HealthStub(door.channel).Watch(health_pb2.HealthCheckRequest())
+        watch = health_pb2_grpc.HealthStub(grpc_server.channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
         async with asyncio.timeout(60):
             while len(store._running) < 2:
@@ -359,10 +361,10 @@ async def test_a_variable_that_is_waited_for_and_health(open_door: Any, file: Pa
         watch.cancel()
 
 
-async def test_an_error_of_the_calls_own_stays_what_it_is(open_door: Any, file: Path) -> None:
+async def test_an_error_of_the_calls_own_stays_what_it_is(open_grpc_server: Any, file: Path) -> None:
     store = KeyStore(None, file)
-    async with open_door(keys=store) as door:
-        door.engine.error = TimeoutError("of its own")
-        listing = door.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("alice"))
+    async with open_grpc_server(keys=store) as grpc_server:
+        grpc_server.engine.error = TimeoutError("of its own")
+        listing = grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("alice"))
         assert isinstance(await failure(listing), errors.Internal)
         assert store._running == set()

@@ -19,7 +19,7 @@ from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx_server import engine_builder
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.startup import MODEL, USAGE, StartError
+from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_random
 from tests.echo import echo_model, echo_text
 from tests.serve_echo import put_echo_in_place

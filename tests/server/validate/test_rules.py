@@ -311,14 +311,14 @@ def test_the_table_has_every_field_of_every_request() -> None:
     assert TABLE["GenerateRequest"]["sampling"].keys() == {field.name for field in sampling.fields}
 
 
-async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
+async def test_each_field_out_of_range_is_refused_by_name(grpc_server: Any) -> None:
     """One server for all cases: none of them may leave it any different."""
-    await door.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
-    calls = len(door.engine.calls)
+    await grpc_server.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
+    calls = len(grpc_server.engine.calls)
     for case in cases():
         name, path, value, named = case.values
         service, method = METHODS[name]
-        call = getattr(door.stub(service), method.name)(request(name, path, value))
+        call = getattr(grpc_server.stub(service), method.name)(request(name, path, value))
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             if method.server_streaming:
                 _ = [piece async for piece in call]
@@ -330,11 +330,11 @@ async def test_each_field_out_of_range_is_refused_by_name(door: Any) -> None:
         fields = [violation.field for violation in error.violations]
         assert len(fields) == 1, (case.id, fields)
         assert fields[0] == named or fields[0].startswith(named), (case.id, fields)
-    assert len(door.engine.calls) == calls
+    assert len(grpc_server.engine.calls) == calls
 
 
-async def test_all_wrong_fields_are_reported_together(door: Any) -> None:
-    call = door.contexts.Generate(
+async def test_all_wrong_fields_are_reported_together(grpc_server: Any) -> None:
+    call = grpc_server.contexts.Generate(
         context_service_pb2.GenerateRequest(
             context_id="", max_tokens=0, n=0, sampling={"temperature": math.nan, "top_p": 2}, stop=[""]
         )
@@ -346,10 +346,10 @@ async def test_all_wrong_fields_are_reported_together(door: Any) -> None:
     assert fields == {"context_id", "max_tokens", "n", "sampling.temperature", "sampling.top_p", "stop[0]"}
 
 
-async def test_no_more_than_16_are_reported(door: Any) -> None:
+async def test_no_more_than_16_are_reported(grpc_server: Any) -> None:
     request = context_service_pb2.FillRequest(context_id="a", tokens={"ids": [600] * 1000})
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await door.contexts.Fill(request)
+        await grpc_server.contexts.Fill(request)
     assert len(rpc.from_rpc_error(raised.value).violations) == 16
 
 
@@ -380,11 +380,11 @@ async def test_no_more_than_16_are_reported(door: Any) -> None:
     ],
     ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
-async def test_fields_that_are_wrong_together(door: Any, request_: Any, named: str) -> None:
-    await door.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
+async def test_fields_that_are_wrong_together(grpc_server: Any, request_: Any, named: str) -> None:
+    await grpc_server.contexts.CreateContext(context_service_pb2.CreateContextRequest(context_id="a"))
     name = type(request_).__name__.removesuffix("Request")
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await getattr(door.contexts, name)(request_)
+        await getattr(grpc_server.contexts, name)(request_)
     error = rpc.from_rpc_error(raised.value)
     assert isinstance(error, InvalidArgument)
     assert [violation.field for violation in error.violations] == [named]
@@ -395,9 +395,9 @@ async def test_fields_that_are_wrong_together(door: Any, request_: Any, named: s
     [b"\x0a\x02\xff\xfe", b"\x0a\x7fshort", b"\xff\xff\xff\xff"],
     ids=["wrong UTF-8", "cut short", "no message"],
 )
-async def test_bytes_that_are_no_message(door: Any, data: bytes) -> None:
+async def test_bytes_that_are_no_message(grpc_server: Any, data: bytes) -> None:
     for path, kind in [("Fill", "unary_unary"), ("Generate", "unary_stream")]:
-        call = getattr(door.channel, kind)(f"/jaxctx.v1.ContextService/{path}")(data)
+        call = getattr(grpc_server.channel, kind)(f"/jaxctx.v1.ContextService/{path}")(data)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await (call if kind == "unary_unary" else call.read())
         error = rpc.from_rpc_error(raised.value)
