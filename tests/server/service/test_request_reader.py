@@ -61,13 +61,13 @@ def test_the_contract_has_enums_in_requests() -> None:
     }
 
 
-@pytest.mark.parametrize(("rpc", "path"), ENUMS, ids=[f"{rpc}.{named(path)}" for rpc, path in ENUMS])
+@pytest.mark.parametrize(("rpc_name", "path"), ENUMS, ids=[f"{rpc}.{named(path)}" for rpc, path in ENUMS])
 @pytest.mark.parametrize("value", [UNKNOWN, -1, 2**31 - 1])
-async def test_an_unknown_value_of_an_enum(grpc_server: Any, rpc: str, path: Any, value: int) -> None:
+async def test_an_unknown_value_of_an_enum(grpc_server: Any, rpc_name: str, path: Any, value: int) -> None:
     """Is refused by name, whatever else is wrong; it was INTERNAL where a method looked at it first."""
-    method = METHODS[rpc]
+    method = METHODS[rpc_name]
     request = GetMessageClass(method.input_type)(**holding(path, value))
-    call = rpc.method_of(grpc_server.channel, rpc)(request)
+    call = rpc.method_of(grpc_server.channel, rpc_name)(request)
     error = await failure(call.read() if method.server_streaming else call)
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert named(path) in [each.field for each in error.violations]
@@ -79,17 +79,17 @@ async def test_read_variable_as_bytes(grpc_server: Any) -> None:
     assert [each.field for each in error.violations] == ["variable_id", "criterion"]
 
 
-@pytest.mark.parametrize("rpc", METHODS)
-async def test_no_method_sees_what_is_not_valid(grpc_server: Any, rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every method: a field that is refused is refused before anything is asked of what stands behind the grpc_server."""
+@pytest.mark.parametrize("rpc_name", METHODS)
+async def test_no_method_sees_what_is_not_valid(grpc_server: Any, rpc_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every method: a field that is refused is refused before the engine is asked for anything."""
 
     def refuse(limits: Any, request: Any) -> None:
         raise errors.InvalidArgument.field("all", "is refused")
 
     monkeypatch.setattr(request_reader, "validate", refuse)
     called = len([name for name, *_ in grpc_server.engine.calls if name != "stats"])
-    method = METHODS[rpc]
-    call = rpc.method_of(grpc_server.channel, rpc)(GetMessageClass(method.input_type)())
+    method = METHODS[rpc_name]
+    call = rpc.method_of(grpc_server.channel, rpc_name)(GetMessageClass(method.input_type)())
     error = await failure(call.read() if method.server_streaming else call)
     assert [each.field for each in error.violations] == ["all"]
     assert len([name for name, *_ in grpc_server.engine.calls if name != "stats"]) == called
@@ -120,7 +120,7 @@ async def test_a_message_of_empty_entries(
     grpc_server: Any, method: str, data: bytes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Is refused before it is parsed."""
-    monkeypatch.setattr(request_reader, "_parsed", None)
+    monkeypatch.setattr(request_reader, "parse_and_validate", None)
     error = await failure(grpc_server.channel.unary_unary(f"/jaxctx.v1.{method}")(data))
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert [each.field for each in error.violations] == [name]

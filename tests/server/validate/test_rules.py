@@ -11,9 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxctx import rpc
-from jaxctx.convert import decode
-from jaxctx.engine import interface
+from jaxctx import convert, rpc, types
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import admin_service_pb2, context_service_pb2, model_service_pb2, rules_pb2, snapshot_service_pb2
 from jaxctx_server.validate import validate
@@ -466,25 +464,25 @@ def test_masks_may_touch_and_end_anywhere_in_the_context(limits: Any) -> None:
     masks = [{"bounds": [0, 4, 4, 10_000]}, {}]
     request = context_service_pb2.ForwardRequest(context_id="a", tokens=[1, 2], masks=masks)
     validate(limits, request)
-    assert decode(request, interface.ForwardRequest).masks == (((0, 4), (4, 10_000)), ())
+    assert convert.forward_request_from_proto(request).masks == (((0, 4), (4, 10_000)), ())
 
 
 def test_what_is_not_sent_is_made_what_the_contract_says(limits: Any) -> None:
     """And what is sent as zero is not the same."""
     request = context_service_pb2.GenerateRequest(context_id="a")
     validate(limits, request)
-    assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a")
+    assert convert.generate_request_from_proto(request) == types.GenerateRequest(context_id="a")
     request = context_service_pb2.GenerateRequest(context_id="a", sampling={"temperature": 0, "seed": 0})
     validate(limits, request)
-    sampling = interface.SamplingParams(temperature=0.0, seed=0)
-    assert decode(request, interface.GenerateRequest) == interface.GenerateRequest(context_id="a", sampling=sampling)
+    sampling = types.SamplingParams(temperature=0.0, seed=0)
+    assert convert.generate_request_from_proto(request) == types.GenerateRequest(context_id="a", sampling=sampling)
     update = context_service_pb2.UpdateContextRequest(context_id="a")
-    assert decode(update, interface.UpdateContextRequest) == interface.UpdateContextRequest()
+    assert convert.update_context_request_from_proto(update) == types.UpdateContextRequest()
     update = context_service_pb2.UpdateContextRequest(context_id="a", pinned=False, priority=0, ttl={}, labels={})
-    nothing = interface.UpdateContextRequest(pinned=False, priority=0, ttl=interface.Ttl(None), labels={})
-    assert decode(update, interface.UpdateContextRequest) == nothing
+    nothing = types.UpdateContextRequest(pinned=False, priority=0, ttl=types.Ttl(None), labels={})
+    assert convert.update_context_request_from_proto(update) == nothing
     create = context_service_pb2.CreateContextRequest(pinned=True, pin_for={"seconds": 1, "nanos": 500_000_000})
-    assert decode(create, interface.CreateContextRequest) == interface.CreateContextRequest(pinned=True, pin_s=1.5)
+    assert convert.create_context_request_from_proto(create) == types.CreateContextRequest(pinned=True, pin_s=1.5)
 
 
 # --- the contract's rules ---------------------------------------------------------------------------------------------
