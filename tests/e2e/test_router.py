@@ -26,6 +26,7 @@ from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
+from jaxctx_server.router import planning
 from jaxctx_server.router.planning import Planner
 from tests.e2e.test_cluster import (
     KEY,
@@ -514,7 +515,8 @@ async def test_without_engines(clock: Clock) -> None:
 
 
 async def test_there_are_no_models_only_where_no_engine_is(
-    router_cluster: RouterCluster, client: jaxctx.aio.Client
+    router_cluster: RouterCluster,
+    client: jaxctx.aio.Client,  # noqa: F811
 ) -> None:
     """What a client is told is never that there are no models: they are unknown until an engine is there."""
     assert len(await client.models()) == 1

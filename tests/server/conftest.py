@@ -1,4 +1,4 @@
-"""The gRPC grpc_server on a free loopback port, in front of a fake engine: contexts of plain token lists, scripted outputs."""
+"""A gRPC server on a loopback port, in front of a fake engine: contexts of plain token lists, scripted outputs."""
 
 from __future__ import annotations
 

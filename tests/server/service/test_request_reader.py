@@ -80,7 +80,9 @@ async def test_read_variable_as_bytes(grpc_server: Any) -> None:
 
 
 @pytest.mark.parametrize("rpc_name", METHODS)
-async def test_no_method_sees_what_is_not_valid(grpc_server: Any, rpc_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_method_sees_an_invalid_request(
+    grpc_server: Any, rpc_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every method: a field that is refused is refused before the engine is asked for anything."""
 
     def refuse(limits: Any, request: Any) -> None:
