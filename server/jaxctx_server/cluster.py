@@ -55,7 +55,7 @@ async def register_with_router(router: str, cluster: Cluster, port: int) -> None
 
 
 async def leave_router(router: str, cluster: Cluster, port: int, timeout_s: float) -> None:
-    """Have the router at `router` move the contexts of this engine to other ones, within that time, as far as it can."""
+    """Have the router at `router` move the contexts of this engine to other ones, in that time, as far as it can."""
     try:
         async for _ in _registrations(router, cluster, port, leaving_s=timeout_s):
             pass

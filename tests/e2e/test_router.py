@@ -515,8 +515,8 @@ async def test_without_engines(clock: Clock) -> None:
 
 
 async def test_there_are_no_models_only_where_no_engine_is(
-    router_cluster: RouterCluster,
-    client: jaxctx.aio.Client,  # noqa: F811
+    router_cluster: RouterCluster,  # noqa: F811
+    client: jaxctx.aio.Client,
 ) -> None:
     """What a client is told is never that there are no models: they are unknown until an engine is there."""
     assert len(await client.models()) == 1

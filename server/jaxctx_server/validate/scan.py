@@ -41,7 +41,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0x100))  # bytes of a varint that are not
 NO_MESSAGE = "is no such message, or has text that is not UTF-8"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Path:
     """Where a message is within the request: a field of the message around it (None: of the request)."""
 
@@ -166,39 +166,48 @@ class Scanner:
         """Scan the fields of a message between two positions. Raises InvalidArgument, Malformed, or IndexError for a
         field that goes on beyond the data.
         """
+        data, known = self._data, bounds.fields  # everything is inline that short fields need: the time goes here
         while at < end:
-            self._count_until_pause()
-            start = at
-            tag, at = self._varint(at, MAX_TAG_BYTES)
-            at, stop = self._value_extent(tag & 7, at)
+            self._until_pause -= 1
+            if self._until_pause == 0:
+                self._reach_pause()
+            start, tag = at, data[at]
+            at += 1
+            if tag >= 0x80:
+                tag, at = self._varint(start, MAX_TAG_BYTES)
+            wire_type = tag & 7
+            if wire_type == LENGTH:
+                size = data[at]
+                at += 1
+                if size >= 0x80:
+                    size, at = self._varint(at - 1, MAX_TAG_BYTES)
+                stop = at + size
+            elif wire_type == VARINT:
+                stop = at + 1 if data[at] < 0x80 else self._end_of_varint(at)
+            elif wire_type == FIXED64:
+                stop = at + 8
+            elif wire_type == FIXED32:
+                stop = at + 4
+            else:
+                raise Malformed
             if stop > end or tag < 8:
                 raise Malformed
-            found = bounds.fields.get(tag)
+            found = known.get(tag)
             if found is None:
                 self._count_unknown(stop - start)
             else:
-                self._scan_field(found, tag & 7, seen, at, stop, path)
+                self._scan_field(found, wire_type, seen, at, stop, path)
             at = stop
-
-    def _value_extent(self, wire_type: int, at: int) -> tuple[int, int]:
-        """Where the value begins and ends whose tag ends at a position."""
-        if wire_type == LENGTH:
-            size, at = self._varint(at, MAX_TAG_BYTES)
-            return at, at + size
-        if wire_type == VARINT:
-            return at, self._skip_varint(at)
-        if wire_type == FIXED64:
-            return at, at + 8
-        if wire_type == FIXED32:
-            return at, at + 4
-        raise Malformed
 
     def _scan_field(
         self, found: FieldBounds, wire_type: int, seen: SeenFields, at: int, stop: int, path: Path | None
     ) -> None:
         """Count a field of the contract, and scan the message that it holds, if it does."""
         before = seen.entries.get(found.number, 0)
-        count = before + (1 if wire_type == found.wire_type else self._count_packed(found, at, stop))
+        if wire_type == found.wire_type:
+            count = before + 1
+        else:
+            count = before + self._count_packed(found, at, stop)
         if count > found.max_items:
             if found.is_list:
                 description = f"must have {found.min_items} to {found.max_items} entries, not more"
@@ -215,18 +224,13 @@ class Scanner:
             inside = SeenFields() if found.is_list else seen.inside.setdefault(found.number, SeenFields())
             self.scan_message(found.inside, inside, at, stop, Path(path, found.name, place))
 
-    def _count_until_pause(self) -> None:
-        self._until_pause -= 1
-        if self._until_pause == 0:
-            self._until_pause = FIELDS_BETWEEN_PAUSES
-            if self._pause is not None:
-                self._pause()
+    def _reach_pause(self) -> None:
+        self._until_pause = FIELDS_BETWEEN_PAUSES
+        if self._pause is not None:
+            self._pause()
 
     def _varint(self, at: int, max_bytes: int) -> tuple[int, int]:
         """The varint at a position, and the position after it."""
-        byte = self._data[at]
-        if byte < 0x80:  # nearly always
-            return byte, at + 1
         value = 0
         for index in range(max_bytes):
             byte = self._data[at + index]
@@ -235,7 +239,7 @@ class Scanner:
                 return value, at + index + 1
         raise Malformed
 
-    def _skip_varint(self, at: int) -> int:
+    def _end_of_varint(self, at: int) -> int:
         """The position after the varint at a position."""
         for position in range(at, at + MAX_VARINT_BYTES):
             if self._data[position] < 0x80:

@@ -1,15 +1,14 @@
-"""Every method, once, with everything it can be told: what reaches the engine, and what comes back."""
+"""ContextService over gRPC: every field of every message, to the engine and back."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 
 from jaxctx.engine.interface import Caller
 from jaxctx.types import ContextState, FinishReason, GeneratePiece, SamplingParams, TokenLogprob, UpdateContextRequest
-from jaxctx.v1 import admin_service_pb2, content_pb2, context_pb2, generation_pb2, model_service_pb2
+from jaxctx.v1 import context_pb2, generation_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.grpc.caller import MAX_DEADLINE_S
 
@@ -225,51 +224,3 @@ async def test_states(grpc_server: Any) -> None:
         fake.info = type(fake.info)(**{**{f: getattr(fake.info, f) for f in fake.info.__slots__}, "state": state})
         response = await grpc_server.contexts.GetContext(pb.GetContextRequest(context_id=state.value))
         assert response.context.state == expected
-
-
-async def test_models(grpc_server: Any) -> None:
-    response = await grpc_server.models.ListModels(model_service_pb2.ListModelsRequest())
-    assert [model.model_id for model in response.models] == ["fake"]
-    after = await grpc_server.models.ListModels(model_service_pb2.ListModelsRequest(page_token="fake"))
-    assert list(after.models) == []
-    model = (await grpc_server.models.GetModel(model_service_pb2.GetModelRequest(model_id="fake"))).model
-    assert model == response.models[0]
-    assert (model.vocab_size, model.page_size, model.default_max_tokens, model.parameters) == (512, 4, 16, 7)
-    for call in (
-        grpc_server.models.GetModel(model_service_pb2.GetModelRequest(model_id="other")),
-        grpc_server.models.Tokenize(model_service_pb2.TokenizeRequest(model_id="other")),
-        grpc_server.contexts.CreateContext(pb.CreateContextRequest(model_id="other")),
-        grpc_server.contexts.Plan(pb.PlanRequest(model_id="other", text="a")),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call
-        assert error.value.code() == grpc.StatusCode.NOT_FOUND
-
-
-async def test_text(grpc_server: Any) -> None:
-    tokens = await grpc_server.models.Tokenize(model_service_pb2.TokenizeRequest(text="né"))
-    assert list(tokens.tokens) == [110, 195, 169]
-    text = await grpc_server.models.Detokenize(model_service_pb2.DetokenizeRequest(tokens=[110, 195, 169, 256]))
-    assert text.text == "né<|endoftext|>"
-    request = model_service_pb2.DetokenizeRequest(tokens=[110, 256], skip_special_tokens=True)
-    assert (await grpc_server.models.Detokenize(request)).text == "n"
-    chat = content_pb2.ChatMessages(messages=[{"role": "user", "content": "hi"}])
-    rendered = await grpc_server.models.ApplyChatTemplate(model_service_pb2.ApplyChatTemplateRequest(messages=chat))
-    assert rendered.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    await create(grpc_server, context_id="a")
-    await grpc_server.contexts.Fill(pb.FillRequest(context_id="a", messages=chat))
-    assert grpc_server.last("fill")[1][1] == list(rendered.tokens)
-
-
-async def test_admin(grpc_server: Any) -> None:
-    response = await grpc_server.admin.GetStats(admin_service_pb2.GetStatsRequest())
-    (engine,) = response.engines
-    assert engine.info.model_id == "fake"
-    assert dict(engine.info.mesh) == {"tensor": 1}
-    assert (engine.stats.pages_free, engine.stats.tokens_generated) == (90, 5)
-    assert (await grpc_server.admin.ClearCache(admin_service_pb2.ClearCacheRequest())).pages_dropped == 9
-
-
-async def test_over_a_unix_socket(open_grpc_server: Any, tmp_path: Any) -> None:
-    async with open_grpc_server(address=f"unix:{tmp_path}/grpc_server") as grpc_server:
-        assert (await create(grpc_server, context_id="a")).context_id == "a"
