@@ -89,7 +89,7 @@ def serve(config: "ServeConfig") -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         on_signals(loop, stop, lambda: end_now(config.unix_socket))
-        loop.add_signal_handler(signal.SIGHUP, keys.ask)  # by the way, it no longer ends the process
+        loop.add_signal_handler(signal.SIGHUP, keys.request_reload)  # by the way, it no longer ends the process
         return await life.serve(config, keys, build_engine, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

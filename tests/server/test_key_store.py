@@ -54,8 +54,8 @@ def edited(path: Path, text: str) -> None:
 
 async def looked(store: KeyStore) -> None:
     """What a change takes to be seen."""
-    await store.look()
-    await store.look()
+    await store.poll()
+    await store.poll()
 
 
 def may(store: KeyStore, name: str, method: str = LIST) -> bool:
@@ -107,12 +107,12 @@ async def test_what_is_being_written_is_not_taken(file: Path) -> None:
     store = KeyStore(None, file)
     await looked(store)
     edited(file, line("alice"))
-    await store.look()
+    await store.poll()
     assert may(store, "bob")
     edited(file, line("alice") + line("bob", "blue") + line("carol"))
-    await store.look()
+    await store.poll()
     assert may(store, "bob")
-    await store.look()
+    await store.poll()
     assert may(store, "bob")
     assert may(store, "carol")
 
@@ -144,7 +144,9 @@ async def test_a_broken_file_leaves_the_keys_and_says_so_once(
     assert may(store, "bob"), "what is right again is taken"
 
 
-async def test_a_file_that_is_not_looked_at_is_read_when_asked(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_not_looked_at_is_read_when_reload_requested(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = KeyStore(None, file)
     edited(file, line("bob", "blue"))
     with caplog.at_level(logging.INFO, "jaxctx"):
@@ -186,7 +188,7 @@ async def test_keys_that_are_in_no_file_stay(file: Path) -> None:
 async def test_without_keys_there_is_nothing_to_read(caplog: pytest.LogCaptureFixture) -> None:
     store = KeyStore(None)
     with caplog.at_level(logging.INFO, "jaxctx"):
-        store.ask()
+        store.request_reload()
     await store.reload()
     assert store.authorise(LIST, None) is LOCAL
     assert "no keys file" in caplog.text
@@ -201,7 +203,7 @@ def test_a_broken_file_at_the_start_is_a_mistake(file: Path) -> None:
 async def test_it_is_looked_at_again_and_again_whatever_fails(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(store_module, "POLL_S", 0.01)
     store, read = KeyStore(None, file), store_module._read
     failed = asyncio.Event()
 
@@ -216,7 +218,7 @@ async def test_it_is_looked_at_again_and_again_whatever_fails(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(store_module, "_read", broken)
     watching = asyncio.create_task(store.watch())
-    store.ask()
+    store.request_reload()
     await asyncio.wait_for(failed.wait(), 60)
     replaced(file, line("bob", "blue"))
     async with asyncio.timeout(60):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from jaxctx_server.errors import USAGE
-from jaxctx_server.progress import STILL_S, PlainLines, Progress, progress_shown
+from jaxctx_server.progress import SILENCE_S, PlainLines, Progress, progress_shown
 
 
 class Terminal(io.StringIO):
@@ -38,11 +38,11 @@ def test_plain_progress_says_so_when_nothing_else_is_said_for_long() -> None:
         said = len(stream.getvalue())
         for _ in range(seconds):
             now[0] += 1
-            lines.still()
+            lines.write_if_silent()
         return stream.getvalue()[said:].splitlines()
 
     assert passes(11) == ["loading, 5 s", "loading, 10 s"]
-    assert lines.quiet_s() == STILL_S - 1
+    assert lines.silence_left_s() == SILENCE_S - 1
     progress.weights(1 << 20, 2 << 20)
     assert passes(4) == []
     progress.weights(2 << 20, 2 << 20)  # and then what is no weights
@@ -58,7 +58,7 @@ from jaxctx_server import progress
 from jaxctx_server import engine_builder
 from jaxctx_server import cli
 from jaxctx_server.errors import StartError
-progress.STILL_S = 0.05
+progress.SILENCE_S = 0.05
 def load(config, progress):
     time.sleep(1)
     progress.compiled("step of 4 rows", 1, 2)

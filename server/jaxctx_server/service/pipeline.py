@@ -91,7 +91,7 @@ class CallPipeline:
             self._choose_request_id(call)
             if limit.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-            async with limit, self._keys.held(accepted_key):
+            async with limit, self._keys.revocable_call(accepted_key):
                 yield
             call.outcome = "OK"
         except transport_errors:
