@@ -1,6 +1,6 @@
 """Addresses to listen on: which ones are allowed, and whether they are free. Checked before a model is loaded.
 
-gRPC would take a Unix socket away from a server that uses it, and reports every other failure in the same words, so each
+gRPC would take a Unix socket away from a server that uses it, and reports every other failure in the same words: each
 address is tried here first.
 """
 
