@@ -77,8 +77,8 @@ class Migrator:
     async def migrate(self, placement: Placement, key: ContextKey) -> bool:
         """Have an idle context go on at the least loaded engine of its model. Returns whether it was busy.
 
-        Contexts of programs stay: programs make them anew when they go on elsewhere. Of anything that fails on the way
-        nobody is told: the context is at one place afterwards.
+        Contexts of programs stay: programs make them anew when they go on elsewhere. An error on the way is not raised:
+        the context is at one place afterwards.
         """
         caller = Caller(key.tenant, self._clock() + MIGRATION_TIMEOUT_S)
         with suppress(JaxctxError):

@@ -20,8 +20,12 @@ from jaxctx.v1 import (
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.auth import METHODS, Role
 from jaxctx_server.grpc.server import SERVICES
+from jaxctx_server.key_store import KeyStore
+from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.service import pipeline
-from tests.server.harness import KEYS, bearer, create, eventually, failure
+from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
+from jaxctx_server.service.request_reader import RequestReader
+from tests.server.harness import KEYS, bearer, create, eventually, failure, key
 
 STREAMED = ("Generate", "WatchContexts", "ReadVariable", "Register")
 
@@ -171,3 +175,73 @@ async def test_calls_beyond_the_limit_are_refused(open_grpc_server: Any) -> None
             streams[0].cancel()
             await eventually(lambda: len(grpc_server.engine.cancelled) == 1)
             await call(pb.ListContextsRequest())
+
+
+# --- without a transport ----------------------------------------------------------------------------------------------
+
+
+FILL = "/jaxctx.v1.ContextService/Fill"
+
+
+def call_of(method: str = FILL, secret: str | None = None, **metadata: str) -> Call:
+    """A call as any transport describes it."""
+    fields = dict.fromkeys(("request_id", "tenant", "incarnation")) | metadata
+    authorization = None if secret is None else f"Bearer {secret}"
+    return Call(CallMetadata(method=method, peer="a connection", authorization=authorization, **fields))
+
+
+@pytest.fixture
+def admitting() -> CallPipeline:
+    """A pipeline of two calls at once, with keys."""
+    keys = [*KEYS, key("cluster", "c-key", "", Role.CLUSTER)]
+    return CallPipeline(KeyStore(keys), RequestReader(ServerLifecycle()), max_calls=2, incarnation="this one")
+
+
+async def test_a_call_is_admitted_as_its_keys_tenant(admitting: CallPipeline) -> None:
+    call = call_of(secret="a-key", request_id="mine", tenant="blue")
+    async with admitting.admit(call):
+        assert call.key.tenant == "red"  # only a router may name another tenant
+        assert call.request_id == "mine"
+        assert call.budget_owner == ("alice", "red")
+    assert call.outcome == "OK"
+
+
+async def test_a_router_calls_for_any_tenant_and_for_one_incarnation(admitting: CallPipeline) -> None:
+    call = call_of(secret="c-key", tenant="blue", incarnation="this one")
+    async with admitting.admit(call):
+        assert call.key.tenant == "blue"
+    with pytest.raises(errors.Unavailable) as raised:
+        async with admitting.admit(call_of(secret="c-key", incarnation="an earlier one")):
+            raise AssertionError("it is not admitted")
+    assert raised.value.reason == "ENGINE_LOST"
+
+
+async def test_calls_of_a_router_have_a_limit_of_their_own(admitting: CallPipeline) -> None:
+    async with admitting.admit(call_of(secret="a-key")), admitting.admit(call_of(secret="a-key")):
+        with pytest.raises(errors.ResourceExhausted):
+            async with admitting.admit(call_of(secret="b-key")):
+                raise AssertionError("it is not admitted")
+        async with admitting.admit(call_of(secret="c-key", incarnation="this one")):
+            pass
+
+
+async def test_a_defect_leaves_as_an_incident_and_a_transports_error_as_it_is(admitting: CallPipeline) -> None:
+    call = call_of(secret="a-key")
+    with pytest.raises(errors.Internal, match=r"internal error, incident [0-9a-f]{16}"):
+        async with admitting.admit(call):
+            raise ZeroDivisionError("a secret")
+    assert call.outcome == "INTERNAL"
+    with pytest.raises(ConnectionError):
+        async with admitting.admit(call_of(secret="a-key"), transport_errors=(ConnectionError,)):
+            raise ConnectionError
+
+
+async def test_no_request_is_read_while_the_server_loads(admitting: CallPipeline) -> None:
+    async def receive() -> bytes:
+        return b""
+
+    call = call_of(secret="a-key")
+    with pytest.raises(errors.Unavailable) as raised:
+        async with admitting.admit(call):
+            await admitting.read_request(call, receive)
+    assert raised.value.reason == "NOT_SERVING"
