@@ -64,7 +64,7 @@ def load(config, progress):
     progress.compiled("step of 4 rows", 1, 2)
     time.sleep(1)
     raise StartError("at the end")
-engine_builder.load = load
+engine_builder.build_engine = load
 sys.exit(cli.main(["--grpc-port", "0"], {}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
