@@ -156,7 +156,7 @@ def test_a_bad_path_ends_the_process_with_its_status(model: str) -> None:
 
 
 def test_help_needs_neither_jax_nor_grpc() -> None:
-    code = "import sys; from jaxctx_server import command; sys.exit(len({'jax', 'grpc'} & sys.modules.keys()))"
+    code = "import sys; from jaxctx_server import cli; sys.exit(len({'jax', 'grpc'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
