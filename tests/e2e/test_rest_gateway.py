@@ -173,7 +173,7 @@ async def test_a_program(web: Web, client: jaxctx.aio.Client) -> None:
     assert ids == sorted([topic["variable_id"], drafts["draft"], bare, said["said"]])
     assert rest["next_page_token"] == ""
     tasks = (await web("GET", "/v1/session/mine/graph")).json["tasks"]
-    assert [(each["function"], each["phase"]) for each in tasks] == [(each, "PHASE_DONE") for each in ("", "strip", "")]
+    assert [(each["function"], each["phase"]) for each in tasks] == [(each, "TASK_PHASE_DONE") for each in ("", "strip", "")]
     assert (await web("GET", "/v1/session")).json["sessions"] == [
         {"session_id": "mine", "ttl": "3600s", "variables": 4, "calls": 3, "started": 0}
     ]
@@ -460,7 +460,7 @@ async def test_the_readmes_lines_run_as_pasted(web: Web) -> None:
     assert len(text) >= 1
     assert all(json.loads(each)["text"] for each in text)
     assert end.startswith("[DONE]")
-    assert '"phase": "PHASE_DONE"' in end
+    assert '"phase": "TASK_PHASE_DONE"' in end
     assert (await web("GET", "/v1/session/mine")).status == 404  # its last line deletes it
 
 

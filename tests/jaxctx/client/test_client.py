@@ -1,10 +1,9 @@
-"""Snapshots, publications, time to live, passes, comparing and watching, through both clients."""
+"""Operations on a server: contexts, snapshots, publications, models, administration. Through both clients."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import struct
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +14,83 @@ from jaxctx import errors
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2
 
-from .conftest import VOCABULARY, distribution
+
+async def test_ids_that_nobody_chose_are_the_servers(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create())
+    children = await either(context.fork(2))
+    assert not fake.requests["CreateContext"][0].HasField("context_id")
+    assert (fake.requests["Fork"][0].n, fake.requests["Fork"][0].child_ids) == (2, [])
+    assert fake.contexts.keys() == {context.id, *(child.id for child in children)}
+    assert len(await either(context.fork())) == 1
+
+
+async def test_a_taken_id_is_an_error(either: Any, client: Any) -> None:
+    context = await either(client.create("hello", context_id="mine"))
+    with pytest.raises(errors.AlreadyExists):
+        await either(client.create(context_id="mine"))
+    with pytest.raises(errors.AlreadyExists):
+        await either(context.fork(ids=["mine"]))
+
+
+async def test_create_empty_and_filled(either: Any, client: Any, fake: Any) -> None:
+    empty = await either(client.create(context_id="mine", salt="s", priority=3, pinned=True, labels={"a": "b"}))
+    assert (empty.id, empty.seq_len, empty.info.model_id, empty.info.labels) == ("mine", 0, "fake", {"of": "fake"})
+    assert fake.requests["CreateContext"] == [
+        pb.CreateContextRequest(context_id="mine", salt="s", priority=3, pinned=True, labels={"a": "b"})
+    ]
+    filled = await either(client.create("hello"))
+    assert (filled.seq_len, filled.page_size, len(filled.id)) == (5, 4, 32)
+    assert filled.info.parent_id is None
+    assert filled.info.state is jaxctx.ContextState.IDLE
+    assert filled.info.created_at.tzinfo is not None
+
+
+async def test_a_create_whose_fill_fails_leaves_nothing(either: Any, client: Any, fake: Any) -> None:
+    fake.fail_before["Fill"] = [errors.ResourceExhausted("full", retry_after_s=2.0)]
+    with pytest.raises(errors.ResourceExhausted) as raised:
+        await either(client.create("hello"))
+    assert raised.value.retry_after_s == 2.0
+    assert fake.contexts == {}
+    assert len(fake.requests["CloseContext"]) == 1
+
+
+async def test_open_list_refresh(either: Any, client: Any, fake: Any) -> None:
+    for i in range(5):
+        await either(client.create("x" * i, context_id=f"c{i}") if i else client.create(context_id="c0"))
+    other = await either(client.context("c3"))
+    fake.contexts["c3"].append(1)
+    assert other.seq_len == 3
+    assert (await either(other.refresh())).seq_len == 4
+    assert [(c.id, c.seq_len) for c in await either.list(client.contexts(page=2))] == [
+        ("c0", 0), ("c1", 1), ("c2", 2), ("c3", 4), ("c4", 4),
+    ]  # fmt: skip
+    assert len(fake.requests["ListContexts"]) == 3
+    with pytest.raises(errors.NotFound):
+        await either(client.context("none"))
+
+
+async def test_models_and_tokens(either: Any, client: Any, fake: Any) -> None:
+    a, b = await either(client.models())
+    assert (a.model_id, a.parameters, b.model_id, b.vocab_size) == ("a", 5, "b", 7)
+    assert (await either(client.model())).page_size == 4
+    with pytest.raises(errors.NotFound) as raised:
+        await either(client.model("none"))
+    assert raised.value.reason == "MODEL_NOT_FOUND"
+    assert await either(client.tokenize("hi", add_special_tokens=False)) == [104, 105]
+    assert await either(client.detokenize([104, 105], skip_special_tokens=True)) == "hi"
+    assert fake.requests["Tokenize"][0].HasField("add_special_tokens")
+    assert fake.requests["Detokenize"][0].skip_special_tokens
+    chat = await either(client.apply_chat_template([{"role": "user", "content": "hi"}]))
+    assert chat == jaxctx.RenderedChat(text="<user>hi", tokens=(1, 2))
+
+
+async def test_administration(either: Any, client: Any) -> None:
+    total = await either(client.stats())
+    assert (total.pages_total, total.pages_free, total.draining) == (30, 9, False)
+    first, _ = await either(client.engines())
+    assert (first.info.mesh, first.stats.draining) == ({"data": 1, "model": 2}, True)
+    assert await either(client.clear_cache()) == 12
+    assert await either(client.drain()) is None
 
 
 async def test_save_open_and_take(either: Any, client: Any, fake: Any) -> None:
@@ -119,90 +194,6 @@ async def test_publications(either: Any, client: Any, fake: Any) -> None:
     await either(client.unpublish("p"))
     with pytest.raises(errors.NotFound):
         await either(client.unpublish("q"))
-
-
-async def test_time_to_live_and_pins(either: Any, client: Any, fake: Any) -> None:
-    context = await either(client.create(ttl_s=0.25, sliding=True, pinned=True, pin_s=60))
-    await either(context.update(ttl_s=math.inf))
-    await either(context.update(priority=1))
-    (created,), (forever, same) = fake.requests["CreateContext"], fake.requests["UpdateContext"]
-    assert (created.ttl.duration.nanos, created.ttl.sliding, created.pin_for.seconds) == (250_000_000, True, 60)
-    assert (forever.HasField("ttl"), forever.ttl.HasField("duration")) == (True, False)
-    assert [same.HasField(name) for name in ("ttl", "pin_for", "pinned", "labels")] == [False] * 4
-    for unknown in (client.create, context.update, lambda **options: client.open("n", **options)):
-        with pytest.raises(TypeError, match="tll_s"):
-            await either(unknown(tll_s=5))
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"ttl_s": "soon"}, "ttl.duration"),
-        ({"ttl_s": math.nan}, "ttl.duration"),
-        ({"ttl_s": -math.inf}, "ttl.duration"),
-        ({"ttl_s": 1e300}, "ttl.duration"),
-        ({"pin_s": math.inf, "pinned": True}, "pin_for"),
-        ({"sliding": True}, "ttl.sliding"),
-    ],
-)
-async def test_times_that_no_message_can_hold(either: Any, client: Any, options: Any, field: str) -> None:
-    with pytest.raises(errors.InvalidArgument) as raised:
-        await either(client.create(**options))
-    assert [violation.field for violation in raised.value.violations] == [field]
-
-
-async def test_forward(either: Any, client: Any, fake: Any) -> None:
-    context = await either(client.create(tokens=[1, 2]))
-    result = await either(
-        context.forward(
-            [3, 4, 5],
-            positions=[7, 8, 9],
-            masks=[[(0, 3)], [], [(0, 1), (4, 5)]],
-            keep_working=True,
-            outputs=[
-                jaxctx.ForwardOutputOptions(index=2, sample={"temperature": 0, "seed": 0}, logprob_ids=[6, 1], top=2),
-                jaxctx.ForwardOutputOptions(index=0, logits=True, entropy=True),
-            ],
-        )
-    )
-    (request,) = fake.requests["Forward"]
-    assert (list(request.tokens), list(request.positions), request.keep_working) == ([3, 4, 5], [7, 8, 9], True)
-    assert [list(mask.bounds) for mask in request.masks] == [[0, 3], [], [0, 1, 4, 5]]
-    assert request.outputs[0].sample.HasField("temperature")
-    assert not request.outputs[1].HasField("sample")
-    last, first = result.outputs
-    expected = distribution([1, 5])
-    assert last.logprobs == pytest.approx([expected[6], expected[1]])
-    assert [token for token, _ in last.top] == sorted(range(VOCABULARY), key=lambda i: -expected[i])[:2]
-    assert (last.token_id, last.seed, last.logits, last.entropy) == (last.top[0][0], 0, b"", None)
-    assert (first.token_id, first.seed, first.logprobs, first.top) == (None, None, (), ())
-    assert struct.unpack(f"<{VOCABULARY}f", first.logits) == pytest.approx(distribution([1, 2, 3]))
-    assert first.entropy > 0
-    assert (context.seq_len, context.info.working_tokens) == (5, 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"tokens": [2**40]}, "tokens"),
-        ({"positions": ["a"]}, "positions"),
-        ({"masks": [5]}, "masks[0]"),
-        ({"masks": [[], [(1, 2, 3)]]}, "masks[1]"),
-        ({"outputs": [jaxctx.ForwardOutputOptions(), jaxctx.ForwardOutputOptions(index=2**40)]}, "outputs[1].index"),
-        ({"outputs": [jaxctx.ForwardOutputOptions(sample={"temperature": "hot"})]}, "outputs[0].sample.temperature"),  # type: ignore[typeddict-item]
-    ],
-)
-async def test_passes_that_no_message_can_hold(either: Any, client: Any, arguments: Any, field: str) -> None:
-    context = await either(client.create())
-    with pytest.raises(errors.InvalidArgument) as raised:
-        await either(context.forward(**{"tokens": [1], **arguments}))
-    assert [violation.field for violation in raised.value.violations] == [field]
-
-
-async def test_compare(either: Any, client: Any) -> None:
-    a, b = await either(client.create("hello")), await either(client.create("help"))
-    expected = jaxctx.Comparison(common_tokens=3, shared_pages=1, length_a=5, length_b=4)
-    assert await either(a.compare(b)) == await either(a.compare(b.id)) == expected
 
 
 async def test_watch_until_left(either: Any, client: Any, fake: Any) -> None:

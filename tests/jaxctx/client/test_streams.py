@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 import jaxctx
 from jaxctx import errors
+from jaxctx.errors import Aborted
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import generation_pb2
+
+
+async def test_an_error_keeps_nothing_alive(either: Any, client: Any, fake: Any) -> None:
+    """A stream that the failing function had is cancelled when it is dropped, not when garbage is collected."""
+    context, other = await either(client.create("hello")), await either(client.create("hello"))
+    streams: list[weakref.ref[Any]] = []
+
+    async def work() -> None:
+        stream = other.generate()
+        streams.append(weakref.ref(stream))
+        await either(context.fill("!"))
+
+    fake.fail_before["Fill"] = [Aborted("busy")]
+    gc.disable()
+    try:
+        with pytest.raises(Aborted):
+            await work()
+        await asyncio.sleep(0)
+        assert streams[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_pieces_of_one_output(either: Any, client: Any) -> None:
