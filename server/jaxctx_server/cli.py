@@ -1,7 +1,7 @@
-"""`jaxctx-serve`: the command line. Exit statuses are in `start.py`.
+"""`jaxctx-serve`: the command line. Exit statuses are in `errors.py`.
 
-What takes long to import (gRPC, JAX) is imported once it is needed, so that `--help` and mistakes are quick. What the
-server's extra brings is imported within `main`, which says what to install.
+What takes long to import (gRPC, JAX) is imported only where it is needed, so that `--help` and mistakes are quick. What
+the server's extra brings is imported within `main`, which says what to install if it is missing.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.startup import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
     from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, ServeConfig
@@ -89,7 +89,7 @@ def serve(config: "ServeConfig") -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         on_signals(loop, stop, lambda: end_now(config.unix_socket))
-        loop.add_signal_handler(signal.SIGHUP, keys.ask)  # by the way, it no longer ends the process
+        loop.add_signal_handler(signal.SIGHUP, keys.request_reload)  # by the way, it no longer ends the process
         return await life.serve(config, keys, build_engine, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -128,11 +128,11 @@ def end_now(unix_socket: Path | None = None) -> None:
 def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
     from jaxctx.model import weights
-    from jaxctx_server.engine_builder import mendable
-    from jaxctx_server.progress import shown
+    from jaxctx_server.engine_builder import user_errors
+    from jaxctx_server.progress import progress_shown
 
     dtype = None if config.dtype == "auto" else config.dtype
-    with mendable(config.src), shown(sys.stderr) as progress:
+    with user_errors(config.src), progress_shown(sys.stderr) as progress:
         weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
     print(f"wrote {config.dst}")
     return OK
@@ -143,9 +143,9 @@ def compile_ahead(config: "CompileConfig") -> int:
     if config.compile_cache is None:
         raise StartError("--compile-cache: must be a directory")
     from jaxctx_server.engine_builder import build_engine
-    from jaxctx_server.progress import shown
+    from jaxctx_server.progress import progress_shown
 
-    with shown(sys.stderr) as progress:
+    with progress_shown(sys.stderr) as progress:
         build_engine(replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None), progress)[0].stop()
     print(f"compiled into {config.compile_cache}")
     return OK
@@ -154,9 +154,9 @@ def compile_ahead(config: "CompileConfig") -> int:
 def plan(config: "PlanConfig") -> int:
     """Tell what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server.engine_builder import plan
-    from jaxctx_server.progress import shown
+    from jaxctx_server.progress import progress_shown
 
-    with shown(sys.stderr) as progress:
+    with progress_shown(sys.stderr) as progress:
         found = plan(config, progress)
     print(f"{config.model or 'bundled'} on {config.target}")
     for name, value in asdict(found).items():

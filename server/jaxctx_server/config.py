@@ -17,7 +17,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 from cyclopts.validators import Number
 
-from jaxctx_server.startup import OK, StartError
+from jaxctx_server.errors import OK, StartError
 
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1

@@ -19,7 +19,7 @@ from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE
 from tests.e2e.conftest import TENANTS
-from tests.e2e.test_cluster import Company, router_of
+from tests.e2e.test_cluster import RouterCluster, router_of
 from tests.e2e.test_rest_gateway import Web, commanded, served
 from tests.engines import Clock
 from tests.readme import commands
@@ -397,8 +397,8 @@ async def test_the_readmes_line_runs_as_pasted(web: Web) -> None:
 
 async def test_models_of_a_core_without_engines(gateway: Any, clock: Clock) -> None:
     """They are unknown, and not none."""
-    company = Company(clock, None, ALONE)
-    async with router_of(company), served(gateway, company.router) as web:
+    router_cluster = RouterCluster(clock, None, ALONE)
+    async with router_of(router_cluster), served(gateway, router_cluster.router) as web:
         for path in ("/v1/models", "/v1/models/echo"):
             answer = await web("GET", path)
             assert answer.error == (503, "ENGINE_LOST", None)

@@ -19,13 +19,13 @@ from xml.etree import ElementTree
 
 import pytest
 import uvicorn
+from tests.server.test_reading import ENUMS, holding, named
 
 import jaxctx
 from jaxctx.services import METHODS
 from jaxctx_server.auth import Key
 from tests.e2e.conftest import TENANTS
 from tests.readme import commands
-from tests.server.test_reading import ENUMS, holding, named
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "rest_gateway.py"
 GREEDY = {"sampling": {"temperature": 0}, "ignore_eos": True}

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, default_compile_cache, read_config
-from jaxctx_server.startup import USAGE, StartError
+from jaxctx_server.errors import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:
