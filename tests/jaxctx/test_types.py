@@ -210,7 +210,9 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
 OTHER_METHODS = {"Generate", "CreateContext", "SubmitCall", "GetContext", "Compare"}
 
 
-@pytest.mark.parametrize(("method", "rpc", "renamed", "not_chosen"), CLIENT_METHODS, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("method", "rpc", "renamed", "not_chosen"), CLIENT_METHODS, ids=[each[1] for each in CLIENT_METHODS]
+)
 def test_client_methods_take_the_fields_of_their_requests(
     method: Callable[..., Any], rpc: str, renamed: dict[str, set[str]], not_chosen: set[str]
 ) -> None:
