@@ -14,7 +14,8 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx import convert, types
+from jaxctx import types
+from jaxctx.convert import generic as convert
 from jaxctx.convert import decode, encode
 from jaxctx.v1 import (
     context_pb2,

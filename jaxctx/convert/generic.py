@@ -1,4 +1,6 @@
-"""Requests and answers as messages and back, field by field: `jaxctx.v1` says both with the same names.
+"""Superseded by the explicit functions of this package: removed once nobody calls `encode` and `decode` any more.
+
+Requests and answers as messages and back, field by field: `jaxctx.v1` says both with the same names.
 
 A server decodes requests and encodes answers, a client decodes these; the store does both with its versions. How the
 fields of a class and a message go over is found out once, at their first use.
