@@ -6,7 +6,7 @@
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
 and reads the last variable. With `--own-url` a client also drives the same calls by the OpenAI API (`/v1/completions`;
-needs the extra [bench]) through a `scripts/openai_gateway.py` to our server, and with `--peer-url` against another
+needs the extra [bench]) through `jaxctx-serve http` to our server, and with `--peer-url` against another
 server, of the same model. `--delays` are seconds that every exchange with the server takes besides: once a call for
 the client; for a program once for all submissions, which go together, and once for the reading. All are greedy, and of
 equal lengths and texts: in every round first the client, then those by the OpenAI API, then the program, as the server

@@ -248,8 +248,8 @@ class RayConfig:
     """
     ray_address: str = "auto"
     """Address of Ray. auto: RAY_ADDRESS, or the cluster of this machine."""
-    engine_command: str = ""
-    """Command to run instead of jaxctx-serve, with its arguments. Empty: jaxctx-serve of the node's Python."""
+    engine_command: None | str = None
+    """Command to run instead of jaxctx-serve, with its arguments. None: jaxctx-serve of the node's Python."""
 
     def __post_init__(self) -> None:
         try:
@@ -258,8 +258,8 @@ class RayConfig:
             raise StartError("--engines: must be LEAST or LEAST:MOST, with 1 <= LEAST <= MOST") from error
 
     def engine_command_words(self) -> list[str]:
-        """The words of `engine_command`; none if it is empty."""
-        return shlex.split(self.engine_command)
+        """The words of `engine_command`; an empty list for None."""
+        return shlex.split(self.engine_command or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,12 @@
-"""scripts/openai_gateway.py, judged by the official client: what it answers is what contexts give, and none is left."""
+"""The OpenAI API, judged by the official client: what it answers is what contexts give, and none is left."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,37 +16,25 @@ import jaxctx
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE
+from jaxctx_server.http.openai.completions import CompletionsForm
+from jaxctx_server.http.openai.request import parse_request
 from tests.e2e.conftest import TENANTS
 from tests.e2e.test_cluster import Company, router_of
-from tests.e2e.test_rest_gateway import Web, commanded, served
 from tests.engines import Clock
 from tests.readme import commands
+from tests.server.http.client import HttpClient, http_server
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "openai_gateway.py"
 PROMPT = "Tell a story of a page that is shared by many, and of one that is not. " * 2
 EXACT = {"temperature": 0, "ignore_eos": True}
 GREEDY: Any = {"model": "echo", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    return importlib.import_module("openai_gateway")
-
-
-@pytest.fixture
-async def web(gateway: Any, address: str) -> AsyncIterator[Web]:
-    async with served(gateway, address) as web:
-        yield web
-
-
-def asking(web: Web, key: str = "none") -> openai.AsyncOpenAI:
+def asking(web: HttpClient, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{web.port}/v1", api_key=key, max_retries=0, timeout=120)
 
 
 @pytest.fixture
-async def api(web: Web, client: jaxctx.aio.Client) -> AsyncIterator[openai.AsyncOpenAI]:
+async def api(web: HttpClient, client: jaxctx.aio.Client) -> AsyncIterator[openai.AsyncOpenAI]:
     """And whatever was asked, no context is left."""
     async with asking(web) as api:
         yield api
@@ -164,19 +150,19 @@ async def test_where_it_stops(api: openai.AsyncOpenAI, client: jaxctx.aio.Client
     assert choice.text == text[: text.index(stop)] + stop
 
 
-def test_every_field_arrives(gateway: Any) -> None:
+def test_every_field_arrives() -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
     sampling |= {"top_k": 40, "min_p": 0.25, "repetition_penalty": 1.5}
     generation = {"n": 2, "max_tokens": 30, "min_tokens": 20, "stop_token_ids": [300, 301], "ignore_eos": True}
     told = {**sampling, **generation, "logit_bias": {"65": 5}, "stop": ["a", "b"], "include_stop_str_in_output": True}
     told |= {"model": "m", "cache_salt": "s", "stream": True, "stream_options": {"include_usage": True}, "prompt": "x"}
     for first in (told, {**told, "max_tokens": 7, "max_completion_tokens": 30}):
-        asked = gateway.read(gateway.COMPLETIONS, json.dumps(first).encode())
+        asked = parse_request(CompletionsForm(), json.dumps(first).encode())
         assert asked.generate == GenerateRequest(
             sampling={**sampling, "logit_bias": {65: 5.0}}, **generation, stop=["a", "b"], include_stop=True
         )
         assert (asked.create.model_id, asked.create.salt, asked.fill.text) == ("m", "s", "x")
-        assert (asked.streams, asked.tells_usage) == (True, True)
+        assert (asked.stream, asked.include_usage) == (True, True)
 
 
 async def test_how_it_is_drawn(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
@@ -266,7 +252,7 @@ class TestRefused:
     )
     @pytest.mark.parametrize("streams", [False, True])
     async def test_a_completion(
-        self, web: Web, client: jaxctx.aio.Client, asked: dict[str, Any], field: str | None, streams: bool
+        self, web: HttpClient, client: jaxctx.aio.Client, asked: dict[str, Any], field: str | None, streams: bool
     ) -> None:
         body = {"model": "echo", "prompt": "Tell: ", "max_tokens": 2, "stream": streams, **asked}
         assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", field)
@@ -289,17 +275,17 @@ class TestRefused:
             ([{"role": "user", "content": "x"}] * 1025, "messages"),
         ],
     )
-    async def test_a_chat(self, web: Web, messages: Any, field: str) -> None:
+    async def test_a_chat(self, web: HttpClient, messages: Any, field: str) -> None:
         asked = await web("POST", "/v1/chat/completions", {"messages": messages})
         assert asked.error == (400, "INVALID_FIELD", field)
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-    async def test_what_is_no_object(self, web: Web, body: bytes) -> None:
+    async def test_what_is_no_object(self, web: HttpClient, body: bytes) -> None:
         asked = await web("POST", "/v1/completions", body, headers={"content-type": "application/json"})
         assert asked.error == (400, "INVALID_FIELD", None)
 
     @pytest.mark.parametrize("name", ["x-session-id", "x-session-ttl", "x-session-mode"])
-    async def test_a_header_of_kept_contexts(self, web: Web, name: str) -> None:
+    async def test_a_header_of_kept_contexts(self, web: HttpClient, name: str) -> None:
         asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         for path in ("/v1/completions", "/v1/chat/completions"):
             assert (await web("POST", path, asked, headers={name: "60"})).error == (400, "INVALID_FIELD", name)
@@ -352,17 +338,16 @@ class TestRefused:
         assert answer.choices[0].text == await alone(client, 5, "Tell: ")
 
 
-async def test_what_nobody_knows_is_told_once(web: Web, gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
-    gateway.TOLD.clear()
+async def test_what_nobody_knows_is_told_once(web: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         for name in ("of_tomorrow", "user", "x" * 1000, "a\nb"):
             asked = {"model": "echo", "prompt": "x", "max_tokens": 2, name: 1}
             assert (await web("POST", "/v1/completions", asked)).status == 200
-    told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.gateway"]
+    told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.http"]
     assert [each.rpartition(": ")[2] for each in told] == ["'of_tomorrow'", "'" + "x" * 63, r"'a\nb'"]
 
 
-async def test_a_large_body(web: Web, client: jaxctx.aio.Client) -> None:
+async def test_a_large_body(web: HttpClient, client: jaxctx.aio.Client) -> None:
     """Of texts full of what parts values in JSON, and of very many ids: refused for what the model takes alone."""
     for prompt in ('{"a": [1, 2]}, ' * 100_000, [65] * 500_000):
         asked = await web("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2})
@@ -372,18 +357,19 @@ async def test_a_large_body(web: Web, client: jaxctx.aio.Client) -> None:
     assert answer.json["choices"][0]["text"] == await alone(client, 2, text)
 
 
-async def test_models(api: openai.AsyncOpenAI, web: Web) -> None:
+async def test_models(api: openai.AsyncOpenAI, web: HttpClient) -> None:
     (found,) = (await api.models.list()).data
     assert (found.id, found.object) == ("echo", "model")
-    assert await api.models.retrieve("echo") == found
+    retrieved = await api.models.retrieve("echo")
+    assert retrieved.model_dump(exclude={"model"}) == found.model_dump()  # which the contract adds
     for path in ("/v1/models", "/v1/models/"):
         assert [each["id"] for each in (await web("GET", path)).json["data"]] == ["echo"]
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
-async def test_the_readmes_line_runs_as_pasted(web: Web) -> None:
-    (line,) = [each for each in commands() if "localhost:8001" in each]
-    pasted = line.replace("localhost:8001", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
+async def test_the_readmes_line_runs_as_pasted(web: HttpClient) -> None:
+    (line,) = [each for each in commands() if "localhost:8000/v1/completions" in each]
+    pasted = line.replace("localhost:8000", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     process = await asyncio.create_subprocess_exec(
         "bash", "-e", "-c", pasted, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -395,10 +381,10 @@ async def test_the_readmes_line_runs_as_pasted(web: Web) -> None:
     assert told["choices"][0]["text"]
 
 
-async def test_models_of_a_core_without_engines(gateway: Any, clock: Clock) -> None:
+async def test_models_of_a_core_without_engines(clock: Clock) -> None:
     """They are unknown, and not none."""
     company = Company(clock, None, ALONE)
-    async with router_of(company), served(gateway, company.router) as web:
+    async with router_of(company), http_server(company.router) as web:
         for path in ("/v1/models", "/v1/models/echo"):
             answer = await web("GET", path)
             assert answer.error == (503, "ENGINE_LOST", None)
@@ -411,7 +397,7 @@ class TestTenants:
     def keys(self, two_tenants: list[Key]) -> list[Key]:
         return two_tenants
 
-    async def test_each_needs_its_key(self, web: Web, address: str) -> None:
+    async def test_each_needs_its_key(self, web: HttpClient, address: str) -> None:
         async with asking(web, "carol") as nobody, asking(web, TENANTS[0]) as alice:
             for asked in (nobody.completions.create(prompt="x", **GREEDY), nobody.models.list()):
                 with pytest.raises(openai.AuthenticationError):
@@ -422,7 +408,9 @@ class TestTenants:
 
 
 @pytest.mark.parametrize("asked", [{}, {"stream": True}, {"stream": True, "n": 4}])
-async def test_a_request_ends_with_who_made_it(web: Web, client: jaxctx.aio.Client, asked: dict[str, Any]) -> None:
+async def test_a_request_ends_with_who_made_it(
+    web: HttpClient, client: jaxctx.aio.Client, asked: dict[str, Any]
+) -> None:
     body = json.dumps({"prompt": "Tell: ", "max_tokens": 1400, **asked, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -450,8 +438,3 @@ async def test_an_error_on_the_way(api: openai.AsyncOpenAI, client: jaxctx.aio.C
                 await context.close()
             texts.append(part.choices[0].text)
     assert texts
-
-
-async def test_the_command(address: str) -> None:
-    async with commanded(SCRIPT, address) as web:
-        assert (await web("GET", "/v1/models")).json["data"][0]["id"] == "echo"
