@@ -21,14 +21,13 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxctx.model import rope
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import AttentionBackend
+from jaxctx.model.rope import RopeCosSin, cos_sin, inverse_frequencies, rotate
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
 """Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
-Turns = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]  # cosines and sines, of `rope.angles`
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
 
@@ -103,7 +102,10 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Projections before and after `AttentionBackend.attend`. "heads" and "kv_heads" are axes of heads × head_dim elements."""
+    """Projections before and after `AttentionBackend.attend`.
+
+    The logical axes "heads" and "kv_heads" have heads × head_dim and kv_heads × head_dim elements.
+    """
 
     def __init__(self, create: Create, config: ModelConfig) -> None:
         embed = (config.width, "embed")
@@ -118,13 +120,13 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(create, *norm) if config.qk_norm else None
         self.head_dim = config.head_dim
 
-    def __call__(self, x: Float32[Array, "rows embed"], turns: Turns) -> tuple[jax.Array, ...]:
+    def __call__(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin) -> tuple[jax.Array, ...]:
         """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`."""
         rows = x.shape[0]
         q, k, v = (p(x).reshape(rows, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
-        return rope.rotate(q, *turns), rope.rotate(k, *turns), v
+        return rotate(q, *rotation), rotate(k, *rotation), v
 
 
 class FeedForward(nnx.Module):
@@ -149,14 +151,14 @@ class Layer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(create, config.width, "embed", config.norm_eps)
         self.mlp = FeedForward(create, config)
 
-    def before(self, x: Float32[Array, "rows embed"], turns: Turns) -> tuple[jax.Array, ...]:
-        """What goes into attention."""
-        return self.self_attn(self.input_layernorm(x), turns)
+    def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin) -> tuple[jax.Array, ...]:
+        """Query, key and value of each row, rotated; float32 `[rows, heads or kv_heads, head_dim]`."""
+        return self.self_attn(self.input_layernorm(x), rotation)
 
-    def after(
+    def after_attention(
         self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"]
     ) -> Float32[Array, "rows embed"]:
-        """`x`, what attention found, and what comes of both."""
+        """The residual stream `x` with the attention output and the feed-forward output added."""
         x = x + self.self_attn.o_proj(attended.reshape(x.shape[0], -1))
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -164,8 +166,9 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """The whole model.
 
-    Layers are unrolled where `AttentionBackend` wants that. Else they are a loop around one trace of attention, in which each
-    picks its own products: a scan over stacked weights would copy them at every step, which takes as long as they do.
+    Layers are unrolled unless the `AttentionBackend` is looped. Then they are a loop around one trace of attention, in
+    which each layer selects its own products: a scan over stacked weights would copy the weights at every step, which
+    takes as long as the products do.
     """
 
     def __init__(self, config: ModelConfig, create: Create) -> None:
@@ -181,39 +184,50 @@ class Decoder(nnx.Module):
     ) -> Float32[Array, "rows embed"]:
         """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
-        turns = lax.optimization_barrier(rope.angles(rope.inverse_frequencies(self.config), positions))
+        rotation: RopeCosSin = lax.optimization_barrier(cos_sin(inverse_frequencies(self.config), positions))
         x = jnp.take(self.embed_tokens.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
 
-        layers = [nnx.split(layer) for layer in self.layers]
-        before, after = ([partial(of_layer, name, *layer) for layer in layers] for name in ("before", "after"))
+        split_layers = [nnx.split(layer) for layer in self.layers]
+        before = [partial(layer_before_attention, graph, state) for graph, state in split_layers]
+        after = [partial(layer_after_attention, graph, state) for graph, state in split_layers]
 
-        def visit(layer: int | jax.Array, x: jax.Array) -> jax.Array:
-            q, k, v = choose(layer, before, x, turns)
+        def run_layer(layer: int | jax.Array, x: jax.Array) -> jax.Array:
+            q, k, v = select_and_call(layer, before, x, rotation)
             attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
-            found: jax.Array = choose(layer, after, x, attended)
-            return found
+            output: jax.Array = select_and_call(layer, after, x, attended)
+            return output
 
-        def body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        def loop_body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             x, kv.pools = carry
-            return visit(layer, x), kv.pools
+            return run_layer(layer, x), kv.pools
 
         if kv.looped:
-            x, kv.pools = lax.fori_loop(0, len(self.layers), body, (x, kv.pools))
+            x, kv.pools = lax.fori_loop(0, len(self.layers), loop_body, (x, kv.pools))
         else:
             for layer in range(len(self.layers)):
-                x = visit(layer, x)
+                x = run_layer(layer, x)
         return self.norm(x)
 
     def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
+        """Logits of each row over the vocabulary; the embedding is the head of a model with tied embeddings."""
         return (self.lm_head or self.embed_tokens)(hidden)
 
 
-def choose(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """Call one of the functions; if `index` is traced, when the device knows which."""
+def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Call the function at `index`: now if that is a number, else on the device, which knows it at run time."""
     return functions[index](*operands) if isinstance(index, int) else lax.switch(index, functions, *operands)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def of_layer(name: str, graph: Any, state: Any, *operands: Any) -> Any:
-    """Call a method of a layer that `nnx.split` took apart: layers of one form share its trace, which XLA inlines."""
-    return getattr(nnx.merge(graph, state), name)(*operands)
+# A layer travels as graph and state of `nnx.split`: layers of equal graphs share one trace, which XLA inlines.
+@partial(jax.jit, static_argnums=0)
+def layer_before_attention(graph: Any, state: Any, x: jax.Array, rotation: RopeCosSin) -> tuple[jax.Array, ...]:
+    """See `Layer.before_attention`."""
+    layer: Layer = nnx.merge(graph, state)
+    return layer.before_attention(x, rotation)
+
+
+@partial(jax.jit, static_argnums=0)
+def layer_after_attention(graph: Any, state: Any, x: jax.Array, attended: jax.Array) -> jax.Array:
+    """See `Layer.after_attention`."""
+    layer: Layer = nnx.merge(graph, state)
+    return layer.after_attention(x, attended)

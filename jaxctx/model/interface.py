@@ -1,8 +1,8 @@
 """What the engine's step needs of a model, and what a model needs of the step. Neither knows more of the other.
 
 A model turns rows of tokens into hidden states and hidden states into logits. Rows are a ragged batch: prompt chunks
-and decode rows of many sequences side by side. Which keys a row may see is the business of `AttentionBackend`; a model never
-sees a page, a context or a batch.
+and decode rows of many requests side by side. Which keys a row may see is decided by the `AttentionBackend`; a model
+never sees a page, a context or a batch.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies once per model, angles in the step from each row's position.
 
-Su et al., RoFormer (2021), in the half-split layout of Hugging Face checkpoints: element i turns with i + head_dim / 2.
+Su et al., RoFormer (2021), in the half-split layout of Hugging Face checkpoints: element i is rotated together with
+element i + head_dim / 2.
 """
 
 import math
@@ -13,6 +14,8 @@ from jaxtyping import Array, Float, Float32, Int32
 from jaxctx.model.config import ModelConfig
 
 Frequencies = npt.NDArray[np.float32]
+RopeCosSin = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]
+"""Cosines and sines of the rotation of each row, `[rows, head_dim / 2]`."""
 
 
 def inverse_frequencies(config: ModelConfig) -> Frequencies:
@@ -29,25 +32,23 @@ def inverse_frequencies(config: ModelConfig) -> Frequencies:
     if scaling.kind == "linear":
         return np.divide(frequencies, np.float32(scaling.factor), dtype=np.float32)
     # Llama 3.1: short wavelengths stay, long ones are divided by `factor`, between them a linear blend.
-    turns = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # within the trained context
+    rotations = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # within the trained context
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
     blend: Frequencies = (keep * frequencies + (1 - keep) * frequencies / np.float32(scaling.factor)).astype(np.float32)
     return blend
 
 
-def angles(
-    frequencies: Frequencies, positions: Int32[Array, " rows"]
-) -> tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]:
+def cos_sin(frequencies: Frequencies, positions: Int32[Array, " rows"]) -> RopeCosSin:
     """Cosines and sines of the rows' angles, shared by all heads and layers of a step."""
-    turned = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
-    return jnp.cos(turned), jnp.sin(turned)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(
     x: Float[Array, "rows heads head_dim"], cos: Float32[Array, "rows half"], sin: Float32[Array, "rows half"]
 ) -> Float32[Array, "rows heads head_dim"]:
-    """Turn each pair (i, i + head_dim / 2) of every head by its row's angle; float32 in and out."""
+    """Rotate each pair (i, i + head_dim / 2) of every head by its row's angle; float32 in and out."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

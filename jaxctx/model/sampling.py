@@ -5,8 +5,8 @@ Order of operations, per row:
     logits ─▶ bias ─▶ min_tokens ─▶ penalties ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw
        └────▶ logprobs: log-softmax of the model's own, unmodified logits
 
-A row's token depends on nothing but the row, see `draw_tokens`. Rows never mix; a row of NaN yields some valid id and leaves
-its neighbours as they are.
+A row's token depends on nothing but the row, see `draw_tokens`. Rows never mix; a row of NaN yields some valid id and
+leaves its neighbours as they are.
 
 Milliseconds of `sample` on two CPU cores that had other work too (`scripts/bench_sampling.py`):
 

@@ -49,7 +49,7 @@ def rules() -> ModuleType:
     ],
 )
 def test_code_from_data_is_found(rules: ModuleType, source: str) -> None:
-    assert [finding.error for finding in rules.check_source("jaxctx/a.py", source)] == [True]
+    assert len(rules.check_source("jaxctx/a.py", source)) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,6 @@ def test_harmless_code_passes(rules: ModuleType, source: str) -> None:
     assert rules.check_source("jaxctx/a.py", source) == []
 
 
-@pytest.mark.parametrize("path", ["jaxctx/utils.py", "server/common/a.py", "kernels/jaxctx_kernels/_helpers.py"])
-def test_vague_names_are_errors(rules: ModuleType, path: str) -> None:
-    assert [finding.error for finding in rules.check_source(path, "")] == [True]
-
-
 def test_generated_files_are_left_out(rules: ModuleType, tmp_path: Path) -> None:
     product = tmp_path / "jaxctx" / "part.py"
     product.parent.mkdir()
@@ -86,8 +81,8 @@ def test_generated_files_are_left_out(rules: ModuleType, tmp_path: Path) -> None
 
 
 def test_an_empty_tree_is_an_error(rules: ModuleType, tmp_path: Path) -> None:
-    assert [finding.error for finding in rules.check(tmp_path)] == [True]
+    assert [finding.rule for finding in rules.check(tmp_path)] == ["no product files found"]
 
 
 def test_the_product_keeps_the_rules(rules: ModuleType) -> None:
-    assert [str(finding) for finding in rules.check(ROOT) if finding.error] == []
+    assert [str(finding) for finding in rules.check(ROOT)] == []

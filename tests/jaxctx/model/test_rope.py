@@ -14,7 +14,7 @@ def test_attention_depends_on_distance_only(tiny):
 
     def product(first, second):
         q, k = (
-            rope.rotate(x[i : i + 1], *rope.angles(frequencies, jnp.array([p]))) for i, p in ((0, first), (1, second))
+            rope.rotate(x[i : i + 1], *rope.cos_sin(frequencies, jnp.array([p]))) for i, p in ((0, first), (1, second))
         )
         return np.einsum("rhd,rhd->h", q, k)
 
@@ -24,7 +24,7 @@ def test_attention_depends_on_distance_only(tiny):
 
 def test_position_zero_turns_nothing(tiny):
     x = jnp.ones((1, 1, tiny.head_dim))
-    assert (rope.rotate(x, *rope.angles(rope.inverse_frequencies(tiny), jnp.array([0]))) == x).all()
+    assert (rope.rotate(x, *rope.cos_sin(rope.inverse_frequencies(tiny), jnp.array([0]))) == x).all()
 
 
 def test_llama3_scaling_keeps_short_and_divides_long_wavelengths(tiny):
