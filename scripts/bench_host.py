@@ -37,7 +37,10 @@ ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all s
 
 
 class Nobody(ResultFuture):
-    """Reads along, and keeps nothing."""
+    """Reads along, and keeps nothing: there is no loop, and nobody waits."""
+
+    def __init__(self) -> None:
+        pass
 
     def done(self, result: Any) -> None:
         pass
