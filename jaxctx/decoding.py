@@ -1,3 +1,3 @@
 """The loops of `jaxctx.client.decoding`, for the blocking client."""
 
-from jaxctx.client._sync.decoding import *  # noqa: F403
+from jaxctx.client._sync.decoding import *

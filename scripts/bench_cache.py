@@ -27,8 +27,8 @@ IDENTITY = Identity("bench", "model")
 def new_cache(host_slots: int = 0, disk_slots: int = 0) -> ContextCache:
     """An empty cache with numbered contexts."""
     ids = itertools.count()
-    memory = BlockManager(PAGES, PAGE_SIZE, host_slots, disk_slots)
-    return ContextCache(memory, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
+    manager = BlockManager(PAGES, PAGE_SIZE, host_slots, disk_slots)
+    return ContextCache(manager, clock=time.monotonic, new_id=lambda: f"{next(ids):08}")
 
 
 def filled(cache: ContextCache, tokens: np.ndarray) -> Context:
@@ -52,7 +52,7 @@ def best_s(rounds: int, run: Callable[[], object]) -> float:
 
 
 def fork_s(tokens: int, count: int = 1000, *, computed: bool = True) -> float:
-    """Seconds per fork of a context of `tokens` tokens, the child's registration included; else all are buffered."""
+    """Seconds per fork of a context of `tokens` tokens, which have KV if `computed`, else are buffered."""
     cache = new_cache()
     parent = filled(cache, np.arange(tokens if computed else 0, dtype=np.int32))
     cache.append(parent, np.arange(0 if computed else tokens, dtype=np.int32))
@@ -113,7 +113,7 @@ def restore_s() -> tuple[float, float]:
 
 
 def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
-    """Tokens a second through append, grow, settle and page_table, one by one, for `streams` contexts in turn."""
+    """Tokens a second, one by one for `streams` contexts in turn: append, grow, mark_computed, page_table."""
     cache = new_cache()
     contexts = [filled(cache, np.full(2048, stream, np.int32)) for stream in range(streams)]
 
@@ -129,7 +129,7 @@ def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
 
 
 def main() -> None:
-    """Prints one line per figure."""
+    """Print one line per figure."""
     short, long = fork_s(1032), fork_s(LONG + 8)
     print(f"fork of 1k tokens      {short * 1e6:8.1f} µs")
     print(f"fork of 32k tokens     {long * 1e6:8.1f} µs   {long / short:.2f} times the 1k one")

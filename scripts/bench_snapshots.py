@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures snapshots and tiers through a running server: open against compute, and what others notice meanwhile.
+"""Measures snapshots and tiers through a running server: open against compute, and the effect on another stream.
 
     python scripts/bench_snapshots.py --address HOST:PORT [--tokens 8192] [--rounds 3] [--json FILE]
 
@@ -26,7 +26,7 @@ import jaxctx
 
 @dataclass
 class Neighbour:
-    """A stream that decodes until told to stop; when each of its tokens came."""
+    """A stream that decodes until `stopped`, and the time at which each of its tokens came."""
 
     address: str
     times: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Neighbour:
                             break
 
     def interval_s(self, spans: list[tuple[float, float]]) -> float:
-        """The mean interval between tokens that came within the spans."""
+        """The mean interval in seconds between tokens that came within the spans, (start, stop) each."""
         gaps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
         inside = [
             gap for gap, at in zip(gaps, self.times[1:], strict=True) if any(start < at < stop for start, stop in spans)
@@ -51,7 +51,7 @@ class Neighbour:
 
 
 def timed(spans: list[tuple[float, float]], call):  # type: ignore[no-untyped-def]
-    """The call's result; its span is appended."""
+    """Call, append (start, stop) of the call to `spans`, and return its result."""
     start = time.perf_counter()
     result = call()
     spans.append((start, time.perf_counter()))
@@ -62,14 +62,14 @@ SPARE = 64  # pages that a neighbour may need
 
 
 def suspend(client: jaxctx.Client, context: jaxctx.Context) -> None:
-    """Somebody wants nearly all pages at once."""
+    """Suspend the context, by reserving nearly all pages for another one."""
     with client.create() as greedy:
         greedy.reserve(client.stats().pages_total - SPARE)
         assert context.refresh().state is jaxctx.ContextState.SUSPENDED
 
 
 def resume(context: jaxctx.Context) -> None:
-    """What left the device comes back, and one token is computed."""
+    """Compute one token, for which the pages return to the device."""
     usage = context.complete(max_tokens=1, temperature=0).usage
     assert usage is not None
     assert usage.restored_tokens >= usage.prompt_tokens - (SPARE + 1) * context.info.page_size, usage

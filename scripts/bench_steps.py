@@ -98,7 +98,7 @@ def packed(device: ModelRunner, shape: StepShape, parts: Sequence[Segment], rng:
         positions = np.arange(part.position, part.position + part.rows)
         views.positions[rows] = positions
         views.kv_slots[rows] = part.pages[positions // PAGE] * PAGE + positions % PAGE
-    build_attention_metadata(parts, shape.plan, views.plan)
+    build_attention_metadata(parts, shape.metadata, views.metadata)
     return vector
 
 

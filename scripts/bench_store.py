@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast durable snapshots move pages, beside plain file writes and reads of the same bytes in the same run.
+"""Measures how fast durable snapshots are saved and opened, and plain files of the same bytes in the same run.
 
     scripts/bench_store.py [--pages 512] [--page-kib 256] [--rounds 5] [--folder FOLDER]
 
@@ -28,7 +28,7 @@ FILE_BYTES = 32 << 20
 
 
 def plain_write(folder: Path, pages: list[bytes]) -> None:
-    """All pages into a few files, then what makes them last."""
+    """Write all pages into a few files, and make them durable."""
     per_file = max(1, FILE_BYTES // len(pages[0]))
     for start in range(0, len(pages), per_file):
         with open(folder / f"{start}", "wb", buffering=0) as file:
@@ -39,7 +39,7 @@ def plain_write(folder: Path, pages: list[bytes]) -> None:
 
 
 def plain_read(folder: Path, page_bytes: int) -> None:
-    """Every page as bytes."""
+    """Read every page of all files."""
     for path in folder.iterdir():
         with open(path, "rb", buffering=0) as file:
             while file.read(page_bytes):
@@ -47,7 +47,7 @@ def plain_read(folder: Path, page_bytes: int) -> None:
 
 
 def save(store: SnapshotStore, lineage: ContextRecord, pages: list[bytes]) -> None:
-    """One durable snapshot of which nothing is stored yet."""
+    """Save one durable snapshot of which nothing is stored yet."""
     writer = store.begin(lineage)
     for number in writer.missing:
         writer.add(number, pages[number])
@@ -59,17 +59,17 @@ def save(store: SnapshotStore, lineage: ContextRecord, pages: list[bytes]) -> No
 
 
 def load(store: SnapshotStore) -> None:
-    """Every page, checked."""
+    """Open the snapshot and read every page with its checksum."""
     reader = store.open(store.get("", "bench"))
     for number, data in reader.read(range(reader.lineage.pages)):
         if data is None:
             raise SystemExit(f"page {number} is lost")
-        del data  # as plain_read drops its own, so that both read into warm memory
+        del data  # as plain_read does, so that both read into memory that was used before
     reader.close()
 
 
 def forget_cached(folder: Path) -> None:
-    """Drop the folder's files from the page cache."""
+    """Drop the folder's files from the page cache of the operating system."""
     for path in folder.rglob("*"):
         if path.is_file():
             with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def forget_cached(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the entries of the folder last."""
+    """Make the entries of the folder durable."""
     directory = os.open(folder, os.O_RDONLY)
     os.fsync(directory)
     os.close(directory)
@@ -85,14 +85,14 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def measured(times: dict[str, list[float]], name: str) -> Iterator[None]:
-    """Adds the seconds that the block takes."""
+    """Append the seconds that the block takes to `times[name]`."""
     start = time.perf_counter()
     yield
     times.setdefault(name, []).append(time.perf_counter() - start)
 
 
 def one_round(root: Path, number: int, pages: list[bytes], times: dict[str, list[float]]) -> None:
-    """Both ways, each first in every second round, so that neither profits from the other."""
+    """Measure plain files and the store once; the order alternates, so that neither profits from the other."""
     plain, kept = root / f"plain{number}", root / f"store{number}"
     plain.mkdir()
     store = SnapshotStore(str(kept), clock=time.time, new_id=lambda: secrets.token_hex(16))

@@ -33,8 +33,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_of
-from jaxctx.engine.runner.model_runner import CompiledModel
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_analysis
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
@@ -99,7 +99,7 @@ def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bf
             places = [logical_sharding(chips.four, spec.axes) for spec in model.specs]
             params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
         program = CompiledModel(model, params, SIZES, chips.four if split else chips.one)
-        if program.shapes[0].plan.kernel == "reference":
+        if program.shapes[0].metadata.kernel == "reference":
             raise LookupError("no kernel is chosen")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
@@ -120,7 +120,7 @@ def checks() -> Iterator[tuple[str, Lower]]:
 
 def measure(lowered: jax.stages.Lowered) -> dict[str, int]:
     """What is kept of a function, in bytes."""
-    found = memory_of(lowered)
+    found = memory_analysis(lowered)
     return {
         "arguments": found.argument_size_in_bytes,
         "not_in_place": found.output_size_in_bytes - found.alias_size_in_bytes,

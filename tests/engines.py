@@ -28,7 +28,7 @@ from jaxctx.model.sharding import check_divisible, logical_sharding
 from jaxctx.store import SnapshotStore
 from jaxctx.types import ContextInfo, ContextPages
 from tests.echo import echo_model
-from tests.jaxctx.cache.recount import check
+from tests.jaxctx.cache.invariants import check
 
 ME = Caller()
 

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from jaxctx.engine.runner.step import PagedAttention
-from jaxctx_kernels import MetadataShape, write_kv
-from jaxctx_kernels.kv_cache import KVPages
-from jaxctx_kernels.metadata import AttentionMetadata
-from jaxctx_kernels.reference import Mask, Round, allowed_in, in_plan_order, read, walk
+from jaxctx_kernels import AttentionMetadata, KVPages, MetadataShape, write_kv
+from jaxctx_kernels.reference import Mask, Tile, fold_tiles, read_values, sort_mask, tile_mask, widest_tile
 
 
 def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
@@ -21,22 +19,22 @@ def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
     kv.pools = (pool,)
-    return visible_sum(pool.k, kv.plan, shape=kv.shape, mask=kv.mask)
+    return visible_sum(pool.k, kv.metadata, shape=kv.metadata_shape, mask=kv.mask)
 
 
 def visible_sum(
-    pool: KVPages, plan: AttentionMetadata, *, shape: MetadataShape, mask: Mask | None = None
+    pages: KVPages, metadata: AttentionMetadata, *, shape: MetadataShape, mask: Mask | None = None
 ) -> UInt32[Array, " rows"]:
-    """For each row the sum modulo 2**32 of the visible slots of a uint32 pool `[1, pages, page_size, 1]`."""
-    spare = max(c.rows for c in shape.classes)
-    allowed = None if mask is None else in_plan_order(mask, plan, shape)
+    """For each row the sum modulo 2**32 of the visible slots of uint32 pages `[1, pages, page_size, 1]`."""
+    allowed = None if mask is None else sort_mask(mask, metadata, shape)
 
-    def visit(total: jax.Array, at: Round) -> jax.Array:
-        values = read(pool, at, 1)[0, :, None, :, 0]
-        seen = jnp.arange(values.shape[-1]) < at.seen[..., None]
+    def visit(total: jax.Array, tile: Tile) -> jax.Array:
+        values = read_values(pages, tile, 1)[0, :, None, :, 0]
+        seen = jnp.arange(values.shape[-1]) < tile.seen[..., None]
         if allowed is not None:
-            seen &= allowed_in(allowed, at, shape)
+            seen &= tile_mask(allowed, tile, shape.page_size)
         part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-        return total.at[at.row[:, None] + jnp.arange(at.kind.rows)].add(part)
+        return total.at[tile.first_row[:, None] + jnp.arange(tile.item_class.rows)].add(part)
 
-    return walk(plan, shape, jnp.zeros(shape.rows + spare, jnp.uint32), visit)[plan.inverse]
+    total = jnp.zeros(shape.rows + widest_tile(shape), jnp.uint32)
+    return fold_tiles(metadata, shape, total, visit)[metadata.batch_to_sorted]

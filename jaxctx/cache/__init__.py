@@ -1,17 +1,23 @@
 """Cache: pages, the prefix index and contexts. Bookkeeping in plain Python and numpy.
 
-Never imports JAX, never touches a device array, never waits, owned by one thread. What must happen on the device (a
-page to copy) is returned as data; the engine carries it out before the next step. Called by `engine` only.
+The package never imports JAX, never touches a device array and never waits. One thread owns it. What must happen on
+the device (a page to copy, a page to load) is returned as data; the engine carries it out before its next step. Only
+the engine calls this package.
 
-    pages.py     PagePool: which slots of the page array are free
-    numbers.py   PageNumbers: what tenants call their pages
-    prefix.py    PrefixIndex: committed pages as a tree, and the lineage nodes that contexts share
-    context.py   Context: the state of one sequence, its tokens and its page table
-    memory.py    Memory: pool and index as one; the moves of pages between them and contexts
-    registry.py  Registry: contexts by id and by use
-    contexts.py  ContextCache: the front of the room: create, fork, match, restore, grow, settle, suspend, publish
-    control.py   truncate, rewind, reserve, commit, release
-    tiers.py     Tiers: copies in host memory and on disk, and the moves that make them
-    marks.py     how a token was computed, where that was not the usual way
-    audit.py     what only walks can tell: where two contexts part, and who holds what
+    context_cache.py        ContextCache: every operation on contexts; the entry point of the package
+    page_control.py         truncate, rewind, reserve, commit, release
+    context_table.py        ContextTable: contexts by tenant and id, in order of use, with their lifetimes
+    context.py              Context: the state of one token sequence and its page table
+    block_manager.py        BlockManager: page pool, prefix index and tiers together
+    page_pool.py            PagePool: which slots of the page array are free
+    prefix_index.py         PrefixIndex: committed pages as a tree, found by their tokens
+    tiers.py                Tiers: copies of pages in host memory and on disk, and the moves that make them
+    attention_overrides.py  positions and masks of tokens that were not computed in the default way
+    page_numbers.py         PageNumbers: the page numbers that tenants see
+    audit.py                comparisons and counts that need a walk over contexts
+
+    ContextCache ──▶ ContextTable
+         │
+         ▼
+    BlockManager ──▶ PagePool, PrefixIndex, Tiers
 """

@@ -1,11 +1,17 @@
-"""Memory: pool, index and tiers as one, and the moves of pages between them and the contexts.
+"""Block manager: page pool, prefix index and tiers together, and the movement of pages between them and contexts.
 
-Every page is free (pool), a working page of one context, or a node's (index); the methods here are the only places
-where one becomes the other. They trust their arguments: `contexts` and `control` have refused before what would be an
-error, so only `take` raises, and it comes first wherever it is needed; `restore` is `ContextCache.restore`.
+Every page is free (in the pool), a working page of one context, or the page of a node (in the index). The methods here
+are the only places where it changes from one to the other:
+
+    pool ──allocate──▶ working page of a context ──commit──▶ page of a node ──evict──▶ pool
+      ▲─────────────────free_working─────┘
+
+The methods trust their arguments: `context_cache` and `page_control` check them first. Only `allocate` and its callers
+raise, and they raise before they change anything. Called by `context_cache`, `page_control` and the engine's scheduler.
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from jaxctx.cache.attention_overrides import encode_page
 from jaxctx.cache.context import Context, OffloadedPage
@@ -14,7 +20,7 @@ from jaxctx.cache.prefix_index import NOWHERE, TOKEN_BYTES, PageNode, PrefixInde
 from jaxctx.cache.tiers import TierEntry, Tiers
 from jaxctx.errors import DataLoss
 
-Ready = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
+Ready: TypeAlias = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
 
 
 class BlockManager:
@@ -26,32 +32,34 @@ class BlockManager:
         self.index = PrefixIndex(page_size)
         self.tiers = Tiers(host, disk)
 
+    # --- pages of the pool ---------------------------------------------------------------------------------------
+
     @property
     def available(self) -> int:
-        """Pages that can be taken at once: free or evictable."""
+        """Pages that can be allocated at once: free or evictable."""
         return self.pool.free + self.index.cached
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """How many pages hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
-    def must_have(self, count: int) -> None:
-        """Raises OutOfPages unless `count` pages can be taken."""
+    def raise_if_unavailable(self, count: int) -> None:
+        """Raises OutOfPages unless `count` pages can be allocated."""
         if count > self.available:
-            raise OutOfPages(f"{count} pages are not to be had")  # how many are is what others leave
+            raise OutOfPages(f"{count} pages are not to be had")  # how many there are depends on other tenants
 
-    def take(self, count: int, after: int | None = None) -> list[int]:
-        """Free pages, if possible next to page `after`; cached ones are evicted as needed, least recently used first.
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Take free pages, if possible adjacent to page `after`. Cached pages are evicted as needed, in LRU order.
 
         Raises OutOfPages and takes none.
         """
-        self.must_have(count)
+        self.raise_if_unavailable(count)
         if count > self.pool.free:
             self.evict(count - self.pool.free)
         return self.pool.allocate(count, after)
 
     def evict(self, count: int) -> None:
-        """Make `count` cached pages free; other tiers keep what they have room for."""
+        """Make `count` cached pages free. The other tiers keep copies as far as they have slots."""
         pages = []
         for _ in range(count):
             node, page = self.index.evict()
@@ -59,18 +67,20 @@ class BlockManager:
             pages.append(page)
         self.pool.release(pages)
 
+    # --- working pages and commits -------------------------------------------------------------------------------
+
     def add_working(self, context: Context, count: int) -> None:
-        """Append empty working pages, if possible next to the context's last page. Raises OutOfPages."""
-        last = context.working[-1] if context.working else context.tail.page if context.tail.depth else None
-        context.working += self.take(count, last)
+        """Append empty working pages, if possible adjacent to the context's last page. Raises OutOfPages."""
+        last = context.working[-1] if context.working else _tail_page(context)
+        context.working += self.allocate(count, last)
 
     def free_working(self, context: Context, keep: int) -> None:
-        """Free all working pages but the first `keep`; the others' tokens are the caller's business."""
+        """Free all working pages but the first `keep`. The caller adjusts the number of working tokens."""
         self.pool.release(context.working[keep:])
         del context.working[keep:]
 
     def commit(self, context: Context, count: int) -> int:
-        """Commit the first `count` working pages, all full; returns how many were merged with equal committed ones."""
+        """Commit the first `count` working pages, which are full; returns how many merged with equal committed ones."""
         page_bytes = self.index.page_bytes
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
@@ -88,38 +98,44 @@ class BlockManager:
         return len(duplicates)
 
     def attach_prefix(self, context: Context, path: list[PageNode]) -> None:
-        """Let indexed nodes that hold the context's next tokens continue its chain."""
-        self._move_hold(context, path[-1])
+        """Continue the context's chain with indexed nodes that hold its next tokens."""
+        self._replace_tail(context, path[-1])
         context.recent = context.recent[len(path) * self.index.page_bytes :]
-        self.drop_offloaded(context, before=context.tail.depth)  # whoever fills it waits until there is room again
+        self.drop_offloaded(context, before=context.tail.depth)
 
     def shorten(self, context: Context, length: int) -> None:
         """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
-        tail, pages = context.tail, length // self.page_size
+        tail = context.tail
+        pages = length // self.page_size
         if pages < tail.depth:
-            cut = [*tail.lineage(pages)][-1]  # the first page that goes
-            context.recent = cut.tokens
+            *_, first_dropped = tail.lineage(pages)
+            context.recent = first_dropped.tokens
             context.working_tokens = 0
-            self._move_hold(context, cut.parent if pages else context.root)
-        tokens = length - context.tail.depth * self.page_size
-        context.recent = context.recent[: tokens * TOKEN_BYTES]
-        context.working_tokens = min(context.working_tokens, tokens)
+            new_tail = first_dropped.parent if pages else context.root
+            assert new_tail is not None
+            self._replace_tail(context, new_tail)
+        recent_tokens = length - context.tail.depth * self.page_size
+        context.recent = context.recent[: recent_tokens * TOKEN_BYTES]
+        context.working_tokens = min(context.working_tokens, recent_tokens)
         context.marks = {index: mark for index, mark in context.marks.items() if index < length}
         context.computed = min(context.computed, length)
-        for number, offloaded in [*context.offloaded_pages.items()]:
+        for number, offloaded in list(context.offloaded_pages.items()):
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
             if offloaded.tokens <= 0:
                 self.tiers.drop(context.offloaded_pages.pop(number))
         if context.manual_pages is not None and length < context.manual_pages * self.page_size:
             context.manual_pages = None
 
-    def suspend(self, context: Context) -> int:
-        """Give up all pages, keep the tokens; returns how many pages became free or cached.
+    # --- suspension ----------------------------------------------------------------------------------------------
 
-        Other tiers keep what was in working pages if they have room, in its `offloaded_pages`.
+    def suspend(self, context: Context) -> int:
+        """Give up all pages and keep the tokens; returns how many pages became free or cached.
+
+        Data of working pages is copied to other tiers as far as they have slots, see `Context.offloaded_pages`.
         """
         freed = len(context.working)
-        first, context.computed = context.tail.depth, max(context.computed, context.seq_len)
+        first = context.tail.depth
+        context.computed = max(context.computed, context.seq_len)
         for position, page in enumerate(context.working[: self.pages_for(context.working_tokens)]):
             offloaded = OffloadedPage(min(self.page_size, context.working_tokens - position * self.page_size))
             self.tiers.save(offloaded, page)
@@ -130,25 +146,27 @@ class BlockManager:
         return freed + self.release_pages(context)
 
     def release_pages(self, context: Context) -> int:
-        """Free its working pages, and release its hold on committed ones; returns how many of those became cached."""
+        """Free the working pages and release the hold on committed ones; returns how many of those became cached."""
         self.free_working(context, keep=0)
         context.working_tokens = 0
         context.suspended = True
         context.table = None
         return self.index.release(context.tail)
 
-    def wake(self, context: Context) -> None:
-        """Undo a suspension: no pages, and all tokens buffered."""
+    def resume(self, context: Context) -> None:
+        """End a suspension: the context holds no pages yet, and all its tokens are buffered."""
         context.recent = context.token_bytes()
         context.tail = context.root
         context.suspended = False
         context.table = None
         self.index.acquire(context.root)
 
-    def path(self, context: Context, tokens: int, more: bytes = b"") -> list[PageNode]:
-        """The indexed nodes that hold the next full pages of a context's first `tokens` tokens, in whichever tier.
+    # --- lookup and restore --------------------------------------------------------------------------------------
 
-        `more` counts as appended. None where working tokens stand before.
+    def lookup_index(self, context: Context, tokens: int, more: bytes = b"") -> list[PageNode]:
+        """The indexed nodes, in any tier, that hold the next full pages within a context's first `tokens` tokens.
+
+        `more` counts as appended to the context. Returns none if working tokens precede those pages.
         """
         if context.working_tokens:
             return []
@@ -157,116 +175,146 @@ class BlockManager:
             start, known = context.root, context.token_bytes()
         if context.manual_pages is not None:
             tokens = min(tokens, context.manual_pages * self.page_size)
-        known = (known + more)[: max(tokens - start.depth * self.page_size, 0) * TOKEN_BYTES]
+        searched = max(tokens - start.depth * self.page_size, 0)
+        known = (known + more)[: searched * TOKEN_BYTES]
         if start.parent is None:
             return self.index.search(context.root, known, context.marks)
         return self.index.walk(start, known, context.root, context.marks)
 
+    def lookup_tiers(self, context: Context, tokens: int, more: bytes = b"") -> list[TierEntry]:
+        """The context's next pages that any tier has, up to the first gap. Arguments as in `lookup_index`.
+
+        Indexed nodes come first, then the context's own offloaded pages.
+        """
+        entries: list[TierEntry] = [*self.lookup_index(context, tokens, more)]
+        first, partial = divmod(context.seq_len, self.page_size)
+        if partial:
+            return entries
+        for number in range(first + len(entries), self.pages_for(tokens)):
+            offloaded = context.offloaded_pages.get(number)
+            if offloaded is None or offloaded.lost:
+                break
+            entries.append(offloaded)
+            if offloaded.tokens < self.page_size:  # the rest of this page has to be computed first
+                break
+        return entries
+
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
-        """Continue a context with up to `limit` pages that are in other tiers, or came to the device meanwhile.
+        """Continue a context with up to `limit` pages that are in other tiers, or returned to the device meanwhile.
 
         `ready` says whether the data of a host slot has arrived, and raises DataLoss if it never will: such a page is
-        forgotten. Returns how many pages it gained, within its first `tokens` tokens; each took at most one free page.
-        Fewer than there are if one's data has not arrived yet, or there are no more pages. Raises OutOfPages if there
-        is not even one; FailedPrecondition for a suspended context (`match` wakes it).
+        dropped. Returns how many pages the context gained within its first `tokens` tokens (None: all); each took at
+        most one free page. It gains fewer than there are if data has not arrived yet or pages run out. Raises
+        OutOfPages if pages run out before the first one; FailedPrecondition for a suspended context (`match` resumes
+        it).
         """
         context.raise_if_suspended()
         tokens = context.length if tokens is None else tokens
-        gained, waits = 0, False
+        gained = 0
+        waiting = False  # for data that has not arrived
         while gained < limit:
-            # At the root there may be several ways, of which the longest is taken, not the longest within `limit`.
-            most = context.seq_len + (limit - gained) * self.page_size if context.tail.depth else tokens
-            within = min(tokens, most)
-            ahead = self.lookup_tiers(context, within)[: limit - gained]
-            if ahead and not (waits and ahead[0].page == NOWHERE):
-                begun = gained
-                for item in ahead:
-                    if waits := not self._bring(context, item, tokens, gained, ready):
+            within = tokens
+            if context.tail.depth:  # at the root, the longest of several paths is taken, whatever `limit` is
+                within = min(tokens, context.seq_len + (limit - gained) * self.page_size)
+            entries = self.lookup_tiers(context, within)[: limit - gained]
+            if entries and not (waiting and entries[0].page == NOWHERE):
+                loaded = 0
+                while loaded < len(entries):
+                    if not self._append_entry(context, entries[loaded], tokens, gained, ready):
                         break
+                    loaded += 1
                     gained += 1
-                waits = waits and not ahead[gained - begun].lost  # what is lost is no way any more
+                # If the next entry was lost, the path ends elsewhere now, and there may be another one.
+                waiting = loaded < len(entries) and not entries[loaded].lost
             elif self._fetch(context, within, limit - gained):
-                waits = True  # but what is fetched may have cost another page its place, and with it this way
+                waiting = True  # look again: the fetch may have displaced another page of this path
             else:
                 break
         return gained
 
     def _fetch(self, context: Context, tokens: int, count: int) -> bool:
-        """Fetch up to `count` of its next pages; was it any? To half of the slots: more would drive each other off."""
-        begun = len(self.tiers.moves)
-        for item in self.lookup_tiers(context, tokens)[: max(min(count, self.tiers.host.total // 2), 1)]:
-            if item in self.tiers.host.order:
-                self.tiers.host.order.move_to_end(item)
-            elif item.host == NOWHERE and item.disk != NOWHERE:
-                self.tiers.fetch(item)
-        return len(self.tiers.moves) > begun
+        """Begin to fetch up to `count` of the context's next pages from disk; returns whether any fetch began.
 
-    def _bring(self, context: Context, item: TierEntry, tokens: int, gained: int, ready: Ready) -> bool:
-        """Continue a context with the next item `ahead`, loaded if it is not on the device; was that possible?"""
-        number, used = context.seq_len // self.page_size, context.working_tokens // self.page_size
-        has_page = item.page != NOWHERE or (isinstance(item, OffloadedPage) and used < len(context.working))
-        if item.page == NOWHERE and not self._arrived(item, ready):
+        At most half of the host slots are used: with more, the fetched pages would displace each other.
+        """
+        moves_before = len(self.tiers.moves)
+        count = max(min(count, self.tiers.host.total // 2), 1)
+        for entry in self.lookup_tiers(context, tokens)[:count]:
+            if entry in self.tiers.host.order:
+                self.tiers.host.order.move_to_end(entry)
+            elif entry.host == NOWHERE and entry.disk != NOWHERE:
+                self.tiers.fetch(entry)
+        return len(self.tiers.moves) > moves_before
+
+    def _append_entry(self, context: Context, entry: TierEntry, tokens: int, gained: int, ready: Ready) -> bool:
+        """Continue a context with the next entry of `lookup_tiers`, loading it if needed; returns whether it could.
+
+        Raises OutOfPages only if `gained` is 0, because then nothing has changed yet.
+        """
+        full_working_pages = context.working_tokens // self.page_size
+        if isinstance(entry, PageNode):
+            needs_page = entry.page == NOWHERE
+        else:
+            needs_page = full_working_pages >= len(context.working)
+        if entry.page == NOWHERE and not self._has_arrived(entry, ready):
             return False
-        if not (has_page or gained):
-            self.must_have(1)  # nothing was gained before: an error changes nothing
-        if not (has_page or self.available):
+        if needs_page and not gained:
+            self.raise_if_unavailable(1)
+        if needs_page and not self.available:
             return False
-        if item.page == NOWHERE:
-            self.tiers.hold(item)
-        if isinstance(item, PageNode):
-            if not has_page:
-                page = self.take(1, context.tail.page if context.tail.depth else None)[0]
-                self.tiers.load(item, page)
-                self.index.place(item, page)
-            self.attach_prefix(context, [item])
-            return True
-        if not has_page:
-            self.add_working(context, 1)
-        self.tiers.load(item, context.working[used])
-        self.tiers.drop(context.offloaded_pages.pop(number))
-        count = min(item.tokens, tokens - context.seq_len)
-        context.working_tokens += count
-        commits = not context.manual_commit if context.manual_pages is None else number < context.manual_pages
-        if commits and count == self.page_size and not used:  # else with those before it
-            self.commit(context, 1)
+        if entry.page == NOWHERE:
+            self.tiers.protect(entry)
+        if isinstance(entry, PageNode):
+            if needs_page:
+                page = self.allocate(1, _tail_page(context))[0]
+                self.tiers.load(entry, page)
+                self.index.place(entry, page)
+            self.attach_prefix(context, [entry])
+        else:
+            if needs_page:
+                self.add_working(context, 1)
+            self._load_working(context, entry, full_working_pages, tokens)
         return True
 
-    def lookup_tiers(self, context: Context, tokens: int, more: bytes = b"") -> list[TierEntry]:
-        """What of a context's next pages some tier has, as far as it goes without a gap; arguments of `path`.
-
-        Behind what the index holds that is offloaded data.
-        """
-        items: list[TierEntry] = [*self.path(context, tokens, more)]
-        first, partial = divmod(context.seq_len, self.page_size)
-        for number in () if partial else range(first + len(items), self.pages_for(tokens)):
-            offloaded = context.offloaded_pages.get(number)
-            if offloaded is None or offloaded.lost:
-                break
-            items.append(offloaded)
-            if offloaded.tokens < self.page_size:  # what follows has to be computed first
-                break
-        return items
+    def _load_working(self, context: Context, entry: OffloadedPage, position: int, tokens: int) -> None:
+        """Load offloaded data into the working page at `position`, and commit that page where it may be."""
+        number = context.seq_len // self.page_size
+        self.tiers.load(entry, context.working[position])
+        self.tiers.drop(context.offloaded_pages.pop(number))
+        count = min(entry.tokens, tokens - context.seq_len)
+        context.working_tokens += count
+        if context.manual_pages is None:
+            may_commit = not context.manual_commit
+        else:
+            may_commit = number < context.manual_pages
+        if may_commit and count == self.page_size and position == 0:  # else it commits with the pages before it
+            self.commit(context, 1)
 
     def drop_offloaded(self, context: Context, before: int | None = None) -> None:
-        """Forget offloaded data; with `before` only of pages before this one, whose tokens have KV again."""
-        for number in [number for number in context.offloaded_pages if before is None or number < before]:
-            self.tiers.drop(context.offloaded_pages.pop(number))
+        """Drop the context's offloaded pages, with `before` only those with a smaller number."""
+        for number in list(context.offloaded_pages):
+            if before is None or number < before:
+                self.tiers.drop(context.offloaded_pages.pop(number))
 
-    def _arrived(self, item: TierEntry, ready: Ready) -> bool:
-        """Whether its data is in a host slot. Lost data is forgotten."""
-        if item.host == NOWHERE:
+    def _has_arrived(self, entry: TierEntry, ready: Ready) -> bool:
+        """Whether the entry's data is in a host slot. If it is lost, its copies are dropped."""
+        if entry.host == NOWHERE:
             return False
         try:
-            return ready(item.host)
+            return ready(entry.host)
         except DataLoss:
-            self.tiers.lose(item)
+            self.tiers.drop_lost(entry)
             return False
 
-    def _move_hold(self, context: Context, tail: PageNode | None) -> None:
-        """Another last node for the context; a suspended one holds neither."""
-        assert tail is not None
+    def _replace_tail(self, context: Context, tail: PageNode) -> None:
+        """Make `tail` the context's last node, and move its hold there. A suspended context holds no node."""
         if not context.suspended:
             self.index.acquire(tail)
             self.index.release(context.tail)
         context.tail = tail
         context.table = None
+
+
+def _tail_page(context: Context) -> int | None:
+    """The page of the context's last node; None for a root."""
+    return context.tail.page if context.tail.depth else None

@@ -1,15 +1,16 @@
 """Context: the state of one token sequence and its pages.
 
-A context is its last committed page's node, its working pages, and the tokens that are in no committed page yet:
+A context consists of the node of its last committed page, its working pages, and the tokens that are in no committed
+page yet:
 
-    committed pages, by lineage        │ working pages            │
-    root ◀── node ◀── node ◀── tail    │ 7 (full, if manual_pages)  8   │ 9 (reserved)
+    committed pages, by lineage        │ working pages                    │
+    root ◀── node ◀── node ◀── tail    │ 7 (full, if manual)   8 (partly) │ 9 (reserved)
     tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
 
-Everybody may read it; only `ContextCache` changes it, save for `busy`, `pinned` and `pinned_until`, `version`,
-`priority` and `labels`, which are the engine's. A suspended context has given up its pages: its nodes are mere token
-lineage, and all its tokens count as buffered. What was in its working pages may be offloaded in other tiers, to be loaded
-instead of computed (`offloaded_pages`).
+Anyone may read a context. Only this package changes it, except for `busy`, `pinned`, `pinned_until`, `version`,
+`priority` and `labels`, which belong to the engine. A suspended context has given up its pages: its nodes are only
+token lineage, and all its tokens count as buffered. The data of its working pages may be offloaded to other tiers, to
+be loaded instead of computed (`offloaded_pages`).
 """
 
 from array import array
@@ -19,54 +20,56 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, Stored
+from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TierPlacement
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
 
 
 @dataclass(slots=True, eq=False)
-class OffloadedPage(Stored):
-    """Data of a page that is no committed one, to be loaded into a working page: `tokens` of it count."""
+class OffloadedPage(TierPlacement):
+    """Data of a page that is not committed, kept in other tiers, to be loaded into a working page."""
 
-    tokens: int
+    tokens: int  # how many of the page's tokens are valid
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
-    """See the module docstring. `used_at` and `created_at` are readings of the cache's clock."""
+    """One token sequence and its pages. `used_at` and `created_at` are in seconds of the cache's clock."""
 
     id: str
     tenant: str
     identity: Identity
     page_size: int
-    ancestors: tuple[tuple[str, int], ...] = ()  # the parent first: id, and tokens that it had when it was forked
+    ancestors: tuple[tuple[str, int], ...] = ()  # the parent first: its id, and its length when it was forked
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
-    snapshot: str = ""  # that it was opened from
+    snapshot: str = ""  # the snapshot that it was opened from
     labels: Mapping[str, str] = field(default_factory=dict)
-    of_program: bool = False  # made by the server for a program of the tenant's; lists may leave it out
+    of_program: bool = False  # made by the server for one of the tenant's programs; lists may leave it out
     created_at: float
     used_at: float = 0.0
-    busy: bool = False  # a writer holds it; set by the engine
+    busy: bool = False  # whether a writer holds it
     lifetime: Lifetime = FOREVER
-    pinned_until: float | None = None  # None: not pinned, or for good
+    pinned_until: float | None = None  # None: not pinned, or pinned without end
     version: int = 0  # grows with every change
 
     root: PageNode
-    tail: PageNode  # held by this context unless it is suspended
+    tail: PageNode  # the last committed page; held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
-    recent: bytes = b""  # working tokens, then buffered ones; forks share it
-    marks: Mapping[int, bytes] = field(default_factory=dict)  # of its tokens, by index; forks share it
-    working_tokens: int = 0  # in working pages
-    suspended: bool = False
-    computed: int = 0  # tokens that had KV when it was suspended or, of one opened from a snapshot, saved
-    offloaded_pages: dict[int, OffloadedPage] = field(
+    recent: bytes = b""  # int32 bytes of working tokens, then buffered ones; forks share it
+    marks: Mapping[int, bytes] = field(
         default_factory=dict
-    )  # data of pages it had, by place in its sequence
-    manual_pages: int | None = None  # committed pages when it was suspended, if it commits by hand and had others too
+    )  # attention overrides of its tokens, by index; forks share it
+    working_tokens: int = 0  # tokens with KV in working pages
+    suspended: bool = False
+    computed: int = 0  # tokens that had KV when it was suspended, or saved as the snapshot that it was opened from
+    offloaded_pages: dict[int, OffloadedPage] = field(default_factory=dict)  # by page number in its sequence
+    # Committed pages when it was suspended, if it commits manually and had working tokens; no more than these commit
+    # automatically when it comes back. None: no such limit is remembered.
+    manual_pages: int | None = None
     closed: bool = False
-    table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected again when asked for
+    table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected when asked for
 
     def raise_if_closed(self) -> None:
         """Raises NotFound if it is closed."""
@@ -96,7 +99,7 @@ class Context:
 
     @property
     def buffered_tokens(self) -> int:
-        """Tokens known but without KV."""
+        """Tokens without KV."""
         return self.length - self.seq_len
 
     @property
@@ -105,7 +108,7 @@ class Context:
         return self.tail.depth * self.page_size + len(self.recent) // TOKEN_BYTES
 
     def tokens(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " tokens"]:
-        """The tokens from `start` to `stop` (the end), buffered ones included; costs as much as lies behind `start`.
+        """The tokens `[start, stop)`, buffered ones included; `stop` None: to the end. O(length - start).
 
         Raises IndexError unless `0 <= start <= stop <= length`.
         """
@@ -118,23 +121,27 @@ class Context:
         return np.frombuffer(self.token_bytes(first_page), np.int32)[start - offset : stop - offset]
 
     def token_bytes(self, first_page: int = 0) -> bytes:
-        """The tokens from committed page (or lineage node) number `first_page` on, as bytes."""
-        pages = [node.tokens for node in self.tail.lineage(first_page)]
-        return b"".join([*reversed(pages), self.recent])
+        """All tokens from committed page (or lineage node) number `first_page` on, as int32 bytes."""
+        parts = [node.tokens for node in self.tail.lineage(first_page)]
+        parts.reverse()
+        parts.append(self.recent)
+        return b"".join(parts)
 
     def chain(self) -> list[PageNode]:
-        """The nodes of its committed pages (or of its lineage) in order."""
-        return [*self.tail.lineage()][::-1]
+        """The nodes of its committed pages (of its lineage, if suspended) in sequence order."""
+        nodes = list(self.tail.lineage())
+        nodes.reverse()
+        return nodes
 
     def page_table(self) -> Int32[np.ndarray, " pages"]:
-        """Physical page ids as they are now, committed ones first; empty if suspended.
+        """Physical page ids, int32 `[pages]`, committed ones first; empty if suspended.
 
-        Committed ones are remembered as they come; after a fork, match or rewind they are collected again, in O(pages).
+        The ids of committed pages are cached; after a fork, match or rewind they are collected again, in O(pages).
         """
         if self.table is None:
             pages: list[int] = []
             node: PageNode | None = None if self.suspended else self.tail
-            while node is not None and node.parent is not None:  # `chain` would take half as long again
+            while node is not None and node.parent is not None:  # faster than `chain`, and on the path of every step
                 pages.append(node.page)
                 node = node.parent
             self.table = array("i", reversed(pages))

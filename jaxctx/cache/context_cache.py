@@ -1,68 +1,95 @@
-"""Contexts: the front of this room. Every operation on contexts, with what it promises and what it refuses.
+"""Context cache: the entry point of this package. Every operation on contexts, what it guarantees and what it refuses.
 
-A `ContextCache` decides; it never moves data. What must be moved is told as `moves`, which the engine takes after every
-operation and carries out in the given order before its next step. Nothing here waits: what does not fit raises
-OutOfPages, and the engine suspends `victims`, queues or refuses. Every operation is atomic: one that raises has changed
-nothing. One thread owns a cache and its contexts.
+A `ContextCache` decides; it never moves data. Data movements are returned by `moves`, which the engine calls after
+every operation; it carries them out in the given order before its next step. Nothing here waits: what does not fit
+raises OutOfPages, and the engine suspends `victims`, queues the request or refuses it. Every operation is atomic: one
+that raises has changed nothing. One thread owns a cache and its contexts.
 
-    append ──▶ buffered ──the engine computes; settle──▶ working ──full──▶ committed
-                  ├──────────match: a committed page holds them already────────▲
-                  └──────────restore: another tier does────────────────────────┘
+    append ──▶ buffered ──the engine computes; mark_computed──▶ working ──full──▶ committed
+                  ├──────────match: a committed page has these tokens───────────────▲
+                  └──────────restore: another tier has them─────────────────────────┘
 """
 
+import builtins
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from jaxctx.cache import audit
-from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
-from jaxctx.cache.tiers import Move, PrefixMatch, found, on_device
+from jaxctx.cache.tiers import Move, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
-from jaxctx.lifetime import FOREVER
+from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
 
 __all__ = ["Context", "ContextCache", "Identity", "OutOfPages", "PrefixMatch"]
 
-
-ANCESTORS = 100  # of a context that are remembered, the nearest
-PUBLISHED = "\0published:"  # begins the namespace of a publication; a tenant's name cannot
+MAX_ANCESTORS = 100  # how many of a context's nearest ancestors are remembered
+PUBLISHED = "\0published:"  # prefix of a publication's namespace; no tenant's name begins like this
 
 
 class ContextCache:
-    """All contexts of one engine, their pages in `memory`, and the prefixes they share.
+    """All contexts of one engine, their pages in `block_manager`, and the prefixes that they share.
 
-    `clock` and `new_id` are the world: what time it is, and an id nobody has.
-    Every method with a context raises NotFound if it is closed.
+    `clock` returns the time in seconds, `new_id` an unused id. Every method with a context raises NotFound if the
+    context is closed.
     """
 
-    def __init__(self, memory: BlockManager, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
-        self.block_manager = memory
-        self.page_numbers = PageNumbers(memory.pool)
-        self.page_size = memory.page_size
-        self.restore = memory.restore
+    def __init__(self, block_manager: BlockManager, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        self.block_manager = block_manager
+        self.page_numbers = PageNumbers(block_manager.pool)
+        self.page_size = block_manager.page_size
         self.context_table = ContextTable(clock, new_id)
-        self.get, self.list, self.count = self.context_table.get, self.context_table.list, self.context_table.count
-        self.set_lifetime, self.lifetimes = self.context_table.set_lifetime, self.context_table.lifetimes
-        self.touch = self.context_table.use
+        self.publications: dict[PageNode, Context] = {}  # by their roots
         self._clock = clock
         self._new_id = new_id
-        self.publications: dict[PageNode, Context] = {}  # by their roots
 
-    def moves(self) -> list[Move]:
-        """What is to be moved since the last call, in order."""
-        moves, self.block_manager.tiers.moves = self.block_manager.tiers.moves, []
+    def moves(self) -> builtins.list[Move]:
+        """The data movements that were decided since the last call, in the order in which to carry them out."""
+        tiers = self.block_manager.tiers
+        moves = tiers.moves
+        tiers.moves = []
         return moves
+
+    # --- the table of contexts -----------------------------------------------------------------------------------
+
+    def get(self, tenant: str, context_id: str) -> Context:
+        """The tenant's context of this id. Raises NotFound, see `ContextTable.get`."""
+        return self.context_table.get(tenant, context_id)
+
+    def list(self, tenant: str, after: str, limit: int, *, with_programs: bool = True) -> builtins.list[Context]:
+        """Up to `limit` of the tenant's contexts in id order, after the id `after`; see `ContextTable.list`."""
+        return self.context_table.list(tenant, after, limit, with_programs=with_programs)
+
+    def count(self, tenant: str) -> int:
+        """How many contexts the tenant has."""
+        return self.context_table.count(tenant)
+
+    def touch(self, context: Context) -> None:
+        """The context is used now, see `ContextTable.mark_used`."""
+        self.context_table.mark_used(context)
+
+    def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
+        """Give the context another lifetime."""
+        self.context_table.set_lifetime(context, lifetime)
+
+    @property
+    def lifetimes(self) -> DeadlineQueue[Context]:
+        """When the lifetimes of contexts end."""
+        return self.context_table.lifetimes
+
+    # --- beginning and end of contexts ---------------------------------------------------------------------------
 
     def create(
         self, identity: Identity, *, tenant: str = "", context_id: str | None = None, manual_commit: bool = False
     ) -> Context:
-        """A new, empty context, of no end. Raises AlreadyExists if the tenant has one of this id."""
+        """A new, empty context, without expiry. Raises AlreadyExists if the tenant has one of this id."""
         root = self.block_manager.index.root(identity)
         context = Context(
-            id=self.context_table.unused(tenant, context_id),
+            id=self.context_table.unused_id(tenant, context_id),
             tenant=tenant,
             identity=identity,
             page_size=self.page_size,
@@ -72,30 +99,33 @@ class ContextCache:
             tail=root,
         )
         self.block_manager.index.acquire(root)
-        self.context_table.enter(context)
+        self.context_table.add(context)
         return context
 
     def fork(self, context: Context, *, context_id: str | None = None, tenant: str | None = None) -> Context:
-        """A child that begins as `context` stands now, at a cost that does not depend on its length.
+        """A child with the present state of `context`, at a cost that does not depend on its length.
 
-        Committed pages are shared; working pages with tokens are copied, reserved empty ones are not inherited;
-        buffered tokens are the same. The child is not pinned and no program's, and lives as long as its parent was to
-        live, from now on. The child of a suspended context is suspended, and what is offloaded stays the parent's. With
-        `tenant` it is filed under that one, for ever, but shares pages as its parent does. Works while a writer holds
-        the context: what is not settled yet is buffered, or unknown, in the child.
+        Committed pages are shared; working pages with tokens are copied; reserved empty pages are not inherited;
+        buffered tokens are the same. The child is not pinned and belongs to no program. Its lifetime is the parent's,
+        started now. The child of a suspended context is suspended; offloaded pages stay with the parent. With `tenant`
+        the child belongs to that tenant and does not expire, but it shares pages as its parent does. A context may be
+        forked while a writer holds it: tokens that are not computed yet are buffered in the child, or missing.
 
         Raises AlreadyExists, OutOfPages.
         """
         context.raise_if_closed()
         now = self._clock()
-        lifetime = context.lifetime.anew(now) if tenant is None else FOREVER
-        tenant = context.tenant if tenant is None else tenant
+        if tenant is None:
+            tenant = context.tenant
+            lifetime = context.lifetime.anew(now)
+        else:
+            lifetime = FOREVER
         sources = context.working[: self.block_manager.pages_for(context.working_tokens)]
         child = replace(
             context,
-            id=self.context_table.unused(tenant, context_id),
+            id=self.context_table.unused_id(tenant, context_id),
             tenant=tenant,
-            ancestors=((context.id, context.length), *context.ancestors)[:ANCESTORS],
+            ancestors=((context.id, context.length), *context.ancestors)[:MAX_ANCESTORS],
             pinned=False,
             pinned_until=None,
             busy=False,
@@ -103,30 +133,33 @@ class ContextCache:
             lifetime=lifetime,
             version=0,
             created_at=now,
-            working=self.block_manager.take(len(sources)),
+            working=self.block_manager.allocate(len(sources)),
             offloaded_pages={},
             table=None,
         )
         if not child.suspended:
             self.block_manager.index.acquire(child.tail)
-        self.context_table.enter(child)
+        self.context_table.add(child)
         self.block_manager.tiers.copy(sources, child.working)
         return child
 
     def publish(self, context: Context, publication_id: str, *, tenant: str) -> Context:
         """A context of `tenant` with copies of all committed pages, which contexts of every namespace find from now on.
 
-        Only those of the same model, adapter, KV type and salt, that is. Raises OutOfPages, AlreadyExists;
-        FailedPrecondition for a suspended context.
+        They must have the same model, adapter, KV type and salt. Raises OutOfPages, AlreadyExists; FailedPrecondition
+        for a suspended context.
         """
         context.raise_if_suspended()
-        publication_id = self.context_table.unused(tenant, publication_id)
-        pages = self.block_manager.take(context.committed_pages)
-        identity = replace(context.identity, namespace=PUBLISHED + self._new_id())  # nothing cached of another one
+        publication_id = self.context_table.unused_id(tenant, publication_id)
+        pages = self.block_manager.allocate(context.committed_pages)
+        # A new namespace each time, in which no page of an earlier publication can be cached.
+        identity = replace(context.identity, namespace=PUBLISHED + self._new_id())
         publication = self.create(identity, tenant=tenant, context_id=publication_id)
         publication.pinned = True
-        self.block_manager.tiers.copy(context.page_table().tolist(), pages)
-        index, root = self.block_manager.index, publication.root
+        committed = context.page_table().tolist()[: context.committed_pages]
+        self.block_manager.tiers.copy(committed, pages)
+        index = self.block_manager.index
+        root = publication.root
         for node, page in zip(context.chain(), pages, strict=True):
             publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
         publication.marks = {index: mark for index, mark in context.marks.items() if index < publication.length}
@@ -135,9 +168,9 @@ class ContextCache:
         return publication
 
     def close(self, context: Context) -> None:
-        """Give up a context; of the pages that only it held, committed ones stay cached and working ones are free.
+        """Close a context. Of the pages that only it held, committed ones stay cached and working ones become free.
 
-        Nobody finds a publication any more; who shares its pages keeps them.
+        A closed publication is found no more; contexts that share its pages keep them.
         """
         context.raise_if_closed()
         if context.identity.namespace.startswith(PUBLISHED):
@@ -147,48 +180,64 @@ class ContextCache:
             self.block_manager.release_pages(context)
         self.block_manager.drop_offloaded(context)
         context.closed = True
-        self.context_table.leave(context)
+        self.context_table.remove(context)
+
+    # --- tokens and their pages ----------------------------------------------------------------------------------
 
     def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
-        """Add tokens, `[tokens]` int32, to the buffered ones; takes no pages.
+        """Append tokens, `[tokens]` int32, to the buffered ones; takes no pages.
 
-        `marks`, if there are any, has one for every token; see `marks`.
+        `marks`, if not empty, has the attention override of every token, b"" for none; see `attention_overrides`.
         """
         context.raise_if_closed()
         first = context.length
         context.recent += encode_tokens(tokens)
         if any(marks):
-            context.marks = {**context.marks, **{at: mark for at, mark in enumerate(marks, first) if mark}}
+            all_marks = dict(context.marks)  # a copy: forks share the mapping
+            for index, mark in enumerate(marks, first):
+                if mark:
+                    all_marks[index] = mark
+            context.marks = all_marks
 
     def match(self, context: Context, tokens: int | None = None) -> int:
-        """Move buffered tokens that pages on the device hold already into the context's chain; returns how many.
+        """Attach committed pages on the device that hold the next buffered tokens; returns the number of those tokens.
 
-        Looks no further than the context's first `tokens` tokens. Wakes a suspended context first: all its tokens are
-        buffered, and matched from the beginning; what is not found stays buffered, to be restored or computed. Finds
-        nothing where working tokens stand before the buffered ones.
+        Only the context's first `tokens` tokens (None: all) are matched. A suspended context is resumed first: all its
+        tokens are buffered then, and matched from the beginning; the rest stays buffered, to be restored or computed.
+        Nothing matches if working tokens precede the buffered ones.
         """
         context.raise_if_closed()
         if context.suspended:
-            self.block_manager.wake(context)
+            self.block_manager.resume(context)
             self.touch(context)
-        path = self.block_manager.path(context, context.length if tokens is None else tokens)
-        path = path[: on_device(path)]
+        path = self.block_manager.lookup_index(context, context.length if tokens is None else tokens)
+        path = path[: count_on_device(path)]
         if path:
             self.block_manager.attach_prefix(context, path)
-            if publication := self.publications.get(path[0].owner):
+            publication = self.publications.get(path[0].owner)
+            if publication is not None:
                 self.touch(publication)
         return len(path) * self.page_size
 
-    def offload(self, context: Context, computed: int, committed: int) -> list[tuple[int, int]]:
-        """Make room, beyond the tiers' own, for data of a new context's first `computed` tokens that is on its way.
+    def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
+        """Load up to `limit` of the context's next pages from other tiers; see `BlockManager.restore`."""
+        return self.block_manager.restore(context, limit, ready, tokens)
 
-        What no tier holds is expected; returns its pages, (place in the sequence, host slot). `committed` of its pages
-        are to commit, though it commits by hand. `restore` takes them as their data arrives.
+    def offload(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
+        """Expect data from a snapshot for the first `computed` tokens of a new context.
+
+        Returns (page number in the sequence, host slot) for every page that no tier holds; the slots are staged ones,
+        beyond the tier's own. The caller brings the data there, and `restore` loads it as it arrives. If the context
+        commits manually, its first `committed` pages commit all the same.
         """
         context.raise_if_suspended()
         context.computed = computed
-        context.manual_pages = committed if context.manual_commit and computed > committed * self.page_size else None
-        first, slots = context.tail.depth + len(self.block_manager.path(context, computed)), []
+        context.manual_pages = None
+        if context.manual_commit and computed > committed * self.page_size:
+            context.manual_pages = committed
+        indexed = self.block_manager.lookup_index(context, computed)
+        first = context.tail.depth + len(indexed)
+        slots: builtins.list[tuple[int, int]] = []
         for number in range(first, self.block_manager.pages_for(computed)):
             offloaded = OffloadedPage(min(self.page_size, computed - number * self.page_size))
             self.block_manager.tiers.stage(offloaded)
@@ -197,21 +246,26 @@ class ContextCache:
         return slots
 
     def find(self, identity: Identity, tokens: TokenIds) -> PrefixMatch:
-        """What a new context filled with `tokens` would find."""
+        """The pages that a new context filled with `tokens` would find."""
         index = self.block_manager.index
-        return found(index.search(index.root(identity), encode_tokens(tokens), marks={}))
+        path = index.search(index.root(identity), encode_tokens(tokens), marks={})
+        return summarize(path)
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> PrefixMatch:
-        """What a context would find once `more` is appended, within its first `tokens` tokens. Changes nothing."""
+        """The pages that a context would find once `more` is appended, within its first `tokens` tokens (None: all).
+
+        Changes nothing.
+        """
         context.raise_if_closed()
         added = encode_tokens(more)
-        tokens = context.length + len(added) // TOKEN_BYTES if tokens is None else tokens
-        return found(self.block_manager.lookup_tiers(context, tokens, added))
+        if tokens is None:
+            tokens = context.length + len(added) // TOKEN_BYTES
+        return summarize(self.block_manager.lookup_tiers(context, tokens, added))
 
     def grow(self, context: Context, tokens: int) -> None:
-        """Have working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.
+        """Make sure of working pages for `tokens` tokens beyond `seq_len`, evicting cached pages as needed.
 
-        Raises OutOfPages and takes none; FailedPrecondition for a suspended context (`match` restores it).
+        Raises OutOfPages and takes none; FailedPrecondition for a suspended context (`match` resumes it).
         """
         context.raise_if_suspended()
         missing = self.block_manager.pages_for(context.working_tokens + tokens) - len(context.working)
@@ -221,9 +275,9 @@ class ContextCache:
     def mark_computed(self, context: Context, tokens: int, *, hold: bool = False) -> int:
         """The KV of the first `tokens` buffered tokens is on the device now: they become working tokens.
 
-        Full working pages commit, unless the context commits by hand or `hold` keeps them until `commit_full`. Returns
-        how many of them others had committed meanwhile: those were merged, the duplicates are free. Raises OutOfRange
-        if fewer tokens are buffered, FailedPrecondition if there are no pages for them.
+        Full working pages commit, unless the context commits manually or `hold` keeps them until `commit_full`. Returns
+        how many of them were merged with equal pages that others had committed meanwhile; the duplicates are free.
+        Raises OutOfRange if fewer tokens are buffered, FailedPrecondition if there are no pages for them.
         """
         context.raise_if_suspended()
         if not 0 <= tokens <= context.buffered_tokens:
@@ -231,16 +285,18 @@ class ContextCache:
         if context.working_tokens + tokens > len(context.working) * self.page_size:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
-        full = self._full(context)
+        full = self._committable_pages(context)
         merged = self.block_manager.commit(context, full) if full and not hold else 0
         if context.offloaded_pages:
-            self.block_manager.drop_offloaded(context, before=-(-context.seq_len // self.page_size))
+            self.block_manager.drop_offloaded(context, before=self.block_manager.pages_for(context.seq_len))
         return merged
 
     def commit_full(self, context: Context) -> None:
-        """Commit the full pages that a settle held back."""
+        """Commit the full pages that `mark_computed` kept with `hold`."""
         context.raise_if_closed()
-        self.block_manager.commit(context, self._full(context))
+        self.block_manager.commit(context, self._committable_pages(context))
+
+    # --- memory pressure -----------------------------------------------------------------------------------------
 
     def suspend(self, context: Context) -> int:
         """Give up all pages and keep the tokens; returns how many pages became free or evictable."""
@@ -252,24 +308,31 @@ class ContextCache:
 
     def victims(self) -> Iterator[Context]:
         """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first."""
-        idle = (each for each in [*self.context_table.by_use] if not (each.busy or each.pinned))
-        return (each for each in idle if each.committed_pages or each.working)
+        for context in list(self.context_table.by_use):
+            may_suspend = not (context.busy or context.pinned)
+            if may_suspend and (context.committed_pages or context.working):
+                yield context
 
     def suspendable(self) -> int:
-        """Pages that would become available if all victims were suspended. Walks all contexts, if there is a victim."""
-        victims, contexts = {*self.victims()}, self.context_table.by_use
-        return audit.held(contexts) - audit.held(each for each in contexts if each not in victims) if victims else 0
+        """Pages that would become available if all victims were suspended. Walks all contexts if there is a victim."""
+        victims = set(self.victims())
+        if not victims:
+            return 0
+        contexts = self.context_table.by_use
+        others = (context for context in contexts if context not in victims)
+        return audit.held(contexts) - audit.held(others)
 
     def clear_cached(self) -> int:
-        """Forget every page that nobody holds, in all tiers; returns how many were on the device."""
+        """Drop every page without holders, in all tiers; returns how many were on the device."""
         count = self.block_manager.index.cached
         self.block_manager.evict(count)
         self.block_manager.tiers.clear()
         return count
 
-    def _full(self, context: Context) -> int:
-        """Its working pages that commit without being told to."""
+    def _committable_pages(self, context: Context) -> int:
+        """How many of the leading working pages are full and commit automatically."""
         full = context.working_tokens // self.page_size
         if context.manual_commit:
-            full = min(full, max((context.manual_pages or 0) - context.tail.depth, 0))
+            automatic = max((context.manual_pages or 0) - context.tail.depth, 0)
+            full = min(full, automatic)
         return full

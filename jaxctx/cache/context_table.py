@@ -1,36 +1,36 @@
-"""Registry: which contexts there are, by tenant and id, in the order of their last use, and until when.
+"""Context table: which contexts exist, by tenant and id, in the order of their last use, and until when.
 
-Knows no pages and no tokens. A context whose lifetime is over is never shown again, from that instant on; whoever owns
-the cache closes it soon after (`lifetimes`). Called by `contexts` only.
+It knows neither pages nor tokens. A context whose lifetime has ended is never shown again from that instant on; the
+owner of the cache closes it soon after (`lifetimes`). Called by `context_cache`, and read by the engine.
 """
 
 import builtins
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from jaxctx.cache.context import Context
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.lifetime import DeadlineQueue, Lifetime
 
-EXPIRED_KEPT = 10_000  # ids of each tenant's last expired contexts that are remembered as such
+MAX_EXPIRED_IDS = 10_000  # ids of each tenant's last expired contexts that are remembered as expired
 
 
 def context_expired(context_id: str) -> NotFound:
-    """What there is to say of a context whose time is over."""
+    """The error for a context whose lifetime has ended."""
     return NotFound(f"context {context_id!r} has expired", reason="CONTEXT_EXPIRED")
 
 
 class ContextTable:
-    """Contexts that are not closed; those that are not suspended are also kept in the order of use."""
+    """All contexts that are not closed. Those that are not suspended are also kept in the order of use."""
 
     def __init__(self, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
-        self._clock, self._new_id = clock, new_id
-        self._contexts: dict[tuple[str, str], Context] = {}
+        self._clock = clock
+        self._new_id = new_id
+        self._contexts: dict[tuple[str, str], Context] = {}  # by tenant and id
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
         self.by_use: OrderedDict[Context, None] = OrderedDict()  # not suspended ones, least recently used first
-        self._expired: dict[str, OrderedDict[str, None]] = {}  # ids of each tenant, oldest first
+        self._expired: dict[str, OrderedDict[str, None]] = {}  # ids of each tenant's expired contexts, oldest first
         self.lifetimes: DeadlineQueue[Context] = DeadlineQueue()
 
     def __len__(self) -> int:
@@ -40,26 +40,28 @@ class ContextTable:
         return iter(self._contexts.values())
 
     def count(self, tenant: str) -> int:
+        """How many contexts the tenant has."""
         return len(self._ids.get(tenant, ()))
 
-    def unused(self, tenant: str, context_id: str | None) -> str:
-        """`context_id`, or AlreadyExists; None: a new id."""
-        context_id = self._new_id() if context_id is None else context_id
+    def unused_id(self, tenant: str, context_id: str | None) -> str:
+        """`context_id`, or a new id for None. Raises AlreadyExists if the tenant has a context of this id."""
+        if context_id is None:
+            context_id = self._new_id()
         if (tenant, context_id) in self._contexts:
             raise AlreadyExists(f"there is a context {context_id!r} already")
         return context_id
 
-    def enter(self, context: Context) -> None:
-        """A new context of an unused id; it counts as used now."""
+    def add(self, context: Context) -> None:
+        """Add a new context, whose id is unused. It counts as used now."""
         self._contexts[context.tenant, context.id] = context
         insort(self._ids.setdefault(context.tenant, []), context.id)
         if context.tenant in self._expired:
             self._expired[context.tenant].pop(context.id, None)
         self.lifetimes.set(context, context.lifetime.at)
-        self.use(context)
+        self.mark_used(context)
 
-    def leave(self, context: Context) -> None:
-        """It is no more. If its time was over, that is remembered for a while."""
+    def remove(self, context: Context) -> None:
+        """Remove a closed context. If its lifetime had ended, its id is remembered as expired for a while."""
         self.by_use.pop(context, None)
         self.lifetimes.set(context, None)
         del self._contexts[context.tenant, context.id]
@@ -68,35 +70,47 @@ class ContextTable:
         if not ids:
             del self._ids[context.tenant]
         if context.lifetime.over(self._clock()):
-            remembered = self._expired.setdefault(context.tenant, OrderedDict())
-            remembered[context.id] = None
-            if len(remembered) > EXPIRED_KEPT:
-                remembered.popitem(last=False)
+            expired_ids = self._expired.setdefault(context.tenant, OrderedDict())
+            expired_ids[context.id] = None
+            if len(expired_ids) > MAX_EXPIRED_IDS:
+                expired_ids.popitem(last=False)
 
     def get(self, tenant: str, context_id: str) -> Context:
-        """Raises NotFound, for another tenant's context just the same; CONTEXT_EXPIRED if it was the caller's own."""
+        """The tenant's context of this id.
+
+        Raises NotFound, with the reason CONTEXT_EXPIRED if the tenant had one whose lifetime has ended. A context of
+        another tenant is not found either, with the same message as for one that does not exist.
+        """
         context = self._contexts.get((tenant, context_id))
-        if context_id in self._expired.get(tenant, ()) or (context and context.lifetime.over(self._clock())):
+        has_expired = context is not None and context.lifetime.over(self._clock())
+        if has_expired or context_id in self._expired.get(tenant, ()):
             raise context_expired(context_id)
         if context is None:
             raise NotFound(f"no context {context_id!r}")
         return context
 
     def list(self, tenant: str, after: str, limit: int, *, with_programs: bool = True) -> builtins.list[Context]:
-        """Up to `limit` of the tenant's contexts in id order, beginning after the id `after`; those that were made for
-        programs only `with_programs`.
-        """
-        now, ids = self._clock(), self._ids.get(tenant, [])
-        following = (self._contexts[tenant, ids[place]] for place in range(bisect_right(ids, after), len(ids)))
-        shown = (
-            context
-            for context in following
-            if not context.lifetime.over(now) and (with_programs or not context.of_program)
-        )
-        return [*islice(shown, limit)]
+        """Up to `limit` of the tenant's contexts in id order, starting after the id `after`.
 
-    def use(self, context: Context) -> None:
-        """It is used now: to the end of the order of use, if it is not suspended; a sliding lifetime begins again."""
+        Contexts that the server made for programs are listed only `with_programs`.
+        """
+        now = self._clock()
+        ids = self._ids.get(tenant, [])
+        listed: builtins.list[Context] = []
+        for position in range(bisect_right(ids, after), len(ids)):
+            if len(listed) >= limit:
+                break
+            context = self._contexts[tenant, ids[position]]
+            if context.lifetime.over(now) or (context.of_program and not with_programs):
+                continue
+            listed.append(context)
+        return listed
+
+    def mark_used(self, context: Context) -> None:
+        """The context is used now: it moves to the end of the order of use, and a sliding lifetime starts again.
+
+        A suspended context is in no order of use. Raises NotFound if it is closed.
+        """
         context.raise_if_closed()
         context.used_at = self._clock()
         if context.lifetime.sliding:
@@ -106,7 +120,7 @@ class ContextTable:
             self.by_use.move_to_end(context)
 
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
-        """It ends with this one."""
+        """Give the context another lifetime. Raises NotFound if it is closed."""
         context.raise_if_closed()
         context.lifetime = lifetime
         self.lifetimes.set(context, lifetime.at)

@@ -1,7 +1,8 @@
-"""Page control: tokens and pages that go, and pages by hand. Each is atomic: one that raises has changed nothing.
+"""Page control: dropping tokens, and manual page operations. Each is atomic: one that raises has changed nothing.
 
-What can be done to a context of a cache beside its life. Each raises NotFound for a context that is closed. Called by
-the engine's operations.
+`truncate` and `rewind` drop tokens; `reserve`, `commit` and `release` are the page operations that clients may call
+themselves. All take the cache and one of its contexts, and raise NotFound for a context that is closed. Called by the
+engine's context operations.
 """
 
 from jaxctx.cache.context_cache import Context, ContextCache
@@ -10,7 +11,7 @@ from jaxctx.errors import FailedPrecondition, OutOfRange
 
 
 def truncate(cache: ContextCache, context: Context, tokens: int) -> None:
-    """Drop trailing tokens, buffered ones and then working ones; pages stay reserved.
+    """Drop the last `tokens` tokens, buffered ones first, then working ones. Their pages stay reserved.
 
     Raises OutOfRange where that would reach into committed pages. (A suspended context has none.)
     """
@@ -22,24 +23,27 @@ def truncate(cache: ContextCache, context: Context, tokens: int) -> None:
 
 
 def rewind(cache: ContextCache, context: Context, to: int) -> None:
-    """Keep the first `to` tokens, without computing.
+    """Keep the first `to` tokens, without computing anything.
 
-    Within buffered tokens and working pages this is a truncate. Across committed pages the layout becomes that of
-    a context just filled with `to` tokens: pages behind are released and stay cached, tokens of a partial page are
-    copied to a working page, other working pages are free. Raises OutOfRange; OutOfPages if a page is needed and
-    other contexts hold all.
+    Within buffered tokens and working pages this is a truncate. Across committed pages, the layout becomes that of a
+    context that was just filled with `to` tokens: committed pages after them are released and stay cached, the tokens
+    of a partial page are copied to a working page, and other working pages become free.
+
+    Raises OutOfRange; OutOfPages if a working page is needed and other contexts hold all pages.
     """
     context.raise_if_closed()
     if not 0 <= to <= context.length:
         raise OutOfRange(f"rewind to {to} of a context of {context.length} tokens")
-    if to >= context.committed_pages * cache.page_size:  # of a suspended context: always
+    if to >= context.committed_pages * cache.page_size:  # always so if the context is suspended
         cache.block_manager.shorten(context, to)
         return
     pages, partial = divmod(to, cache.page_size)
-    # Its own pages behind `to` serve as well, if no other context holds them.
-    if partial and not context.working and not cache.block_manager.available and context.tail.holders > 1:
+    needs_page = partial and not context.working
+    # The context's own pages after `to` become available by the rewind, unless another context holds them too.
+    if needs_page and not cache.block_manager.available and context.tail.holders > 1:
         raise OutOfPages("a rewind into a page needs a working page, and other contexts hold all")
-    source = [*context.tail.lineage(pages)][-1].page
+    *_, first_dropped = context.tail.lineage(pages)
+    source = first_dropped.page
     cache.block_manager.free_working(context, keep=min(partial, 1))
     cache.block_manager.shorten(context, to)
     if not partial:
@@ -47,15 +51,17 @@ def rewind(cache: ContextCache, context: Context, to: int) -> None:
     if not context.working:
         cache.block_manager.add_working(context, 1)
     context.working_tokens = partial
-    if (target := context.working[0]) != source:
+    target = context.working[0]
+    if target != source:  # they are equal if the page that was released is the one that was allocated
         cache.block_manager.tiers.copy([source], [target])
 
 
 def reserve(cache: ContextCache, context: Context, pages: int) -> None:
-    """Add empty working pages; a suspended context comes back first, as by `match`. Raises OutOfPages."""
+    """Add empty working pages. A suspended context is resumed first, as by `match`. Raises OutOfPages."""
     context.raise_if_closed()
     if context.suspended:
-        cache.block_manager.must_have(pages + cache.peek(context).unheld)
+        matched = cache.peek(context).unheld  # cached pages that the match will hold
+        cache.block_manager.raise_if_unavailable(pages + matched)
         cache.match(context)
     cache.block_manager.add_working(context, pages)
 
@@ -76,7 +82,7 @@ def commit(cache: ContextCache, context: Context, pages: int) -> None:
 
 
 def release(cache: ContextCache, context: Context, pages: int) -> None:
-    """Give back the last working pages. Tokens in them are dropped, and then the buffered ones behind them too.
+    """Free the last `pages` working pages. Tokens in them are dropped, and so are the buffered tokens after those.
 
     Raises OutOfRange if there are fewer.
     """

@@ -1,7 +1,8 @@
-"""Numbers of pages as tenants see them: in the order in which each was first shown them, from 1.
+"""Page numbers as tenants see them: a tenant's pages, numbered from 1 in the order in which it first saw each.
 
-Where a page lies in the pool, and which page comes next, tells what others take and give back. A number tells a tenant
-only whether two pages are one and the same. A page that was free in between is another one, with another number.
+A page id tells where the page lies in the pool, and ids that come one after the other tell what other tenants allocate
+and release. A page number tells a tenant only whether two pages are the same. A page that was free in between counts
+as a new page and gets a new number.
 """
 
 from collections import defaultdict
@@ -9,30 +10,36 @@ from collections.abc import Iterable
 
 from jaxctx.cache.page_pool import PagePool
 
-ROOM = 1024  # numbers of a tenant that are kept without looking which pages are gone
+MIN_NUMBERS_KEPT = 1024  # of a tenant; above that, numbers of pages that were freed are dropped now and then
 
 
 class PageNumbers:
-    """Of the pages of one pool."""
+    """Page numbers of all tenants, for the pages of one pool."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._numbers: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)  # by tenant, then by page
+        # By tenant, then by page id and the allocation that took the page.
+        self._numbers: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
         self._last: defaultdict[str, int] = defaultdict(int)
-        self._room: defaultdict[str, int] = defaultdict(lambda: ROOM)
+        self._max_kept: dict[str, int] = {}  # by tenant; above that many numbers, those of freed pages are dropped
 
     def of(self, tenant: str, pages: Iterable[int]) -> list[int]:
-        """What the tenant calls these pages, none of which is free."""
-        numbers, told = self._numbers[tenant], list[int]()
+        """The tenant's numbers of these pages, in their order. None of the pages may be free."""
+        numbers = self._numbers[tenant]
+        result: list[int] = []
         for page in pages:
-            name = page, self._pool.taking(page)
-            if name not in numbers:
+            key = page, self._pool.allocation_of(page)
+            if key not in numbers:
                 self._last[tenant] += 1
-                numbers[name] = self._last[tenant]
-            told.append(numbers[name])
-        if len(numbers) > self._room[tenant]:
-            for page, taking in [*numbers]:
-                if self._pool.taking(page) != taking:
-                    del numbers[page, taking]
-            self._room[tenant] = max(ROOM, 2 * len(numbers))
-        return told
+                numbers[key] = self._last[tenant]
+            result.append(numbers[key])
+        if len(numbers) > self._max_kept.get(tenant, MIN_NUMBERS_KEPT):
+            self._drop_freed(numbers)
+            self._max_kept[tenant] = max(MIN_NUMBERS_KEPT, 2 * len(numbers))
+        return result
+
+    def _drop_freed(self, numbers: dict[tuple[int, int], int]) -> None:
+        """Remove the numbers of pages that were freed since they were numbered."""
+        for page, allocation in list(numbers):
+            if self._pool.allocation_of(page) != allocation:
+                del numbers[page, allocation]

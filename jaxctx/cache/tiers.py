@@ -1,22 +1,21 @@
-"""Tiers: which pages have copies in host memory and on disk, and in what order they would be given up.
+"""Tiers: which pages have copies in host memory and on disk, and in which order copies are given up.
 
-When a page leaves the device it is kept in a host slot; when host slots run out, the one that was put there first goes
-to a disk slot; when those run out too, its data is gone and only lineage is left. Copies are kept when a page comes
-back, until their slots are needed: they are the first to go then. Bookkeeping only: what is to be moved is appended to
-`moves`, which the engine carries out in that order. Called by `memory` only.
+When a page leaves the device it is copied to a host slot. When no host slot is free, the copy that was put there first
+moves to a disk slot. When no disk slot is free either, the oldest copy there is dropped and only token lineage is left.
+Copies are kept when a page returns to the device, but they are then the first to be given up. This is bookkeeping only:
+data movements are appended to `moves`, which the engine carries out in that order. Called by `block_manager` only.
 
-    device ──save──▶ host ──spill──▶ disk ──▶ lineage
+    device ──save──▶ host ──spill──▶ disk ──▶ lineage only
        ▲──────load────┘ ▲─────fetch────┘
 
 A child of the page tree leaves every tier before its parent does, as it leaves the device before it. Where fetched
-pages disturb that order, the children of a page that is lost are forgotten with it.
+pages disturb that order, the children of a page that is lost are dropped with it.
 """
 
 import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from jaxctx.cache.context import OffloadedPage
@@ -26,27 +25,27 @@ TierEntry: TypeAlias = PageNode | OffloadedPage
 
 
 class MoveKind(enum.Enum):
-    """What a `Move` does, from one end of it to the other."""
+    """What a `Move` does with the data of one page."""
 
     COPY = "page to page"
     SAVE = "page to host slot"  # the page may be written again at once
     LOAD = "host slot to page"
     SPILL = "host slot to disk slot"  # the host slot may be used again at once
-    FETCH = "disk slot to host slot"  # which is not ready before the data has arrived
+    FETCH = "disk slot to host slot"  # the host slot is not ready before the data has arrived
     DROP = "host slot to nowhere"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bring the data of one page from `source` to `target`: a page, host slot or disk slot, as its way says."""
+    """Bring the data of one page from `source` to `target`; `kind` says which of them is a page or a slot."""
 
-    way: MoveKind
+    kind: MoveKind
     source: int
     target: int = NOWHERE
 
 
 class Slots:
-    """The slots of one tier, and what has them, first to go first."""
+    """The slots of one tier, and the entries that have one, the next to be given up first."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -55,141 +54,161 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """Slots that are not free."""
+        """How many slots are not free."""
         return self.total - len(self.free)
 
 
 class Tiers:
-    """`host` and `disk` slots; either may be none, but a disk without a host has no way to the device."""
+    """`host` and `disk` slots. Either may be 0, but pages on disk return to the device by way of the host only."""
 
     def __init__(self, host: int, disk: int) -> None:
         self.host = Slots(host)
         self.disk = Slots(disk)
         self.moves: list[Move] = []
-        self._staged = host  # the next slot beyond the tier's own
+        self._next_staged = host  # staged slots are numbered from the end of the tier's own slots on
 
     def copy(self, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """On the device, page by page."""
-        self.moves += map(partial(Move, MoveKind.COPY), sources, targets)
+        """Copy pages on the device, one by one."""
+        for source, target in zip(sources, targets, strict=True):
+            self.moves.append(Move(MoveKind.COPY, source, target))
 
-    def save(self, item: TierEntry, page: int) -> None:
-        """Its data leaves `page`: keep a copy if there is a place for one."""
-        if item.host == NOWHERE:
-            slot = self._host_slot(item)
+    def save(self, entry: TierEntry, page: int) -> None:
+        """The entry's data leaves `page`: keep a copy in host memory if a slot can be had, else forget it if lost."""
+        if entry.host == NOWHERE:
+            slot = self._allocate_host_slot(entry)
             if slot is None:
-                self._gone(item)
+                self._forget_if_lost(entry)
                 return
-            item.host = slot
+            entry.host = slot
             self.moves.append(Move(MoveKind.SAVE, page, slot))
-        self.host.order[item] = None
-        self.host.order.move_to_end(item)
+        self.host.order[entry] = None
+        self.host.order.move_to_end(entry)
 
-    def hold(self, item: TierEntry) -> None:
-        """Its host copy does not give way until `load`, which follows as soon as there is a page for it."""
-        self.host.order.pop(item, None)
+    def protect(self, entry: TierEntry) -> None:
+        """Do not give up the entry's host copy before `load`, which follows as soon as there is a page for it."""
+        self.host.order.pop(entry, None)
 
-    def load(self, item: TierEntry, page: int) -> None:
-        """Bring it to `page`. Its copies are the first to go from now on."""
-        self.moves.append(Move(MoveKind.LOAD, item.host, page))
-        if item.host < self.host.total:
-            self.host.order[item] = None
-            self.host.order.move_to_end(item, last=False)
-        if item.disk != NOWHERE:
-            self.disk.order.move_to_end(item, last=False)
+    def load(self, entry: TierEntry, page: int) -> None:
+        """Bring the entry's data from the host to `page`. Its copies are the first to be given up from now on."""
+        self.moves.append(Move(MoveKind.LOAD, entry.host, page))
+        if self._is_own_host_slot(entry.host):
+            self.host.order[entry] = None
+            self.host.order.move_to_end(entry, last=False)
+        if entry.disk != NOWHERE:
+            self.disk.order.move_to_end(entry, last=False)
 
-    def fetch(self, item: TierEntry) -> None:
-        """Begin to bring it from disk to a host slot, if there is one for it."""
-        slot = self._host_slot(item)
+    def fetch(self, entry: TierEntry) -> None:
+        """Begin to bring the entry's data from disk to a host slot, if one can be had."""
+        slot = self._allocate_host_slot(entry)
         if slot is not None:
-            item.host = slot
-            self.host.order[item] = None
-            self.moves.append(Move(MoveKind.FETCH, item.disk, slot))
+            entry.host = slot
+            self.host.order[entry] = None
+            self.moves.append(Move(MoveKind.FETCH, entry.disk, slot))
 
-    def stage(self, item: OffloadedPage) -> None:
-        """A host slot beyond the tier's own, for data that is only passing through; it is ready when it has arrived."""
-        item.host, self._staged = self._staged, self._staged + 1
+    def stage(self, entry: OffloadedPage) -> None:
+        """Give the entry a host slot beyond the tier's own, for data that arrives later and is loaded once."""
+        entry.host = self._next_staged
+        self._next_staged += 1
 
-    def drop(self, item: TierEntry) -> None:
-        """Its copies are not needed any more."""
-        if item.host != NOWHERE:
-            self.moves.append(Move(MoveKind.DROP, item.host))
-            if item.host < self.host.total:
-                self.host.order.pop(item, None)
-                self.host.free.append(item.host)
-            item.host = NOWHERE
-        if item.disk != NOWHERE:
-            self.disk.order.pop(item, None)
-            self.disk.free.append(item.disk)
-            item.disk = NOWHERE
+    def drop(self, entry: TierEntry) -> None:
+        """Free the entry's slots: its copies are not needed any more."""
+        if entry.host != NOWHERE:
+            self.moves.append(Move(MoveKind.DROP, entry.host))
+            if self._is_own_host_slot(entry.host):
+                self.host.order.pop(entry, None)
+                self.host.free.append(entry.host)
+            entry.host = NOWHERE
+        if entry.disk != NOWHERE:
+            self.disk.order.pop(entry, None)
+            self.disk.free.append(entry.disk)
+            entry.disk = NOWHERE
 
-    def lose(self, item: TierEntry) -> None:
-        """Its copies are gone: as if dropped, and what is then nowhere is forgotten."""
-        self.drop(item)
-        self._gone(item)
+    def drop_lost(self, entry: TierEntry) -> None:
+        """The entry's copies cannot be read: drop them, and forget the entry if it is not on the device."""
+        self.drop(entry)
+        self._forget_if_lost(entry)
 
     def clear(self) -> None:
-        for item in [*self.host.order, *self.disk.order]:
-            self.lose(item)
+        """Drop all copies."""
+        for entry in [*self.host.order, *self.disk.order]:
+            self.drop_lost(entry)
 
-    def _host_slot(self, item: TierEntry) -> int | None:
-        """A slot for `item`, whose own copy on disk does not give way for it."""
+    def _is_own_host_slot(self, slot: int) -> bool:
+        """Whether it is one of the tier's slots, not a staged one."""
+        return slot < self.host.total
+
+    def _allocate_host_slot(self, entry: TierEntry) -> int | None:
+        """A host slot for `entry`, for which another copy may be given up, but not its own copy on disk."""
         if self.host.free:
             return self.host.free.pop()
         if not self.host.order:
             return None
-        self.disk.order.pop(item, None)
+        self.disk.order.pop(entry, None)  # protects the copy on disk while the victim is spilled
         victim, _ = self.host.order.popitem(last=False)
-        slot, victim.host = victim.host, NOWHERE
+        slot = victim.host
+        victim.host = NOWHERE
         if victim.page == NOWHERE:
             self._keep_on_disk(victim, slot)
-        self._gone(victim)
-        if item.disk != NOWHERE:
-            self.disk.order[item] = None
+        self._forget_if_lost(victim)
+        if entry.disk != NOWHERE:
+            self.disk.order[entry] = None
         return slot
 
-    def _keep_on_disk(self, item: TierEntry, slot: int) -> None:
-        if item.disk != NOWHERE:
-            self.disk.order.move_to_end(item)
-        elif self.disk.free or self.disk.order:
-            victim = None
-            if self.disk.free:
-                item.disk = self.disk.free.pop()
-            else:
-                victim, _ = self.disk.order.popitem(last=False)
-                item.disk, victim.disk = victim.disk, NOWHERE
-            self.moves.append(Move(MoveKind.SPILL, slot, item.disk))
-            self.disk.order[item] = None
-            if victim is not None:
-                self._gone(victim)  # perhaps the parent of `item`
+    def _keep_on_disk(self, entry: TierEntry, host_slot: int) -> None:
+        """Spill the data of a host slot to disk, unless a copy is there already or the tier has no slots."""
+        if entry.disk != NOWHERE:
+            self.disk.order.move_to_end(entry)
+            return
+        victim = None
+        if self.disk.free:
+            entry.disk = self.disk.free.pop()
+        elif self.disk.order:
+            victim, _ = self.disk.order.popitem(last=False)
+            entry.disk = victim.disk
+            victim.disk = NOWHERE
+        else:
+            return
+        self.moves.append(Move(MoveKind.SPILL, host_slot, entry.disk))
+        self.disk.order[entry] = None
+        if victim is not None:
+            self._forget_if_lost(victim)  # only now: the victim may be the parent of `entry`
 
-    def _gone(self, item: TierEntry) -> None:
-        """Forget a node that is nowhere, with all that stand behind it."""
-        gone = [item] if isinstance(item, PageNode) and item.lost and item.indexed else []
-        for node in gone:
-            gone += node.children.values()
+    def _forget_if_lost(self, entry: TierEntry) -> None:
+        """Remove a node from the index if no tier has its data, and with it all nodes behind it."""
+        if not (isinstance(entry, PageNode) and entry.lost and entry.indexed):
+            return
+        lost = [entry]
+        for node in lost:  # grows while it is walked
+            lost += node.children.values()
             self.drop(node)
             node.forget()
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Pages that a context would find: on the device, `unheld` of them by nobody held, and behind these elsewhere."""
+    """How many pages a context would find, by tier. Those on the device come first, the others follow them."""
 
-    device: int
-    unheld: int
-    host: int
-    disk: int
-    offloaded: int = 0  # tokens of the last one, if it is in no committed page
-
-
-def on_device(path: Sequence[TierEntry]) -> int:
-    """How many pages at the front of a path are on the device."""
-    return next((count for count, item in enumerate(path) if item.page == NOWHERE), len(path))
+    device: int  # pages on the device
+    unheld: int  # of these, pages that no context holds
+    host: int  # pages in host memory
+    disk: int  # pages on disk
+    offloaded: int = 0  # tokens of the last page, if that is no committed page but offloaded data
 
 
-def found(path: Sequence[TierEntry]) -> PrefixMatch:
-    device = on_device(path)
-    host = sum(item.host != NOWHERE for item in path[device:])
-    unheld = sum(isinstance(item, PageNode) and item.holders == 0 for item in path[:device])
-    offloaded = path[-1].tokens if path and isinstance(path[-1], OffloadedPage) else 0
-    return PrefixMatch(device, unheld, host, len(path) - device - host, offloaded)
+def count_on_device(path: Sequence[TierEntry]) -> int:
+    """How many leading entries of a path are on the device."""
+    for position, entry in enumerate(path):
+        if entry.page == NOWHERE:
+            return position
+    return len(path)
+
+
+def summarize(path: Sequence[TierEntry]) -> PrefixMatch:
+    """The entries of a path, counted by tier."""
+    device = count_on_device(path)
+    unheld = sum(isinstance(entry, PageNode) and entry.holders == 0 for entry in path[:device])
+    host = sum(entry.host != NOWHERE for entry in path[device:])
+    disk = len(path) - device - host
+    last = path[-1] if path else None
+    offloaded = last.tokens if isinstance(last, OffloadedPage) else 0
+    return PrefixMatch(device, unheld, host, disk, offloaded)

@@ -10,7 +10,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from jaxctx import types
-from jaxctx.cache import page_control
 from jaxctx.cache.context_cache import Context
 from jaxctx.engine.contexts.watch import Watch
 from jaxctx.engine.core.engine_core import EngineCore
@@ -20,10 +19,18 @@ from jaxctx.engine.core.output_stream import OutputStream
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller, Engine
-from jaxctx.engine.snapshots.save_open import SnapshotOperations, delivered
+from jaxctx.engine.snapshots.service import SnapshotService
+from jaxctx.engine.snapshots.store_calls import complete_or_undo
 from jaxctx.errors import InvalidArgument, ResourceExhausted
 from jaxctx.store import SnapshotStore
-from jaxctx.types import CreateContextRequest, ForwardRequest, GenerateRequest
+from jaxctx.types import (
+    CreateContextRequest,
+    ForwardRequest,
+    GenerateRequest,
+    OpenRequest,
+    RetentionUpdate,
+    SaveRequest,
+)
 
 BUSY_S = 1.0
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
@@ -43,13 +50,15 @@ def command(
     return method
 
 
-class LocalEngine(SnapshotOperations, Engine):
+class LocalEngine(Engine):
     """The Engine interface over a step thread of this process. `start` before use, `stop` at the end."""
 
     def __init__(self, core: EngineCore, info: types.EngineInfo, store: SnapshotStore) -> None:
-        super().__init__(StepLoop(core), store)
         self.core = core
         self.info = info
+        self.loop = StepLoop(core)
+        self.store = store
+        self.snapshot_service = SnapshotService(core, self.loop, store)
         self._stats: types.EngineStats | None = None  # the last that were told
 
     @property
@@ -60,28 +69,22 @@ class LocalEngine(SnapshotOperations, Engine):
 
     def start(self) -> None:
         self.loop.start()
-        self._reaper.start()
+        self.snapshot_service.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
-        self._stopped.set()
-        if self._reaper.is_alive():
-            self._reaper.join()
-        self.store.close()
+        self.snapshot_service.stop()
         self.loop.stop()
 
-    truncate = command(lambda core: partial(core.contexts.control, page_control.truncate))
+    truncate = command(lambda core: core.contexts.truncate)
     rewind = command(lambda core: core.contexts.rewind)
-    commit_pages = command(lambda core: partial(core.contexts.control, page_control.commit))
-    release_pages = command(lambda core: partial(core.contexts.control, page_control.release))
+    commit_pages = command(lambda core: core.contexts.commit_pages)
+    release_pages = command(lambda core: core.contexts.release_pages)
     update = command(lambda core: core.contexts.update)
     close = command(lambda core: core.contexts.close)
     inspect = command(lambda core: core.contexts.inspect)
     list = command(lambda core: core.contexts.list)
     compare = command(lambda core: core.contexts.compare)
-    update_publication = command(lambda core: core.snapshot_contexts.update_publication)
-    unpublish = command(lambda core: core.snapshot_contexts.unpublish)
-    publications = command(lambda core: core.snapshot_contexts.publications)
     clear_cache = command(lambda core: lambda caller: core.cache.clear_cached())
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> types.ContextInfo:
@@ -101,8 +104,8 @@ class LocalEngine(SnapshotOperations, Engine):
             made.extend(make())
             return [self.core.contexts.describe(context) for context in made]
 
-        return await delivered(
-            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.snapshot_contexts.drop, made))
+        return await complete_or_undo(
+            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.contexts.discard, made))
         )
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
@@ -123,7 +126,7 @@ class LocalEngine(SnapshotOperations, Engine):
         return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
 
     async def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[types.ContextEvent]:
-        arrived, watches = asyncio.Event(), self.core.lifecycle.watches
+        arrived = asyncio.Event()
         wake = partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set)
         clock = self.core.deps.wall_clock
         watch = Watch(caller.tenant, self.core.cache, clock, wake, with_programs=include_program_contexts)
@@ -133,7 +136,7 @@ class LocalEngine(SnapshotOperations, Engine):
             return watch.read(self.core.contexts.describe)
 
         try:
-            await self.loop.call(lambda: watches[caller.tenant].add(watch))
+            await self.loop.call(self.core.lifecycle.add_watch, watch)
             while True:
                 arrived.clear()
                 events = await self.loop.call(read)
@@ -142,7 +145,7 @@ class LocalEngine(SnapshotOperations, Engine):
                 if not events:
                     await arrived.wait()
         finally:
-            self.loop.tell(lambda: watches[caller.tenant].discard(watch))  # if it ever came
+            self.loop.tell(partial(self.core.lifecycle.remove_watch, watch))
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
@@ -187,7 +190,7 @@ class LocalEngine(SnapshotOperations, Engine):
         def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
             for sequence in running:
                 self.core.end(sequence)
-            self.core.snapshot_contexts.drop(forks)
+            self.core.contexts.discard(forks)
 
         resumed: OutputText | None = None
         try:
@@ -208,7 +211,7 @@ class LocalEngine(SnapshotOperations, Engine):
         with suppress(TimeoutError):
             async with asyncio.timeout(BUSY_S if self._stats else None):
                 self._stats = await self.loop.call(self.core.stats)
-        return replace(cast(types.EngineStats, self._stats), snapshots=self.store.count())
+        return replace(cast(types.EngineStats, self._stats), snapshots=self.snapshot_service.count())
 
     async def drain(self) -> None:
         def begin() -> bool:
@@ -216,8 +219,48 @@ class LocalEngine(SnapshotOperations, Engine):
             self.core.lifecycle.wake_watches()
             return not self.core.scheduler.writers  # no request is under way
 
-        while not await self.loop.call(begin) or self._saves:
+        while not await self.loop.call(begin) or self.snapshot_service.is_saving:
             await asyncio.sleep(RETRY_S)
 
     async def failure(self) -> str:
         return await asyncio.shield(asyncio.wrap_future(self.loop.failure))
+
+    async def save(self, caller: Caller, request: SaveRequest) -> types.Snapshot:
+        return await self.snapshot_service.save(caller, request)
+
+    async def open(self, caller: Caller, request: OpenRequest) -> types.FillResult:
+        return await self.snapshot_service.open(caller, request)
+
+    async def take(self, caller: Caller, request: OpenRequest) -> types.FillResult:
+        return await self.snapshot_service.take(caller, request)
+
+    async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> types.Snapshot:
+        return await self.snapshot_service.snapshot(caller, name, version)
+
+    async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[types.Snapshot]:
+        return await self.snapshot_service.snapshots(caller, prefix, page_token, limit)
+
+    async def history(self, caller: Caller, name: str) -> Sequence[types.Snapshot]:
+        return await self.snapshot_service.history(caller, name)
+
+    async def update_snapshot(
+        self, caller: Caller, name: str, version: int | None, changes: RetentionUpdate
+    ) -> types.Snapshot:
+        return await self.snapshot_service.update_snapshot(caller, name, version, changes)
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        return await self.snapshot_service.delete_snapshot(caller, name, version)
+
+    async def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> types.Publication:
+        return await self.snapshot_service.publish(caller, context_id, settings)
+
+    async def update_publication(
+        self, caller: Caller, publication_id: str, request: RetentionUpdate
+    ) -> types.Publication:
+        return await self.snapshot_service.update_publication(caller, publication_id, request)
+
+    async def unpublish(self, caller: Caller, publication_id: str) -> None:
+        await self.snapshot_service.unpublish(caller, publication_id)
+
+    async def publications(self, caller: Caller) -> Sequence[types.Publication]:
+        return await self.snapshot_service.publications(caller)

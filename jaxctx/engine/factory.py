@@ -1,4 +1,4 @@
-"""Assembly: from a loaded model to a running engine."""
+"""The factory: from a loaded model to a running engine."""
 
 import secrets
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
 from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.text import ModelText
 from jaxctx.store import SnapshotStore
-from jaxctx.types import EngineInfo, named
+from jaxctx.types import EngineInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +42,46 @@ def open_engine(
 ) -> LocalEngine:
     """Allocate the KV array, compile every step shape, start the step thread. Returns when ready to serve.
 
-    `store` is the URL of a store for durable snapshots; `progress` is told of each compiled function.
+    `mesh`: the model is split over it. `store` is the URL of a store for durable snapshots (None: there are none);
+    `progress` is called after each compiled function.
     """
-    device = ModelRunner(served.model, served.params, config, mesh)
-    device.compile(progress)
-    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=stored_as(served.model.kv, device))
-    world = RuntimeDeps()
-    core = EngineCore(config, device, served.text, identity, served.model_id, world)
-    snapshots = SnapshotStore(
-        store, clock=world.wall_clock, new_id=lambda: secrets.token_hex(16), history=config.snapshot_history
-    )
-    engine = LocalEngine(core, engine_info(served, config, mesh), snapshots)
+    runner = ModelRunner(served.model, served.params, config, mesh)
+    runner.compile(progress)
+    deps = RuntimeDeps()
+    engine = build_engine(served, config, runner, deps, open_store(store, config, deps), mesh=mesh)
     engine.start()
     return engine
 
 
-def stored_as(kv: KVSpec, device: ModelRunner) -> str:
+def build_engine(
+    served: ServedModel,
+    config: EngineConfig,
+    runner: ModelRunner,
+    deps: RuntimeDeps,
+    store: SnapshotStore,
+    *,
+    mesh: Mesh | None = None,
+) -> LocalEngine:
+    """An engine on a compiled runner, still to be started."""
+    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
+    core = EngineCore(config, runner, served.text, identity, served.model_id, deps)
+    return LocalEngine(core, engine_info(served, config, mesh), store)
+
+
+def open_store(url: str | None, config: EngineConfig, deps: RuntimeDeps) -> SnapshotStore:
+    """The snapshots of an engine; those in memory only if `url` is None."""
+    return SnapshotStore(url, clock=deps.wall_clock, new_id=_new_object_id, history=config.snapshot_history)
+
+
+def _new_object_id() -> str:
+    """128 random bits, in hex."""
+    return secrets.token_hex(16)
+
+
+def kv_layout_name(kv: KVSpec, runner: ModelRunner) -> str:
     """The type of keys and values as snapshots name it, so that pages of another layout are not taken for these."""
-    beside = kv.kv_heads // device.page_shape[2]
-    return kv.dtype if beside == 1 else f"{kv.dtype}, {beside} heads side by side"
+    heads_side_by_side = kv.kv_heads // runner.page_shape[2]
+    return kv.dtype if heads_side_by_side == 1 else f"{kv.dtype}, {heads_side_by_side} heads side by side"
 
 
 def use_compilation_cache(directory: Path) -> None:
@@ -75,12 +96,20 @@ def use_compilation_cache(directory: Path) -> None:
 
 
 def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:
-    """What the engine will say of itself."""
-    others = {
-        "model_revision": served.revision,
-        "pages_total": config.pages,
-        "kv_dtype": served.model.kv.dtype,
-        "platform": jax.default_backend(),
-        "mesh": dict(mesh.shape) if mesh is not None else {},
-    }
-    return EngineInfo(**named(EngineInfo, served, config, served.model) | others)
+    """What the engine reports of itself, and what does not change while it runs."""
+    return EngineInfo(
+        model_id=served.model_id,
+        model_revision=served.revision,
+        architecture=served.architecture,
+        parameters=served.parameters,
+        vocab_size=served.model.vocab_size,
+        max_context_tokens=config.max_context_tokens,
+        page_size=config.page_size,
+        pages_total=config.pages,
+        dtype=served.dtype,
+        kv_dtype=served.model.kv.dtype,
+        max_batch=config.max_batch,
+        platform=jax.default_backend(),
+        mesh=dict(mesh.shape) if mesh is not None else {},
+        default_max_tokens=config.default_max_tokens,
+    )

@@ -1,6 +1,6 @@
 """Snapshots at rest: named, versioned copies of contexts, in memory or durable.
 
-The store keeps a catalogue of all snapshots (names → versions) and, for durable ones, their pages in a TensorStore
+The store keeps an index of all snapshots (names → versions) and, for durable ones, their pages in a TensorStore
 key-value store: a local directory, S3, GCS or memory. It never sees a device array, knows nothing of requests, and
 never waits for the engine; the engine calls it from I/O threads of its own.
 
@@ -12,7 +12,12 @@ never waits for the engine; the engine calls it from I/O threads of its own.
             ▼
     packs/<id>                pages, one after the other; a page that several snapshots hold is stored once
 
-`store.SnapshotStore` is the door; `records` says what is kept and how, `objects` where.
+    store.py           SnapshotStore: the entry point
+    snapshot_index.py  SnapshotIndex: versions of every name
+    pages.py           Pages: where pages are stored, who needs them, garbage collection
+    transfer.py        SnapshotWriter, SnapshotReader: pages of one snapshot to and from the store
+    records.py         what is stored, as dataclasses and as bytes
+    objects.py         bytes by key, and where they are kept
 """
 
 from jaxctx.store.records import ContextRecord, SnapshotVersion

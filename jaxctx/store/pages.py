@@ -1,11 +1,15 @@
-"""Pages: which ones are stored, who needs them, and the collection of what nobody does.
+"""Pages of durable snapshots: which are stored and where, who needs them, and garbage collection.
 
-A manifest is needed while a version names it or somebody has it pinned; a pack while a needed manifest has pages in it
-or somebody has it pinned. A pack is deleted as a whole: as long as one of its pages is needed, all its bytes stay.
+A manifest is needed while a version names it or somebody has it pinned. A pack is needed while a needed manifest has
+pages in it or somebody has it pinned. A pack is deleted as a whole: as long as one of its pages is needed, all its
+bytes stay.
 
-Other processes may use the same store. Their objects are known by ids that are not ours, and are left alone until they
-are `GRACE_S` old and no name says that they are needed. Two processes that save and delete snapshots with the same
-prefix at the same moment can still lose pages of the one that saves; it finds out when it opens it.
+    version ──names──▶ manifest ──page locations──▶ pack
+    writer, reader ──pin──▶ manifest and packs, until they are closed
+
+Other processes may use the same store. Their objects are recognised by ids of other runs, and are left alone until they
+are `GRACE_S` old and no name needs them. Two processes that save and delete snapshots with the same prefix at the same
+moment can still lose pages of the one that saves; it finds out when it opens the snapshot.
 """
 
 import threading
@@ -21,81 +25,93 @@ RETRY_S = 10.0  # after a collection, or the removal of a version, that failed
 
 
 class Pages:
-    """Thread-safe. Reads the manifests that exist when they are first needed, never a page."""
+    """Locations of stored pages, pins and collection. Thread-safe.
+
+    Manifests are read when they are first needed; pages are never read.
+    """
 
     def __init__(
-        self, objects: Objects, catalogue: SnapshotIndex, clock: Callable[[], float], new_id: Callable[[], str]
+        self, objects: Objects, index: SnapshotIndex, clock: Callable[[], float], new_id: Callable[[], str]
     ) -> None:
-        self._objects, self._catalogue, self._clock, self._new_id = objects, catalogue, clock, new_id
-        self._run = new_id()
-        self._seen = catalogue.manifests()  # named since we began, so that we know what became of them
-        self._reading = threading.Lock()  # held while manifests are read, and for a collection
+        self._objects = objects
+        self._index = index
+        self._clock = clock
+        self._new_id = new_id
+        self._run = new_id()  # part of every id that this process makes
+        self._seen = index.manifests()  # manifests that versions named since the start: their removal is known
+        self._reading = threading.Lock()  # held while manifests are read, and during a collection
         self._loaded = False
         self.next_collection: float | None = clock()  # when there may be something to collect
         self._lock = threading.Lock()  # guards what follows
-        self._places: dict[bytes, PageLocation] = {}
-        self._packs: dict[str, frozenset[str] | None] = {}  # by manifest; None: it is damaged
+        self._locations: dict[bytes, PageLocation] = {}  # by page key
+        self._packs: dict[str, frozenset[str] | None] = {}  # packs of each known manifest; None: it is damaged
         self._pins: Counter[str] = Counter()  # ids of manifests and packs
 
     def new_id(self) -> str:
-        """For a pack or manifest; tells when and by whom it was made."""
+        """A new id for a pack or manifest; it includes the time and the run of this process."""
         return f"{int(self._clock()):010x}-{self._run}-{self._new_id()}"
 
     def find(self, keys: Iterable[bytes]) -> list[PageLocation | None]:
-        """Where the pages of these keys are stored, if they are; the packs are pinned, once for each page."""
+        """Where the pages of these keys are stored, None for one that is not. Pins their packs, once for each page."""
         if not self._loaded:
             with self._reading:
-                self._read(self._catalogue.manifests())
+                self._read(self._index.manifests())
                 self._loaded = True
         with self._lock:
-            places = [self._places.get(key) for key in keys]
-            self._pins.update(place.pack for place in places if place)
-        return places
+            locations = [self._locations.get(key) for key in keys]
+            self._pins.update(location.pack for location in locations if location is not None)
+        return locations
 
     def pin(self, ids: Iterable[str]) -> None:
-        """Keep these from being collected."""
+        """Keep these manifests and packs from being collected."""
         with self._lock:
             self._pins.update(ids)
 
     def unpin(self, ids: Iterable[str], manifest: str) -> None:
-        """Take back one `pin` of each; unless a version names the manifest, there may be something to collect."""
+        """Undo one `pin` of each. Unless a version names the manifest, a collection is due."""
         with self._lock:
             self._pins.subtract(ids)
-            self._pins = +self._pins
-        if manifest not in self._catalogue.manifests():
+            self._pins = +self._pins  # without those that are 0 now
+        if manifest not in self._index.manifests():
             self.collect_at(self._clock())
 
     def collect_at(self, at: float) -> None:
-        """There may be something to collect from then on."""
+        """From the time `at` on there may be something to collect."""
         with self._lock:
-            self.next_collection = at if self.next_collection is None else min(at, self.next_collection)
+            if self.next_collection is None or at < self.next_collection:
+                self.next_collection = at
 
     def add(self, manifest: Manifest) -> None:
-        """A manifest is stored; its pages can be found from now on."""
+        """The manifest is stored: its pages can be found from now on."""
         with self._lock:
             self._packs[manifest.id] = manifest.packs
-            for key, place in zip(manifest.keys, manifest.places, strict=True):
-                self._places.setdefault(key, place)
+            for key, location in zip(manifest.keys, manifest.locations, strict=True):
+                self._locations.setdefault(key, location)
 
-    def forget(self, key: bytes, place: PageLocation) -> None:
-        """The page is lost: whoever saves it again must store it again."""
+    def forget(self, key: bytes, location: PageLocation) -> None:
+        """The page at this location is damaged: the next save of its key must store it again."""
         with self._lock:
-            if self._places.get(key) == place:
-                del self._places[key]
+            if self._locations.get(key) == location:
+                del self._locations[key]
 
     def _read(self, ids: Iterable[str]) -> None:
-        unknown, named = [one for one in ids if one not in self._packs], self._catalogue.manifests()
-        records = in_flight((self._objects.read(f"manifests/{one}") for one in unknown), READ_AHEAD)
-        for one, (stored, _) in zip(unknown, records, strict=True):
-            manifest = decode_manifest(stored, one) if stored is not None else None
-            if manifest is not None and one in named:
+        """Read the manifests of these ids that are not known yet."""
+        unknown = [manifest_id for manifest_id in ids if manifest_id not in self._packs]
+        named = self._index.manifests()
+        records = in_flight((self._objects.read(f"manifests/{manifest_id}") for manifest_id in unknown), READ_AHEAD)
+        for manifest_id, (stored, _) in zip(unknown, records, strict=True):
+            if stored is None:
+                continue
+            manifest = decode_manifest(stored, manifest_id)
+            if manifest is not None and manifest_id in named:
                 self.add(manifest)
-            elif stored is not None:
-                with self._lock:  # not its pages: of what nobody names, a collection may have deleted the packs
-                    self._packs[one] = manifest.packs if manifest else None
+            else:
+                # Its pages must not be found: if no version names it, a collection may have deleted the packs.
+                with self._lock:
+                    self._packs[manifest_id] = manifest.packs if manifest is not None else None
 
     def collect(self) -> int:
-        """Delete the manifests and packs that nobody needs; how many."""
+        """Delete the manifests and packs that nobody needs; returns how many."""
         with self._reading:
             self.next_collection = None
             try:
@@ -105,52 +121,70 @@ class Pages:
                 raise
 
     def _collect(self) -> int:
-        self._catalogue.settle()
-        manifests, packs = set(self._objects.list("manifests/")), set(self._objects.list("packs/"))
-        self._seen = (self._seen | self._catalogue.manifests()) & manifests
-        strange = {one for one in manifests - self._seen if not self._ours(one)}
-        if any(map(self._old, strange)):
-            self._catalogue.refresh()
+        """The collection itself; `self._reading` is held."""
+        self._index.resolve_unknown()
+        manifests = set(self._objects.list("manifests/"))
+        packs = set(self._objects.list("packs/"))
+        self._seen = (self._seen | self._index.manifests()) & manifests
+        foreign = {manifest_id for manifest_id in manifests - self._seen if not self._is_ours(manifest_id)}
+        if any(map(self._is_old, foreign)):
+            self._index.refresh()
         self._read(manifests)
         self._loaded = True
-        dead_manifests, dead_packs = self._condemn(manifests, packs, strange)
-        # A manifest goes last: it tells which packs are nobody's, if not all of them can be deleted now.
-        for one in dead_packs:
-            self._objects.delete(f"packs/{one}")
-        for one in dead_manifests:
-            if one in manifests:
-                self._objects.delete(f"manifests/{one}")
+        dead_manifests, dead_packs = self._find_garbage(manifests, packs, foreign)
+        # Manifests are deleted after packs: they say which packs are garbage, if not all of them can be deleted now.
+        for pack_id in dead_packs:
+            self._objects.delete(f"packs/{pack_id}")
+        for manifest_id in dead_manifests:
+            if manifest_id in manifests:
+                self._objects.delete(f"manifests/{manifest_id}")
             with self._lock:
-                self._packs.pop(one, None)
+                self._packs.pop(manifest_id, None)
         return len(dead_manifests & manifests) + len(dead_packs)
 
-    def _condemn(self, manifests: set[str], packs: set[str], strange: set[str]) -> tuple[set[str], set[str]]:
-        """Which of these listed objects to delete; the pages of those packs can no longer be found."""
-        unclear = any(entry.damaged for _, _, entry in self._catalogue.all())
+    def _find_garbage(self, manifests: set[str], packs: set[str], foreign: set[str]) -> tuple[set[str], set[str]]:
+        """Which of the listed `manifests` and `packs` to delete. Pages of those packs can no longer be found.
+
+        `foreign` are manifests of other processes that no name mentions. If a record is damaged, nobody can say what
+        it refers to: then no pack is deleted, and no foreign manifest.
+        """
+        damaged = any(entry.damaged for _, _, entry in self._index.all())
         with self._lock:
-            named, pinned = self._catalogue.manifests(), self._pins.keys()
+            named = self._index.manifests()
+            pinned = self._pins.keys()
             dead = (manifests | self._packs.keys()) - named - pinned
-            young = {one for one in dead & strange if unclear or not self._old(one)}
+            young = {manifest_id for manifest_id in dead & foreign if damaged or not self._is_old(manifest_id)}
             dead -= young
             kept = self._packs.keys() - dead
-            unclear = unclear or any(self._packs[one] is None for one in kept)
-            known = {pack for one in dead for pack in self._packs.get(one) or ()}
-            needed = {pack for one in kept for pack in self._packs[one] or ()}
-            unneeded = packs - needed - pinned
-            dead_packs = {one for one in unneeded if one in known or self._ours(one) or self._old(one)}
-            if unclear:  # nobody can say what the damaged record refers to
-                dead_packs.clear()
-            for key in [key for key, place in self._places.items() if place.pack in dead_packs]:
-                del self._places[key]
+            damaged = damaged or any(self._packs[manifest_id] is None for manifest_id in kept)
+            of_dead = self._packs_of(dead)
+            unneeded = packs - self._packs_of(kept) - pinned
+            dead_packs = set()
+            if not damaged:
+                for pack_id in unneeded:
+                    if pack_id in of_dead or self._is_ours(pack_id) or self._is_old(pack_id):
+                        dead_packs.add(pack_id)
+            for key, location in list(self._locations.items()):
+                if location.pack in dead_packs:
+                    del self._locations[key]
         if young or unneeded != dead_packs:
             self.collect_at(self._clock() + GRACE_S)
         return dead, dead_packs
 
-    def _ours(self, one: str) -> bool:
-        return one.split("-")[1:2] == [self._run]
+    def _packs_of(self, manifests: Iterable[str]) -> set[str]:
+        """The packs of these manifests, as far as they are known and not damaged."""
+        packs: set[str] = set()
+        for manifest_id in manifests:
+            packs.update(self._packs.get(manifest_id) or ())
+        return packs
 
-    def _old(self, one: str) -> bool:
+    def _is_ours(self, object_id: str) -> bool:
+        """Whether this process made the id, see `new_id`."""
+        return object_id.split("-")[1:2] == [self._run]
+
+    def _is_old(self, object_id: str) -> bool:
+        """Whether the id was made more than `GRACE_S` ago; False for an id that no store made."""
         try:
-            return int(one.partition("-")[0], 16) + GRACE_S < self._clock()
+            return int(object_id.partition("-")[0], 16) + GRACE_S < self._clock()
         except ValueError:
-            return False  # not made by a store
+            return False

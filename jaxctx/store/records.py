@@ -1,37 +1,50 @@
-"""Records: what is kept of a snapshot - its lineage, its entry in the catalogue - and the same as bytes.
+"""Records: what is stored of a snapshot, its context record and its versions, as dataclasses and as bytes.
 
-Each names itself and stands behind a checksum: damage, or another's in its place, is noticed. See stored.proto.
+The bytes are protobuf messages (stored.proto) behind a checksum and a length. Every record names what it belongs to:
+damage, or another record in its place, is noticed.
+
+    StoredName      one name: its last version number and a StoredVersion for each durable version
+    StoredManifest  what one durable version holds: the context's tokens and layout, and where its pages are
 """
 
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from jaxctx.convert import decode, encode
 from jaxctx.lifetime import FOREVER, Lifetime
-from jaxctx.store.stored_fields import LineageFields, VersionFields
-from jaxctx.types import named
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
 
 M = TypeVar("M", StoredName, StoredManifest)
 
-_HEADER = 24  # checksum and length
-_KEY, _CHECKSUM = 32, 16
+_CHECKSUM_BYTES = 16
+_LENGTH_BYTES = 8
+_HEADER_BYTES = _CHECKSUM_BYTES + _LENGTH_BYTES
+_KEY_BYTES = 32
 checksum = xxhash.xxh3_128_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ContextRecord(LineageFields):
-    """What a snapshot holds, page data apart: `seq_len == committed_pages * page_size + working_tokens`."""
+class ContextRecord:
+    """What a snapshot holds, except page data: `seq_len == committed_pages * page_size + working_tokens`."""
 
+    identity: bytes  # everything that determines KV beside tokens and marks, the tenant's namespace included
+    model_revision: str  # weights and configuration that computed it
+    salt: str  # the context's salt
+    kv_dtype: str  # of keys and values
+    page_size: int  # tokens per page
+    page_bytes: int  # bytes of every page, of a partly filled one too
+    seq_len: int  # tokens with KV
+    committed_pages: int  # full pages that cannot change any more
+    working_tokens: int  # tokens in the pages after these
+    manual_commit: bool  # whether the context commits pages only when told
     tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
-    marks: Mapping[int, bytes]  # by index, of tokens not computed in the usual way
+    marks: Mapping[int, bytes]  # attention overrides, by index, of tokens that were not computed in the default way
 
     @property
     def pages(self) -> int:
@@ -39,43 +52,64 @@ class ContextRecord(LineageFields):
         return -(-self.seq_len // self.page_size)
 
     def page_keys(self) -> list[bytes]:
-        """The address of each page: SHA-256 over all that its KV depends on, by way of the page before it."""
+        """The key of each page with KV, 32 bytes: a SHA-256 over everything that its KV depends on.
+
+        Every key includes the key of the page before, so equal keys mean equal sequences up to that page.
+        """
         fields = (self.identity, self.model_revision.encode(), self.salt.encode(), self.kv_dtype.encode())
         root = b"".join(struct.pack("<Q", len(part)) + part for part in fields)
         parent = hashlib.sha256(b"root" + struct.pack("<QQ", self.page_size, self.page_bytes) + root).digest()
+        marks = self._marks_by_page()
+        token_bytes = self.tokens[: self.seq_len].astype("<i4", copy=False).tobytes()
+        keys: list[bytes] = []
+        for number in range(self.pages):
+            page = token_bytes[number * self.page_size * 4 : (number + 1) * self.page_size * 4]
+            content = struct.pack("<Q", len(page)) + page + marks.get(number, b"")
+            parent = hashlib.sha256(b"page" + parent + content).digest()
+            keys.append(parent)
+        return keys
+
+    def _marks_by_page(self) -> dict[int, bytes]:
+        """The marks of each page that has some, by page number: index, length and mark of each token."""
         marks: dict[int, bytes] = {}
         for index in sorted(self.marks):
-            number, mark = index // self.page_size, self.marks[index]
+            number = index // self.page_size
+            mark = self.marks[index]
             marks[number] = marks.get(number, b"") + struct.pack("<QQ", index, len(mark)) + mark
-        ids, keys = self.tokens[: self.seq_len].astype("<i4", copy=False).tobytes(), []
-        for number in range(self.pages):
-            page = ids[number * self.page_size * 4 : (number + 1) * self.page_size * 4]
-            key = hashlib.sha256(b"page" + parent + struct.pack("<Q", len(page)) + page + marks.get(number, b""))
-            keys.append(parent := key.digest())
-        return keys
+        return marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotVersion(VersionFields):
-    """One version of a name in the catalogue. Its numbers, `durable`, `manifest` and `created_at` are the store's.
+class SnapshotVersion:
+    """One version of a name. The store sets `version`, `durable`, `manifest` and `created_at`.
 
-    For what else it says see Snapshot in snapshot.proto.
+    The fields have the meaning of the same fields of Snapshot in snapshot.proto.
     """
 
     tenant: str
     name: str
-    version: int = 0
+    version: int = 0  # 1, 2, and so on
+    parent_version: int = 0  # the version that it replaced; 0: none
     durable: bool = False
-    held: object = None  # of one in memory: whatever the engine holds it by
-    saving: object = None  # of one that this process made: what it was known by before it had a number
+    held: object = None  # of a version in memory: what the engine holds it by
+    saving: object = None  # of a version that this process saved: what it was known by before it had a number
     lifetime: Lifetime = FOREVER
-    manifest: str = ""  # of a durable one
-    created_at: float = 0.0  # unix seconds
+    manifest: str = ""  # of a durable version: the id of its manifest
+    created_at: float = 0.0  # when it was saved, in unix seconds
+    labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    tokens: int  # tokens with KV and buffered ones
+    seq_len: int  # tokens with KV
+    pages: int  # pages that hold them
+    size_bytes: int  # of these pages
+    model_revision: str  # weights and configuration that computed it
+    salt: str  # the context's salt
+    manual_commit: bool  # whether the context commits pages only when told
+    context_id: str  # the context that was saved
 
 
 @dataclass(frozen=True, slots=True)
 class PageLocation:
-    """Where a stored page is."""
+    """Where a stored page is: its pack, the byte offset there, and the checksum of its data."""
 
     pack: str
     offset: int
@@ -84,82 +118,165 @@ class PageLocation:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one durable version holds, and where."""
+    """What one durable version holds, and where its pages are."""
 
     id: str
     lineage: ContextRecord
     keys: Sequence[bytes]  # of the pages
-    places: Sequence[PageLocation]  # of the pages
+    locations: Sequence[PageLocation]  # of the pages
 
     @property
     def packs(self) -> frozenset[str]:
-        return frozenset(place.pack for place in self.places)
+        """The ids of the packs that its pages are in."""
+        return frozenset(location.pack for location in self.locations)
+
+
+def encode_version(version: SnapshotVersion) -> StoredVersion:
+    """A durable version as it is stored. What its name's record says (tenant, name) is not repeated."""
+    stored = StoredVersion(
+        version=version.version,
+        parent_version=version.parent_version,
+        manifest=version.manifest,
+        created_at=version.created_at,
+        sliding=version.lifetime.sliding,
+        labels=version.labels,
+        tokens=version.tokens,
+        seq_len=version.seq_len,
+        pages=version.pages,
+        size_bytes=version.size_bytes,
+        model_revision=version.model_revision,
+        salt=version.salt,
+        manual_commit=version.manual_commit,
+        context_id=version.context_id,
+    )
+    if version.lifetime.at is not None:
+        stored.expires_at = version.lifetime.at
+    if version.lifetime.seconds is not None:
+        stored.ttl_s = version.lifetime.seconds
+    return stored
+
+
+def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVersion:
+    """The durable version of this tenant and name that `stored` describes."""
+    lifetime = Lifetime(
+        at=stored.expires_at if stored.HasField("expires_at") else None,
+        seconds=stored.ttl_s if stored.HasField("ttl_s") else None,
+        sliding=stored.sliding,
+    )
+    return SnapshotVersion(
+        tenant=tenant,
+        name=name,
+        version=stored.version,
+        parent_version=stored.parent_version,
+        durable=True,
+        lifetime=lifetime,
+        manifest=stored.manifest,
+        created_at=stored.created_at,
+        labels=dict(stored.labels),
+        tokens=stored.tokens,
+        seq_len=stored.seq_len,
+        pages=stored.pages,
+        size_bytes=stored.size_bytes,
+        model_revision=stored.model_revision,
+        salt=stored.salt,
+        manual_commit=stored.manual_commit,
+        context_id=stored.context_id,
+    )
 
 
 def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[SnapshotVersion]) -> bytes:
-    """The record of a name, of these durable versions."""
-    record = StoredName(tenant=tenant, name=name, last_version=last_version)
-    for version in versions:
-        record.versions.append(encode(version, StoredVersion))
-        record.versions[-1].MergeFrom(encode(version.lifetime, StoredVersion))
+    """The record of a name, with these durable versions, as bytes."""
+    record = StoredName(
+        tenant=tenant,
+        name=name,
+        last_version=last_version,
+        versions=[encode_version(version) for version in versions],
+    )
     return _seal(record)
 
 
 def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[SnapshotVersion, ...]] | None:
-    """The last version number and the durable versions; None if the record is damaged."""
+    """The last version number and the durable versions; None if the record is damaged or of another name."""
     record = _unseal(StoredName(), data)
     if record is None or (record.tenant, record.name) != (tenant, name):
         return None
-    known = {"tenant": tenant, "name": name, "durable": True}
-    return record.last_version, tuple(
-        decode(stored, SnapshotVersion, lifetime=decode(stored, Lifetime), **known) for stored in record.versions
-    )
+    return record.last_version, tuple(decode_version(stored, tenant, name) for stored in record.versions)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    lineage, packs = manifest.lineage, sorted(manifest.packs)
-    numbers = {pack: number for number, pack in enumerate(packs)}
-    others = {
-        "id": manifest.id,
-        "tokens": lineage.tokens.astype("<i4", copy=False).tobytes(),
-        "marks": dict(lineage.marks),
-        "packs": packs,
-        "page_keys": b"".join(manifest.keys),
-        "page_checksums": b"".join(place.checksum for place in manifest.places),
-        "page_packs": [numbers[place.pack] for place in manifest.places],
-        "page_offsets": [place.offset for place in manifest.places],
-    }
-    return _seal(StoredManifest(**named(ContextRecord, lineage) | others))
+    """The record of a manifest as bytes."""
+    context = manifest.lineage
+    packs = sorted(manifest.packs)
+    pack_numbers = {pack: number for number, pack in enumerate(packs)}
+    record = StoredManifest(
+        id=manifest.id,
+        identity=context.identity,
+        model_revision=context.model_revision,
+        salt=context.salt,
+        kv_dtype=context.kv_dtype,
+        page_size=context.page_size,
+        page_bytes=context.page_bytes,
+        tokens=context.tokens.astype("<i4", copy=False).tobytes(),
+        marks=context.marks,
+        seq_len=context.seq_len,
+        committed_pages=context.committed_pages,
+        working_tokens=context.working_tokens,
+        manual_commit=context.manual_commit,
+        packs=packs,
+        page_keys=b"".join(manifest.keys),
+        page_checksums=b"".join(location.checksum for location in manifest.locations),
+        page_packs=[pack_numbers[location.pack] for location in manifest.locations],
+        page_offsets=[location.offset for location in manifest.locations],
+    )
+    return _seal(record)
 
 
 def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
-    """None if it is damaged."""
+    """The manifest of this id; None if the record is damaged or another manifest's."""
     record = _unseal(StoredManifest(), data)
     if record is None or record.id != manifest_id:
         return None
-    lineage = decode(record, ContextRecord, tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False))
-    keys, checksums = _split(record.page_keys, _KEY), _split(record.page_checksums, _CHECKSUM)
-    packs = [record.packs[number] for number in record.page_packs]
-    return Manifest(manifest_id, lineage, keys, [*map(PageLocation, packs, record.page_offsets, checksums)])
+    context = ContextRecord(
+        identity=record.identity,
+        model_revision=record.model_revision,
+        salt=record.salt,
+        kv_dtype=record.kv_dtype,
+        page_size=record.page_size,
+        page_bytes=record.page_bytes,
+        seq_len=record.seq_len,
+        committed_pages=record.committed_pages,
+        working_tokens=record.working_tokens,
+        manual_commit=record.manual_commit,
+        tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False),
+        marks=dict(record.marks),
+    )
+    keys = _split(record.page_keys, _KEY_BYTES)
+    checksums = _split(record.page_checksums, _CHECKSUM_BYTES)
+    locations = []
+    for pack_number, offset, page_checksum in zip(record.page_packs, record.page_offsets, checksums, strict=True):
+        locations.append(PageLocation(record.packs[pack_number], offset, page_checksum))
+    return Manifest(manifest_id, context, keys, locations)
 
 
 def _split(data: bytes, size: int) -> list[bytes]:
+    """Pieces of `size` bytes."""
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _seal(message: StoredName | StoredManifest) -> bytes:
+    """The message as bytes: checksum of the rest, length of the message, message."""
     record = message.SerializeToString(deterministic=True)
-    body = len(record).to_bytes(8, "little") + record
+    body = len(record).to_bytes(_LENGTH_BYTES, "little") + record
     return checksum(body) + body
 
 
 def _unseal(message: M, data: bytes) -> M | None:
-    """The message, filled; None if the record is damaged."""
-    # TensorStore's file driver does not truncate the lock file that a crash left, and makes it the value: what is
-    # written over a longer one ends with the rest of that. Hence the length.
-    length = int.from_bytes(data[16:_HEADER], "little")
-    body = data[16 : _HEADER + length]
-    if len(data) < _HEADER + length or checksum(body) != data[:16]:
+    """The message, filled from what `_seal` made; None if that is damaged."""
+    # After a crash, TensorStore's file driver may write a value over a longer lock file without truncating it: then
+    # the value ends with the rest of that file. Hence the length.
+    length = int.from_bytes(data[_CHECKSUM_BYTES:_HEADER_BYTES], "little")
+    body = data[_CHECKSUM_BYTES : _HEADER_BYTES + length]
+    if len(data) < _HEADER_BYTES + length or checksum(body) != data[:_CHECKSUM_BYTES]:
         return None
-    message.ParseFromString(body[8:])
+    message.ParseFromString(body[_LENGTH_BYTES:])
     return message

@@ -1,29 +1,28 @@
-"""The snapshot store: the catalogue of all snapshots, and the durable ones' pages. See the package for the layout."""
+"""Snapshot store: names and versions of all snapshots, and the pages of durable ones. Layout: see the package."""
 
+import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any
 
 from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
 from jaxctx.lifetime import Lifetime
 from jaxctx.store.objects import Objects, open_objects
 from jaxctx.store.pages import RETRY_S, Pages
 from jaxctx.store.records import ContextRecord, SnapshotVersion, decode_manifest
-from jaxctx.store.snapshot_index import Edit, Entry, SnapshotIndex, damaged, missing
+from jaxctx.store.snapshot_index import Edit, Entry, SnapshotIndex, data_loss, not_found
 from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
 
 
 class SnapshotStore:
-    """Named versions of contexts. Thread-safe and blocking: only what is said to answer at once does no I/O.
+    """Named versions of contexts. Thread-safe. Methods block for I/O unless they say that they return at once.
 
-    Any method may raise Unavailable (STORE_FAILED) or ResourceExhausted (STORE_FULL), after which nothing has changed
-    as far as the store still lets us know. Deleting a version does not delete its pages: `expire`, on a thread of its
-    own, does that, and begins with what an earlier process left behind.
+    Any method may raise Unavailable (STORE_FAILED) or ResourceExhausted (STORE_FULL). Then nothing has changed, as far
+    as the store still lets us know. Deleting a version does not delete its pages: `expire`, called on a thread of its
+    own, does that, and also collects what an earlier process left behind.
 
-    Several processes may use one URL. Each sees its own changes and, of names that it changes or is told to `look` at,
-    the others'.
+    Several processes may use one URL. Each sees its own changes, and those of others for the names that it changes or
+    reads again with `refresh_name`.
     """
 
     def __init__(
@@ -34,10 +33,10 @@ class SnapshotStore:
         new_id: Callable[[], str],
         history: int | None = None,
     ) -> None:
-        """Reads the names' records, nothing else. `objects`: a URL (see `open_objects`); None: no durable snapshots.
+        """Reads the records of all names, nothing else. `objects`: a URL (see `open_objects`); None: none are durable.
 
-        `clock` tells unix seconds; `new_id` makes unpredictable ids of letters and digits. Of a name, `history`
-        versions are kept (None: all): the oldest goes when one more is saved.
+        `clock` returns unix seconds; `new_id` makes unpredictable ids of letters and digits. Of each name, `history`
+        versions are kept (None: all): the oldest is removed when one more is saved.
         """
         self._history = history
         self.durable = objects is not None
@@ -45,102 +44,124 @@ class SnapshotStore:
             objects = open_objects("memory://none" if objects is None else objects)
         self._objects = objects
         self._clock = clock
-        self._catalogue = SnapshotIndex(self._objects, clock)
-        self.look = self._catalogue.look
-        self._pages = Pages(self._objects, self._catalogue, clock, new_id)
+        self._index = SnapshotIndex(self._objects, clock)
+        self._pages = Pages(self._objects, self._index, clock, new_id)
 
-    def on_gone(self, tell: Callable[[Sequence[SnapshotVersion]], object]) -> None:
-        """Call `tell` with versions that are gone from now on, for whatever reason; from any thread, with each once."""
-        self._catalogue.on_gone = tell
+    def on_gone(self, callback: Callable[[Sequence[SnapshotVersion]], object]) -> None:
+        """Call `callback` with versions that are removed from now on, for any reason: once for each, on any thread."""
+        self._index.on_gone = callback
 
-    # What is there: answers at once. Raises NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
+    def refresh_name(self, tenant: str, name: str) -> None:
+        """Read what other processes made of a name, see `SnapshotIndex.refresh_name`."""
+        self._index.refresh_name(tenant, name)
+
+    # Reads: return at once. Raise NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
 
     def get(self, tenant: str, name: str, version: int | None = None) -> SnapshotVersion:
         """One version; None: the latest."""
-        return _pick(self._catalogue.entry(tenant, name), self._clock(), name, version)
+        return _find(self._index.entry(tenant, name), self._clock(), name, version)
 
     def history(self, tenant: str, name: str) -> Sequence[SnapshotVersion]:
         """All versions of a name that are kept, latest first."""
-        entry, now = self._catalogue.entry(tenant, name), self._clock()
-        _pick(entry, now, name, None)
+        entry = self._index.entry(tenant, name)
+        now = self._clock()
+        _find(entry, now, name, None)
         return entry.live(now)[::-1]
 
     def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[SnapshotVersion]:
         """The latest version of each name that begins with `prefix`, in name order, starting after `after`."""
-        names, now = self._catalogue.names(tenant), self._clock()
-        chosen = sorted(name for name in names if name > after and name.startswith(prefix))
-        return list(islice(chain.from_iterable(names[name].live(now)[-1:] for name in chosen), limit))
+        entries = self._index.names(tenant)
+        now = self._clock()
+        listed: builtins.list[SnapshotVersion] = []
+        for name in sorted(name for name in entries if name > after and name.startswith(prefix)):
+            if len(listed) >= limit:
+                break
+            listed += entries[name].live(now)[-1:]
+        return listed
 
     def count(self) -> int:
-        """Versions of all tenants, those that are over but not removed yet among them."""
-        return sum(len(entry.versions) for _, _, entry in self._catalogue.all())
+        """How many versions there are, of all tenants, expired ones that are not removed yet included."""
+        return sum(len(entry.versions) for _, _, entry in self._index.all())
 
     def usage(self, tenant: str, saving: Iterable[SnapshotVersion] = ()) -> tuple[int, int]:
-        """Versions of the tenant, and bytes of their pages; with those that are being saved, if they have `saving`."""
+        """How many versions the tenant has, and the bytes of their pages.
+
+        `saving` are versions that are being saved; they count unless they are there already, by their `saving` field.
+        """
         now = self._clock()
-        versions = [version for entry in self._catalogue.names(tenant).values() for version in entry.live(now)]
-        there = {version.saving for version in versions}
-        versions += [version for version in saving if version.tenant == tenant and version.saving not in there]
+        versions: builtins.list[SnapshotVersion] = []
+        for entry in self._index.names(tenant).values():
+            versions += entry.live(now)
+        known = {version.saving for version in versions}
+        versions += [version for version in saving if version.tenant == tenant and version.saving not in known]
         return len(versions), sum(version.size_bytes for version in versions)
 
     # Changes: durable before they return, where they concern durable versions.
 
     def put(self, version: SnapshotVersion, overwrite: int | None = None) -> SnapshotVersion:
-        """Give a snapshot in memory its name; the version as it is in the catalogue.
+        """Give a snapshot in memory its name; returns the version with its number.
 
         Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
         VERSION_MISMATCH; or NotFound).
         """
 
         def edit(entry: Entry, now: float) -> Entry:
-            kept = _check(entry, version.name, overwrite, now)
+            kept = _check_overwrite(entry, version.name, overwrite, now)
             number = entry.last_version + 1 if kept else 1
             new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
-            return replace(entry.keep([*kept, new][-(self._history or 0) :]), last_version=number)
+            versions = [*kept, new]
+            if self._history is not None:
+                versions = versions[-self._history :]
+            return replace(entry.keep(versions), last_version=number)
 
-        return self._change(version.tenant, version.name, edit)[1].versions[-1]
+        _, entry = self._change(version.tenant, version.name, edit)
+        return entry.versions[-1]
 
     def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
-        """Raise what `put` or `finish` would now, before the work is done; answers at once."""
-        _check(self._catalogue.entry(tenant, name), name, overwrite, self._clock())
+        """Raise what `put` or `SnapshotWriter.finish` would raise now, before the work is done; returns at once."""
+        _check_overwrite(self._index.entry(tenant, name), name, overwrite, self._clock())
 
     def take(self, version: SnapshotVersion, *, latest: bool) -> Sequence[SnapshotVersion]:
-        """Delete this very version, with `latest` its name too; what is gone. Of two takers one gets it, or NotFound.
+        """Delete exactly this version, with `latest` its whole name; returns the removed versions.
 
-        Open it first: its pages stay until the reader is closed. With `latest` and another latest version by now:
-        Aborted (VERSION_MISMATCH).
+        Of two callers one gets it, the other NotFound. Open it before: its pages stay until the reader is closed.
+        Raises Aborted (VERSION_MISMATCH) with `latest` if the name has another latest version by now.
         """
 
         def edit(entry: Entry, now: float) -> Entry:
             live = entry.live(now)
-            if latest and live and _itself(live[-1]) != _itself(version):
+            if latest and live and _key_of(live[-1]) != _key_of(version):
                 raise Aborted(f"snapshot {version.name!r} was saved anew meanwhile", reason="VERSION_MISMATCH")
-            kept = [one for one in live if _itself(one) != _itself(version)]
+            kept = [one for one in live if _key_of(one) != _key_of(version)]
             if len(kept) == len(live):
-                raise damaged(version.name) if entry.damaged else missing(version.name)
+                raise data_loss(version.name) if entry.damaged else not_found(version.name)
             return entry.keep(() if latest else kept)
 
-        return self._change(version.tenant, version.name, edit)[0]
+        gone, _ = self._change(version.tenant, version.name, edit)
+        return gone
 
     def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[SnapshotVersion]:
-        """Delete one version, or with None the name, and even a damaged one; the versions that are gone."""
+        """Delete one version, or with None the name, even a damaged one; returns the removed versions."""
 
         def edit(entry: Entry, now: float) -> Entry:
             if entry.damaged and version is None:
                 return replace(entry.keep(()), damaged=False)
-            found = _pick(entry, now, name, version)
-            return entry.keep(() if version is None else [one for one in entry.versions if one is not found])
+            found = _find(entry, now, name, version)
+            if version is None:
+                return entry.keep(())
+            return entry.keep([one for one in entry.versions if one is not found])
 
-        return self._change(tenant, name, edit)[0]
+        gone, _ = self._change(tenant, name, edit)
+        return gone
 
     def _change(self, tenant: str, name: str, edit: Edit) -> tuple[Sequence[SnapshotVersion], Entry]:
-        """The versions that are gone, and the entry as it is now."""
-        before, after = self._catalogue.change(tenant, name, edit)
-        kept = {_itself(version) for version in after.versions}
-        gone = [version for version in before.versions if _itself(version) not in kept]
+        """Change a name, and report removed versions; returns those and the entry as it is now."""
+        before, after = self._index.change(tenant, name, edit)
+        kept = {_key_of(version) for version in after.versions}
+        gone = [version for version in before.versions if _key_of(version) not in kept]
         if before.damaged or any(version.durable for version in gone):
             self._pages.collect_at(self._clock())
-        self._catalogue.on_gone(gone)
+        self._index.on_gone(gone)
         return gone, after
 
     def update(
@@ -151,46 +172,53 @@ class SnapshotStore:
         lifetime: Lifetime | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SnapshotVersion:
-        """Change what is given of a version, by default the latest."""
-        given = {"lifetime": lifetime, "labels": labels}
-        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        changed: list[SnapshotVersion] = []
+        """Change the lifetime and the labels of a version, by default the latest; None leaves them. The new version."""
+        changed: SnapshotVersion | None = None
 
         def edit(entry: Entry, now: float) -> Entry:
-            found = _pick(entry, now, name, version)
-            changed.append(replace(found, **changes))
-            return entry.keep(changed[-1] if one is found else one for one in entry.versions)
+            nonlocal changed
+            found = _find(entry, now, name, version)
+            changed = found
+            if lifetime is not None:
+                changed = replace(changed, lifetime=lifetime)
+            if labels is not None:
+                changed = replace(changed, labels=labels)
+            return entry.keep(changed if one is found else one for one in entry.versions)
 
         self._change(tenant, name, edit)
-        return changed[-1]
+        assert changed is not None
+        return changed
 
     def touch(self, version: SnapshotVersion) -> None:
-        """A use of this very version, if it is still there: a sliding lifetime begins again."""
+        """Exactly this version is used now: if it still exists, a sliding lifetime starts again."""
 
-        def used(one: SnapshotVersion, now: float) -> SnapshotVersion:
-            return replace(one, lifetime=one.lifetime.used(now)) if _itself(one) == _itself(version) else one
+        def edit(entry: Entry, now: float) -> Entry:
+            versions = list(entry.versions)
+            for position, one in enumerate(versions):
+                if _key_of(one) == _key_of(version):
+                    versions[position] = replace(one, lifetime=one.lifetime.used(now))
+            return entry.keep(versions)
 
-        self._change(
-            version.tenant, version.name, lambda entry, now: entry.keep(used(one, now) for one in entry.versions)
-        )
+        self._change(version.tenant, version.name, edit)
 
     def expire(self) -> None:
-        """Remove what is over, and pages that nobody needs any more; to be called now and then, in no hurry.
+        """Remove expired versions, and pages that nobody needs any more. To be called from time to time.
 
-        What cannot be removed now is not readable either, and tried again later.
+        A version that cannot be removed now is not readable either; its removal is tried again later.
         """
         now = self._clock()
-        for tenant, name in self._catalogue.take_endings(now):
+        for tenant, name in self._index.pop_expired(now):
             try:
-                self._change(tenant, name, lambda entry, now: entry.keep(entry.live(now)))
+                self._change(tenant, name, _keep_live)
             except JaxctxError:
-                self._catalogue.remind(tenant, name, now + RETRY_S)
-        if self._pages.next_collection is not None and self._pages.next_collection <= now:
+                self._index.retry_expiry(tenant, name, now + RETRY_S)
+        next_collection = self._pages.next_collection
+        if next_collection is not None and next_collection <= now:
             with suppress(JaxctxError):
                 self.collect()
 
     def begin(self, lineage: ContextRecord) -> SnapshotWriter:
-        """Save a snapshot durably. Raises FailedPrecondition (NO_STORE).
+        """Begin to save a snapshot durably. Raises FailedPrecondition (NO_STORE).
 
         The first call reads all manifests, to know which pages are stored. Two saves of equal pages at the same time
         may both store them.
@@ -200,15 +228,15 @@ class SnapshotStore:
         return SnapshotWriter(self._objects, self._pages, self.put, lineage)
 
     def open(self, version: SnapshotVersion) -> SnapshotReader:
-        """Read a durable version. Raises NotFound if it is gone by now, DataLoss if its manifest is."""
+        """Read a durable version. Raises NotFound if it is removed by now, DataLoss if its manifest is damaged."""
         self._pages.pin([version.manifest])
         try:
             if self.get(version.tenant, version.name, version.version).manifest != version.manifest:
-                raise missing(version.name)
+                raise not_found(version.name)
             stored, _ = self._objects.read(f"manifests/{version.manifest}")()
             manifest = decode_manifest(stored, version.manifest) if stored is not None else None
             if manifest is None:
-                raise damaged(version.name)
+                raise data_loss(version.name)
         except BaseException:
             self._pages.unpin([version.manifest], version.manifest)
             raise
@@ -216,36 +244,41 @@ class SnapshotStore:
         return SnapshotReader(self._objects, self._pages, manifest)
 
     def collect(self) -> int:
-        """Delete the objects that nobody needs; how many. `expire` does this when there may be some."""
+        """Delete the objects that nobody needs; returns how many. `expire` calls this when there may be some."""
         return self._pages.collect()
 
     def close(self) -> None:
-        """Stop. Writers and readers are of no more use."""
+        """Stop. Writers and readers must not be used afterwards."""
         self._objects.close()
 
 
-def _pick(entry: Entry, now: float, name: str, number: int | None) -> SnapshotVersion:
-    """That version, the latest for None, of a name's. Raises NotFound, DataLoss."""
+def _keep_live(entry: Entry, now: float) -> Entry:
+    """An edit that removes the expired versions."""
+    return entry.keep(entry.live(now))
+
+
+def _find(entry: Entry, now: float, name: str, number: int | None) -> SnapshotVersion:
+    """The version of this number, None for the latest. Raises NotFound, DataLoss."""
     for version in reversed(entry.live(now)):
         if number in (None, version.version):
             return version
-    raise damaged(name) if entry.damaged else missing(name)
+    raise data_loss(name) if entry.damaged else not_found(name)
 
 
-def _itself(version: SnapshotVersion) -> tuple[int, float, str, int]:
-    """What stays the same of a version that is changed; a number alone may be given anew."""
+def _key_of(version: SnapshotVersion) -> tuple[int, float, str, int]:
+    """What identifies a version, whatever changes. Its number alone does not: a new version may get it later."""
     return version.version, version.created_at, version.manifest, id(version.held)
 
 
-def _check(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[SnapshotVersion, ...]:
-    """The live versions of a name that may get another one."""
+def _check_overwrite(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[SnapshotVersion, ...]:
+    """The live versions of the name. Raises unless the name may get a new version that overwrites `overwrite`."""
     if entry.damaged:
-        raise damaged(name)
+        raise data_loss(name)
     kept = entry.live(now)
     if overwrite is None and kept:
         raise AlreadyExists(f"snapshot {name!r} exists; its version is {kept[-1].version}")
     if overwrite is not None and not kept:
-        raise missing(name)
+        raise not_found(name)
     if overwrite is not None and kept[-1].version != overwrite:
         raise Aborted(f"the version is {kept[-1].version}, not {overwrite}", reason="VERSION_MISMATCH")
     return kept

@@ -1,26 +1,42 @@
-"""Kernels: pure functions on arrays, and the plan that tells them what to read.
+"""Kernels: pure functions on arrays, and the metadata that tells them what to read.
 
-The room knows nothing of models, contexts or requests; it imports jax and numpy. The engine calls it once per step on
-the host (`build_attention_metadata`) and once per layer on the device (`write_kv`, `attend`).
+The package knows nothing of models, contexts or requests; it imports jax and numpy. The engine calls it once per step
+on the host (`build_attention_metadata`) and once per layer on the device (`write_kv`, `attend`).
 
-    plan        numpy: segments of a batch → packed work list, shared prefixes read once
-    pool        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
-    attention   `attend`: plain JAX, the CPU path and what every kernel is tested against; or the plan's kernel
-    gpu, tpu    Pallas: Mosaic GPU for Hopper, and TPU v5e and v6e
+    metadata        numpy: segments of a batch → packed work list, in which shared prefixes are read once
+    kv_cache        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
+    dispatch        `attend`, and which of the implementations below computes it
+    reference       plain JAX: the CPU's path, attention under a mask, and what every kernel is tested against
+    mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
+    pallas_tpu      Pallas, for TPU v5e and v6e
 
-`NOTES.md` keeps what was measured, what won and what failed.
+                 dispatch
+           ┌────────┼──────────────┐
+           │  mosaic_hopper   pallas_tpu
+           │        │              │
+           └──▶ reference ◀────────┘       (constants and products that all have in common)
+                    │
+            metadata, kv_cache
+
+`docs/kernels.md` keeps what was measured, what won and what failed.
 """
 
+from jaxctx_kernels.dispatch import attend as attend
+from jaxctx_kernels.dispatch import select_kernel as select_kernel
 from jaxctx_kernels.kv_cache import KVPages as KVPages
+from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
 from jaxctx_kernels.kv_cache import copy_pages as copy_pages
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
+from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import read_pages as read_pages
-from jaxctx_kernels.kv_cache import select_kernel as select_kernel
 from jaxctx_kernels.kv_cache import write_kv as write_kv
 from jaxctx_kernels.kv_cache import write_pages as write_pages
+from jaxctx_kernels.metadata import AttentionMetadata as AttentionMetadata
+from jaxctx_kernels.metadata import ItemClass as ItemClass
+from jaxctx_kernels.metadata import KernelName as KernelName
+from jaxctx_kernels.metadata import MetadataOverflow as MetadataOverflow
 from jaxctx_kernels.metadata import MetadataShape as MetadataShape
 from jaxctx_kernels.metadata import Segment as Segment
 from jaxctx_kernels.metadata import build_attention_metadata as build_attention_metadata
 from jaxctx_kernels.metadata import metadata_shape as metadata_shape
 from jaxctx_kernels.metadata import unpack_metadata as unpack_metadata
-from jaxctx_kernels.reference import attend as attend

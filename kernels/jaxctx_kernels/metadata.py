@@ -1,4 +1,4 @@
-"""The work list: which pages of the KV pool are read for which rows of a step, decided once on the host.
+"""Attention metadata: which pages of the KV cache are read for which rows of a step, decided once on the host.
 
 Host code flattens the page tree of a batch into *items* once per step; every layer then reuses them. An item is a range
 of pages and a range of rows that look at them. Sequences that share leading pages are neighbours after sorting, so the
@@ -6,16 +6,23 @@ rows under any node of the page tree are one range, and a shared prefix is read 
 and for many groups at once. Where nothing is shared an item is a piece of split-KV decode; where the rows are a prompt
 chunk it is paged prefill.
 
-    sequences' pages      sorted rows   runs (rows × pages)     items (runs cut to pieces of similar length)
-    A: 7 8 9 4            0             0-2 × 7 8 9             0-2 × 7 8,  0-2 × 9
-    B: 7 8 9 5 1    →     1         →   0   × 4             →   0   × 4
-    C: 7 8 9 6            2             1   × 5 1               1   × 5 1
-                                        2   × 6                 2   × 6
+    sequences' pages      sorted rows   prefix ranges (rows × pages)   items (ranges split to similar lengths)
+    A: 7 8 9 4            0             0-2 × 7 8 9                    0-2 × 7 8,  0-2 × 9
+    B: 7 8 9 5 1    →     1         →   0   × 4                    →   0   × 4
+    C: 7 8 9 6            2             1   × 5 1                      1   × 5 1
+                                        2   × 6                        2   × 6
 
-An item is five numbers: its first sorted row, its rows, its first entry in one list of pages, how many tokens of those
-pages any of its rows sees, and the position of the first of these tokens. What a single row sees of it follows from the
-row's length. So a plan is small, items are counted and not padded to a bucket, and no shape of tree compiles anything.
-This module is numpy only; it never touches a device and never sees a token, key or value.
+An item is five numbers (`Item`). What a single row sees of it follows from the number of tokens that the row sees. So
+the metadata is small, items are counted and not padded to a bucket, and no shape of tree compiles anything. This module
+is numpy only; it never touches a device and never sees a token, key or value.
+
+    build_attention_metadata
+      check_segments           refuse what would be silently wrong
+      sort_by_pages            sequences that share leading pages become neighbours
+      find_shared_prefixes     page tree → prefix ranges
+      write_row_order          sorted rows ↔ rows of the batch
+      write_page_list          pages of the prefix ranges, one after the other
+      write_items              prefix ranges → items (`split_items`), sorted by their class
 
 The idea of one read per shared prefix with partials merged by log-sum-exp: Hydragen (arXiv 2402.05099), FlashInfer's
 cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2025).
@@ -35,17 +42,40 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 KernelName: TypeAlias = Literal["reference", "gpu", "tpu"]
 
-ITEM_FIELDS = 5  # first row, rows, first entry of the page list, tokens, position of the first token
-SHARE_TOKENS = 256
-CLASSES = {  # rows, tokens and lanes of a round, by kernel; see NOTES.md
+
+class TileSize(NamedTuple):
+    """How much of an item a kernel computes at once. Widths and lengths were measured: see docs/kernels.md."""
+
+    rows: int
+    tokens: int
+    lanes: tuple[int, ...] = (1,)  # see `ItemClass`
+
+
+TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
     "reference": (
-        *((1, 128, (16, 4)), (1, 512, (4,)), (1, 2048, (1,))),
-        *((rows, tokens, (1,)) for rows, tokens in ((4, 512), (32, 256), (32, 2048), (128, 256), (256, 512))),
+        TileSize(1, 128, lanes=(16, 4)),
+        TileSize(1, 512, lanes=(4,)),
+        TileSize(1, 2048),
+        TileSize(4, 512),
+        TileSize(32, 256),
+        TileSize(32, 2048),
+        TileSize(128, 256),
+        TileSize(256, 512),
     ),
-    "gpu": tuple((rows, 1024, (1,)) for rows in (1, 16, 128)),  # the kernel cuts work itself, only masks need rounds
-    "tpu": tuple((*each, (1,)) for each in ((1, 128), (1, 512), (8, 512), (32, 512), (64, 512), (64, 1024))),
+    # The Hopper kernel cuts the work anew. Tiles of these sizes are computed only by the reference, under a mask.
+    "gpu": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
+    "tpu": (
+        TileSize(1, 128),
+        TileSize(1, 512),
+        TileSize(8, 512),
+        TileSize(32, 512),
+        TileSize(64, 512),
+        TileSize(64, 1024),
+    ),
 }
-ROUND_COST = 8  # what a round costs besides its rows, in rows
+SHARE_TOKENS = 256  # a shared node of the page tree is read once if that saves reading this many tokens
+TILE_COST_ROWS = 8  # starting a tile costs about as much as computing this many rows
+MANY_SEQUENCES = -1  # position of a prefix range whose rows belong to several sequences
 
 
 class MetadataOverflow(Exception):
@@ -69,10 +99,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ItemClass:
-    """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in rounds if they have more.
+    """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in tiles if they have more.
 
-    Items of one row are computed several at a time: as many as the first of `lanes` says, or where fewer are left the
-    next, the last of which takes what remains.
+    Items of one row are computed several at a time: as many as the first number of `lanes` says. Where fewer items are
+    left, the next number is used; the last number also takes the rest.
     """
 
     rows: int
@@ -80,47 +110,88 @@ class ItemClass:
     lanes: tuple[int, ...] = (1,)
 
 
+class Item(NamedTuple):
+    """Rows and the pages that they look at: an entry of the work list. Each field is a number, or an array of many."""
+
+    first_row: Any  # sorted row
+    rows: Any
+    first_entry: Any  # of the page list
+    tokens: Any  # of these pages, how many any row of the item sees
+    first_token: Any  # position of the first of these tokens
+
+
+ITEM_FIELDS = len(Item._fields)
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataShape:
-    """The static part of a plan: what a step is compiled for. Made by `metadata_shape`."""
+    """The static part of the metadata: what a step is compiled for. Made by `metadata_shape`."""
 
     rows: int  # of the step, padding included
     page_size: int
     pool_pages: int
     classes: tuple[ItemClass, ...]  # by rising rows, then pages; fewer where `rows` is small
     items: int  # capacity
-    pages: int  # capacity of the page list, with room to read one class's pages from its last entry
-    share_tokens: int  # a node of the page tree is read once if that saves reading this many tokens
+    pages: int  # capacity of the page list; one class's pages can be read from its last entry
+    share_tokens: int  # see SHARE_TOKENS
     kernel: KernelName  # what computes the attention
 
     def size(self) -> int:
-        """How many int32 a packed plan takes: class ends, three per row, the items, the page list."""
+        """How many int32 the packed metadata takes: class ends, three per row, the items, the page list."""
         return len(self.classes) + 3 * self.rows + ITEM_FIELDS * self.items + self.pages
 
 
 class AttentionMetadata(NamedTuple):
-    """A packed plan's parts: int32 arrays of numpy, to write, or of JAX, to read, as what is unpacked."""
+    """The parts of the packed metadata: int32 arrays, of numpy for the host to write, or of JAX for a step to read."""
 
-    ends: Any  # [classes]; items of class c are ends[c - 1] .. ends[c] - 1
-    order: Any  # [rows] batch row of each sorted row
-    inverse: Any  # [rows] sorted row of each batch row
-    length: Any  # [rows] tokens that each sorted row sees
-    items: Any  # [ITEM_FIELDS, items]
+    class_ends: Any  # [classes]; items of class c are class_ends[c - 1] .. class_ends[c] - 1
+    sorted_to_batch: Any  # [rows] batch row of each sorted row
+    batch_to_sorted: Any  # [rows] sorted row of each batch row
+    visible_tokens: Any  # [rows] how many tokens each sorted row sees
+    items: Any  # [ITEM_FIELDS, items], as the fields of `Item`
     pages: Any  # [entries]
 
 
-class Run(NamedTuple):
-    """A node of the page tree, with the readers it is read for: `rows` sorted rows over `path`, from token `start`.
+class PrefixRange(NamedTuple):
+    """A node of the page tree with the rows that read it: `rows` sorted rows over `pages`."""
 
-    No row sees a token at `stop` or later. `position` is the first row's where the rows are one sequence's, else -1.
+    first_row: int
+    rows: int
+    first_token: int  # position of the first token of `pages`
+    stop_token: int  # no row sees a token at this position or later
+    position: int  # of the first row, where all rows belong to one sequence; else MANY_SEQUENCES
+    pages: Int32s
+
+
+class Subtree(NamedTuple):
+    """Part of the page tree that is still to be visited: sorted segments that share their first `depth` pages."""
+
+    first: int
+    stop: int
+    depth: int  # pages that are already in a prefix range
+
+
+class NumberedClass(NamedTuple):
+    """An item class of one width: its place in `MetadataShape.classes`, and its pages."""
+
+    number: int
+    pages: int
+
+
+class Pieces(NamedTuple):
+    """Consecutive pages of prefix ranges, each piece to be split evenly into items of one class.
+
+    A list for each field, with an entry for each piece: numpy makes arrays of these faster than of many tuples.
     """
 
-    row: int
-    rows: int
-    start: int
-    stop: int
-    position: int
-    path: Int32s
+    first_row: list[int]
+    rows: list[int]
+    first_token: list[int]
+    stop_token: list[int]
+    position: list[int]
+    pages: list[int]
+    items: list[int]
+    class_number: list[int]
 
 
 def metadata_shape(
@@ -131,69 +202,88 @@ def metadata_shape(
     It cannot overflow where a page has one place in one chain of pages, as pages of a prefix tree do. There are at most
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
     node it lies in, and once more for each further reader where its node is not shared; a node that is not shared saves
-    less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are cut into items
-    that are full but for the last, or for one long item's half of its width (see `cut`). Hence
+    less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are split into items
+    that are full but for the last, or for one long item's half of its width (see `split_items`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
         items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (shorter items in half a long one)
+
+    Raises ValueError if a number is not positive.
     """
     if min(rows, page_size, max_context_tokens, pool_pages) < 1:
         raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
-    widest = min((c[0] for c in CLASSES[kernel] if c[0] >= rows), default=rows)
-    wanted = [c if rows > 1 else (*c[:2], (1,)) for c in CLASSES[kernel] if c[0] <= widest]
-    by_size = {(min(width, rows), max(1, tokens // page_size)): lanes for width, tokens, lanes in wanted}
-    classes = tuple(ItemClass(*size, by_size[size]) for size in sorted(by_size))
+    classes = item_classes(rows, page_size, kernel)
+    longest = {c.rows: c.pages for c in classes}  # of each width; classes are sorted, so that the last one stays
     context_pages = -(-max_context_tokens // page_size)
     pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
-    longest = {c.rows: c.pages for c in classes}
+    items = pages // min(longest.values()) + (2 * rows - 1) * most_short_items(classes)
+    items += max(c.lanes[0] for c in classes)  # a tile reads so many items, wherever it starts
+    return MetadataShape(
+        rows=rows,
+        page_size=page_size,
+        pool_pages=pool_pages,
+        classes=classes,
+        items=items,
+        pages=pages + max(longest.values()),
+        share_tokens=SHARE_TOKENS,
+        kernel=kernel,
+    )
+
+
+def item_classes(rows: int, page_size: int, kernel: KernelName) -> tuple[ItemClass, ...]:
+    """The classes of a step of `rows` rows, by rising rows, then pages: no wider than the step needs."""
+    sizes = TILE_SIZES[kernel]
+    widest = min((size.rows for size in sizes if size.rows >= rows), default=rows)
+    lanes_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by rows and pages, of which several sizes may have the same
+    for size in sizes:
+        if size.rows <= widest:
+            key = min(size.rows, rows), max(1, size.tokens // page_size)
+            lanes_of[key] = size.lanes if rows > 1 else (1,)
+    return tuple(ItemClass(width, pages, lanes_of[width, pages]) for width, pages in sorted(lanes_of))
+
+
+def most_short_items(classes: Sequence[ItemClass]) -> int:
+    """How many items shorter than a width's longest class one node of the page tree may leave, at least 1."""
     halves = Counter[int]()
     for short, long in pairwise(classes):
         if short.rows == long.rows:
             halves[long.rows] += -(-long.pages // (2 * short.pages))
-    pieces = max([1, *halves.values()])
-    items = pages // min(longest.values()) + (2 * rows - 1) * pieces
-    items += max(c.lanes[0] for c in classes)  # a round reads so many, wherever it starts
-    return MetadataShape(
-        rows, page_size, pool_pages, classes, items, pages + max(longest.values()), SHARE_TOKENS, kernel
+    return max([1, *halves.values()])
+
+
+def unpack_metadata(shape: MetadataShape, packed: Any) -> AttentionMetadata:
+    """Views into what `build_attention_metadata` packs. `packed`: int32 `[shape.size()]`, of numpy or JAX."""
+    sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
+    parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    class_ends, sorted_to_batch, batch_to_sorted, visible_tokens, items, pages = parts
+    return AttentionMetadata(
+        class_ends=class_ends,
+        sorted_to_batch=sorted_to_batch,
+        batch_to_sorted=batch_to_sorted,
+        visible_tokens=visible_tokens,
+        items=items.reshape(ITEM_FIELDS, shape.items),
+        pages=pages,
     )
 
 
 def build_attention_metadata(segments: Sequence[Segment], shape: MetadataShape, out: Int32s) -> None:
-    """Plan one step: fills `out` int32 `[shape.size()]`, to be unpacked by `unpack_metadata` inside the jitted step.
+    """Fill `out`, int32 `[shape.size()]`, with the metadata of one step; `unpack_metadata` reads it in the jitted step.
 
-    Rows of no segment see nothing. Raises PlanOverflow if the batch is no tree of pages (see `metadata_shape`) and
+    Rows of no segment see nothing. Raises MetadataOverflow if the batch is no tree of pages (see `metadata_shape`) and
     ValueError if segments overlap, leave the batch or lack pages; `out` is undefined then.
     """
     if out.shape != (shape.size(),) or out.dtype != np.int32:
         raise ValueError(f"out must be int32 [{shape.size()}]")
-    check(segments, shape)
-    used = [-(-(s.position + s.rows) // shape.page_size) for s in segments]
-    by_path = sorted(range(len(segments)), key=lambda i: segments[i].pages[: used[i]].tobytes())
-    segments = [segments[i] for i in by_path]
-    runs = share(segments, [used[i] for i in by_path], shape)
-
-    ends, order, inverse, length, table, pages = unpack_metadata(shape, out)
-    sort_rows(segments, order, inverse, length)
-    listed = sum(len(run.path) for run in runs)
-    spare = max(c.pages for c in shape.classes)  # a round reads this many entries, wherever it starts
-    if listed + spare > shape.pages:
-        raise MetadataOverflow(f"{listed} page entries are more than a tree of {shape.pool_pages} pages can need")
-    pages[listed : listed + spare] = 0
-    if not runs:
-        ends[:] = 0
-        return
-    np.concatenate([run.path for run in runs], out=pages[:listed])
-    if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
-        raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
-    items, kind = cut(runs, shape)
-    count = items.shape[1]
-    if count > shape.items:
-        raise MetadataOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
-    ends[:] = np.bincount(kind, minlength=len(ends)).cumsum()
-    table[:, :count] = items[:, kind.argsort(kind="stable")]
+    check_segments(segments, shape)
+    segments, used_pages = sort_by_pages(segments, shape.page_size)
+    ranges = find_shared_prefixes(segments, used_pages, shape)
+    metadata = unpack_metadata(shape, out)
+    write_row_order(segments, metadata)
+    write_page_list(ranges, shape, metadata.pages)
+    write_items(ranges, shape, metadata)
 
 
-def check(segments: Sequence[Segment], shape: MetadataShape) -> None:
+def check_segments(segments: Sequence[Segment], shape: MetadataShape) -> None:
     """Raise ValueError for what would otherwise be silently wrong data."""
     end = 0
     for s in sorted(segments, key=attrgetter("first_row")):
@@ -208,50 +298,69 @@ def check(segments: Sequence[Segment], shape: MetadataShape) -> None:
         raise ValueError(f"segments take {end} rows, the step has {shape.rows}")
 
 
-def unpack_metadata(shape: MetadataShape, packed: Any) -> AttentionMetadata:
-    """Split what `build_attention_metadata` packs. `packed` is int32 `[shape.size()]`."""
-    sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
-    parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    parts[4] = parts[4].reshape(ITEM_FIELDS, shape.items)
-    return AttentionMetadata(*parts)
+def sort_by_pages(segments: Sequence[Segment], page_size: int) -> tuple[list[Segment], list[int]]:
+    """Segments in an order that makes sharers of leading pages neighbours, and how many pages each of them reads."""
+    used = [-(-(s.position + s.rows) // page_size) for s in segments]
+    # Any order of page ids will do, so that comparing their bytes is enough.
+    order = sorted(range(len(segments)), key=lambda i: segments[i].pages[: used[i]].tobytes())
+    return [segments[i] for i in order], [used[i] for i in order]
 
 
-def sort_rows(segments: Sequence[Segment], order: Int32s, inverse: Int32s, length: Int32s) -> None:
-    """Fill `order` (batch row of each sorted row; rows of no segment last), its inverse, and what sorted rows see."""
-    rows = [*chain.from_iterable(range(s.first_row, s.first_row + s.rows) for s in segments)]
-    seen = [*chain.from_iterable(range(s.position + 1, s.position + s.rows + 1) for s in segments)]
-    length[:] = seen + [0] * (len(length) - len(seen))
-    order[:] = rows + sorted({*range(len(order))}.difference(rows))
-    inverse[order] = np.arange(len(order), dtype=np.int32)
-
-
-def share(segments: Sequence[Segment], used: Sequence[int], shape: MetadataShape) -> list[Run]:
-    """Walk the page tree of segments sorted by their pages, and decide which nodes are read once for all below them.
+def find_shared_prefixes(
+    segments: Sequence[Segment], used_pages: Sequence[int], shape: MetadataShape
+) -> list[PrefixRange]:
+    """Walk the page tree of sorted segments, and decide which nodes are read once for all segments below them.
 
     A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages go to its children.
     """
-    neighbours = pairwise(zip(segments, used, strict=True))
-    common = [0, *(leading(a.pages, b.pages, min(m, n)) for (a, m), (b, n) in neighbours)]  # with the one before
-    row = list(accumulate((s.rows for s in segments), initial=0))
-    end = [s.position + s.rows for s in segments]
-    runs = []
-    todo = [(0, len(segments), 0)] if segments else []
+    common = common_with_previous(segments, used_pages)
+    first_row = list(accumulate((s.rows for s in segments), initial=0))  # sorted row of each segment, and of the end
+    stop_token = [s.position + s.rows for s in segments]
+    ranges = []
+    todo = [Subtree(0, len(segments), 0)] if segments else []
     while todo:
-        low, high, done = todo.pop()
-        s, start = segments[low], done * shape.page_size
-        if high - low == 1:
-            runs.append(Run(row[low], s.rows, start, end[low], s.position, s.pages[done : used[low]]))
+        first, stop, depth = todo.pop()
+        segment = segments[first]
+        if stop - first == 1:  # a leaf
+            ranges.append(
+                PrefixRange(
+                    first_row=first_row[first],
+                    rows=segment.rows,
+                    first_token=depth * shape.page_size,
+                    stop_token=stop_token[first],
+                    position=segment.position,
+                    pages=segment.pages[depth : used_pages[first]],
+                )
+            )
             continue
-        depth = min(common[low + 1 : high])
-        if (high - low - 1) * (depth - done) * shape.page_size >= shape.share_tokens:
-            runs.append(Run(row[low], row[high] - row[low], start, max(end[low:high]), -1, s.pages[done:depth]))
-            done = depth
-        edges = [low, *(i for i in range(low + 1, high) if common[i] == depth), high]
-        todo.extend((a, b, done) for a, b in pairwise(edges))
-    return [run for run in runs if len(run.path)]
+        shared = min(common[first + 1 : stop])  # pages that all of these segments begin with
+        if (stop - first - 1) * (shared - depth) * shape.page_size >= shape.share_tokens:
+            ranges.append(
+                PrefixRange(
+                    first_row=first_row[first],
+                    rows=first_row[stop] - first_row[first],
+                    first_token=depth * shape.page_size,
+                    stop_token=max(stop_token[first:stop]),
+                    position=MANY_SEQUENCES,
+                    pages=segment.pages[depth:shared],
+                )
+            )
+            depth = shared
+        children = [first, *(i for i in range(first + 1, stop) if common[i] == shared), stop]
+        todo.extend(Subtree(begin, end, depth) for begin, end in pairwise(children))
+    return [each for each in ranges if len(each.pages)]
 
 
-def leading(a: Int32s, b: Int32s, limit: int) -> int:
+def common_with_previous(segments: Sequence[Segment], used_pages: Sequence[int]) -> list[int]:
+    """How many leading pages each segment has in common with the one before it; 0 for the first."""
+    common = [0]
+    for i in range(1, len(segments)):
+        limit = min(used_pages[i - 1], used_pages[i])
+        common.append(count_equal_leading(segments[i - 1].pages, segments[i].pages, limit))
+    return common
+
+
+def count_equal_leading(a: Int32s, b: Int32s, limit: int) -> int:
     """How many of the first `limit` entries are equal from the start on."""
     if a[0] != b[0]:
         return 0
@@ -260,39 +369,129 @@ def leading(a: Int32s, b: Int32s, limit: int) -> int:
     return first if differs[first] else limit
 
 
-def cut(runs: Sequence[Run], shape: MetadataShape) -> tuple[Int64s, Int64s]:
-    """Cut runs into items that fit their class. Returns the items `[5, items]` and their classes.
+def write_row_order(segments: Sequence[Segment], metadata: AttentionMetadata) -> None:
+    """Fill the order of sorted rows (rows of no segment last), its inverse, and how many tokens sorted rows see."""
+    rows = [*chain.from_iterable(range(s.first_row, s.first_row + s.rows) for s in segments)]
+    seen = [*chain.from_iterable(range(s.position + 1, s.position + s.rows + 1) for s in segments)]
+    total = len(metadata.visible_tokens)
+    metadata.visible_tokens[:] = seen + [0] * (total - len(seen))
+    metadata.sorted_to_batch[:] = rows + sorted({*range(total)}.difference(rows))
+    metadata.batch_to_sorted[metadata.sorted_to_batch] = np.arange(total, dtype=np.int32)
 
-    Of the classes of a run's width, that of the longest items takes as much as fills them at least half, and so on;
-    that of the shortest takes the rest. The items of one class have similar lengths. Rows of a prompt chunk that see
-    nothing of an item are left out of it.
+
+def write_page_list(ranges: Sequence[PrefixRange], shape: MetadataShape, pages: Int32s) -> None:
+    """Fill the page list with the pages of all ranges, and zeros for tiles that read past the last entry.
+
+    Raises MetadataOverflow if they are too many, ValueError for a page id that is none.
     """
-    size = shape.page_size
-    by_width: dict[int, list[tuple[int, int]]] = {}  # (class, pages), longest first
-    for c, of_class in enumerate(shape.classes):
-        by_width.setdefault(of_class.rows, []).insert(0, (c, of_class.pages))
-    widths = list(by_width)
-    fields = []
-    listed = items = 0
-    for run in runs:
-        at, left = run.start, len(run.path)
-        # Of the widths, ascending, that whose rounds over so many rows cost least.
-        width = 1 if run.rows == 1 else min(widths[1:], key=lambda w: -(-run.rows // w) * (w + ROUND_COST))
-        lengths = by_width[width]
-        for c, most in lengths:
-            into = -(-left // most) if c == lengths[-1][0] else (left + most // 2) // most
-            if into:
-                count = min(left, into * most)
-                fields.append((run.row, run.rows, at, run.stop, run.position, count, listed, items, into, c))
-                at += count * size
-                left -= count
-                listed += count
-                items += into
-    of_piece = np.array(fields, np.int64).T
-    row, rows, start, stop, position, pages, entry, first_item, parts, kind = of_piece.repeat(of_piece[8], axis=1)
-    part = np.arange(items) - first_item
-    begin, end = part * pages // parts, (part + 1) * pages // parts
-    token = start + begin * size
-    skip = np.maximum(token - position, 0) * (position >= 0)
-    tokens = np.minimum((end - begin) * size, stop - token)
-    return np.array((row + skip, rows - skip, entry + begin, tokens, token)), kind
+    listed = sum(len(each.pages) for each in ranges)
+    spare = max(c.pages for c in shape.classes)  # a tile reads this many entries, wherever it starts
+    if listed + spare > shape.pages:
+        raise MetadataOverflow(f"{listed} page entries are more than a tree of {shape.pool_pages} pages can need")
+    pages[listed : listed + spare] = 0
+    if not ranges:
+        return
+    np.concatenate([each.pages for each in ranges], out=pages[:listed])
+    if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
+        raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
+
+
+def write_items(ranges: Sequence[PrefixRange], shape: MetadataShape, metadata: AttentionMetadata) -> None:
+    """Fill the items, sorted by their class, and where each class ends.
+
+    Raises MetadataOverflow if they are too many.
+    """
+    if not ranges:
+        metadata.class_ends[:] = 0
+        return
+    items, class_number = split_items(ranges, shape)
+    count = items.shape[1]
+    if count > shape.items:
+        raise MetadataOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
+    metadata.class_ends[:] = np.bincount(class_number, minlength=len(shape.classes)).cumsum()
+    metadata.items[:, :count] = items[:, class_number.argsort(kind="stable")]
+
+
+def split_items(ranges: Sequence[PrefixRange], shape: MetadataShape) -> tuple[Int64s, Int64s]:
+    """Split prefix ranges into items that fit their class. Returns items `[ITEM_FIELDS, items]` and classes `[items]`.
+
+    The items of one piece have similar lengths. Rows of a prompt chunk that see nothing of an item are left out of it.
+    """
+    pieces = assign_classes(ranges, shape)
+    counts, pages = int64s(pieces.items), int64s(pieces.pages)
+    first_item, first_entry = counts.cumsum() - counts, pages.cumsum() - pages  # ranges are listed in order
+    piece = np.arange(len(counts)).repeat(counts)  # of each item; from here on all arrays are [items]
+    count, pages = counts[piece], pages[piece]
+    number = np.arange(len(piece)) - first_item[piece]  # of the item within its piece
+    begin = number * pages // count  # first page of the item, counted from the piece's first
+    end = (number + 1) * pages // count
+    first_token = int64s(pieces.first_token)[piece] + begin * shape.page_size
+    # Row r of a prompt chunk is at `position + r`, so that the first rows may end before the item's first token.
+    position = int64s(pieces.position)[piece]
+    unseeing_rows = np.maximum(first_token - position, 0) * (position != MANY_SEQUENCES)
+    items = Item(
+        first_row=int64s(pieces.first_row)[piece] + unseeing_rows,
+        rows=int64s(pieces.rows)[piece] - unseeing_rows,
+        first_entry=first_entry[piece] + begin,
+        tokens=np.minimum((end - begin) * shape.page_size, int64s(pieces.stop_token)[piece] - first_token),
+        first_token=first_token,
+    )
+    return np.array(items), int64s(pieces.class_number)[piece]
+
+
+def int64s(numbers: Sequence[int]) -> Int64s:
+    """An array of these numbers."""
+    return np.array(numbers, np.int64)
+
+
+def assign_classes(ranges: Sequence[PrefixRange], shape: MetadataShape) -> Pieces:
+    """Cut each range into pieces, at most one for each class of its width.
+
+    The class of the longest items takes as many pages as fill its items at least half, then the next shorter class, and
+    so on; the class of the shortest items takes the rest.
+    """
+    longest_first = classes_by_width(shape)
+    widths = list(longest_first)
+    pieces = Pieces([], [], [], [], [], [], [], [])
+    for each in ranges:
+        classes = longest_first[cheapest_width(each.rows, widths)]
+        first_token, pages_left = each.first_token, len(each.pages)
+        for item_class in classes:
+            # The rest needs its last item even if that is nearly empty; others only if it is half full.
+            is_shortest = item_class is classes[-1]
+            round_up = item_class.pages - 1 if is_shortest else item_class.pages // 2
+            items = (pages_left + round_up) // item_class.pages
+            if items == 0:
+                continue
+            pages = min(pages_left, items * item_class.pages)
+            pieces.first_row.append(each.first_row)
+            pieces.rows.append(each.rows)
+            pieces.first_token.append(first_token)
+            pieces.stop_token.append(each.stop_token)
+            pieces.position.append(each.position)
+            pieces.pages.append(pages)
+            pieces.items.append(items)
+            pieces.class_number.append(item_class.number)
+            first_token += pages * shape.page_size
+            pages_left -= pages
+    return pieces
+
+
+def classes_by_width(shape: MetadataShape) -> dict[int, list[NumberedClass]]:
+    """The classes of each number of rows, those of the longest items first. Keys are in rising order."""
+    by_width: dict[int, list[NumberedClass]] = {}
+    for number, item_class in enumerate(shape.classes):
+        by_width.setdefault(item_class.rows, []).insert(0, NumberedClass(number, item_class.pages))
+    return by_width
+
+
+def cheapest_width(rows: int, widths: Sequence[int]) -> int:
+    """Of the rising widths of classes, that which computes so many rows at the least cost; 1 only for a single row."""
+    if rows == 1:
+        return 1
+    best, best_cost = 0, 0
+    for width in widths[1:]:
+        cost = -(-rows // width) * (width + TILE_COST_ROWS)
+        if not best or cost < best_cost:
+            best, best_cost = width, cost
+    return best

@@ -1,11 +1,11 @@
 """Attention over a work list on TPU (v5e, v6e): one Pallas kernel that walks the items and never leaves the chip.
 
 A chip has one core, and a grid runs in sequence. So nothing is merged across cores: the running maximum, sum and output
-of every sorted row stay in VMEM while the items of the plan pass by, in the order of the list and as many as there are.
-The list itself is in SMEM. An item's pages come by DMA, the keys, or the values, of all heads of a page in one copy,
-into a ring of buffers: the next items are on their way while one is computed. A page is read once for all its rows.
+of every sorted row stay in VMEM while the items pass by, in the order of the list and as many as there are. The list
+itself is in SMEM. An item's pages come by DMA, the keys, or the values, of all heads of a page in one copy, into a ring
+of buffers: the next items are on their way while one is computed. A page is read once for all its rows.
 
-    sorted rows × group ──▶ VMEM: queries, maximum, sum, output       HBM: pool [kv_heads, pages, page_size, head_dim]
+    sorted rows × group ──▶ VMEM: queries, maximum, sum, output       HBM: pages [kv_heads, pages, page_size, head_dim]
       ┌────────────┐                                                          │ one DMA per page, K and V
       │  window    │  q · k ─▶ mask ─▶ online softmax ─▶ · v  ◀── ring of items: i, i + 1, i + 2, i + 3
       └────────────┘
@@ -14,255 +14,444 @@ The query heads of one KV head are rows of one matrix, `row * group + head`, and
 them: what of a window is not the item's is masked, which costs nothing while the matrix unit is as high as a window.
 If not all of this fits into VMEM, the outer grid takes a few KV heads at a time and walks the list for each.
 
-Heads narrower than the 128 lanes lie side by side in a pool (`pool.pool_struct`): a query is zero but in the lanes of
-its head, and takes those lanes of the output.
+Heads narrower than the 128 lanes lie side by side in a page array (`kv_cache.kv_pages_struct`): a query is zero but in
+the lanes of its head, and takes those lanes of the output.
 
-Numbers of 8 bits are multiplied as bfloat16. Scores are then scaled by the keys' scales, and weights, before they are
+Values of 8 bits are multiplied as bfloat16. Scores are then scaled by the keys' scales, and weights, before they are
 rounded, by the values': no key or value is written a second time.
 
 Under a mesh this runs per shard of the KV heads, in `shard_map(…, check_vma=False)`: no head needs another, all have
-the same plan. Where the ideas came from: ragged paged attention (arXiv 2604.15464), FlashAttention (arXiv 2205.14135).
+the same metadata. Where the ideas came from: ragged paged attention (arXiv 2604.15464), FlashAttention (arXiv
+2205.14135).
+
+    attend ── kernel ─┬─ start_copies   of an item, RING - 1 items ahead
+                      └─ attend_item ── attend_window ── attend_head
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, kv_values
-from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, ItemClass, MetadataShape
-from jaxctx_kernels.reference import FAR, matmul
+from jaxctx_kernels.kv_cache import LANES, KVPages, QuantizedKV, kv_values
+from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemClass, MetadataShape
+from jaxctx_kernels.reference import MASKED_SCORE, matmul
+
+Ref: TypeAlias = Any  # to memory of the device
 
 RING = 4  # items whose pages are on their way or being computed
-ORDERS = 4  # pages ordered in one basic block
-TILE = 16  # rows of a tile of bfloat16 in VMEM; windows start at multiples of it
-LANES = 128
-BLOCK_ROWS = 128  # of narrower windows, several heads are computed in one basic block
+COPIES_PER_BLOCK = 4  # pages whose copies are started in one basic block
+ROW_ALIGNMENT = 16  # rows of a tile of bfloat16 in VMEM; windows start at multiples of it
+ROWS_PER_BLOCK = 128  # of narrower windows, several heads are computed in one basic block
 VMEM_BYTES = 112 * 2**20  # of 128 MiB
 STATE_BYTES = 80 * 2**20  # of these, what `heads_at_once` counts; the rest is for intermediate results
 SMEM_BYTES = 1000 * 2**10  # of 1 MiB
+KEYS, VALUES = range(2)  # in pairs of them
 
 
-class Item(NamedTuple):
-    """An entry of the work list, as scalars: see `plan`."""
+class Memory(NamedTuple):
+    """What the kernel works with: refs. `height` is query rows (rows × group, padded), `heads` those of a grid step."""
 
-    row: jax.Array
-    rows: jax.Array
-    entry: jax.Array
-    tokens: jax.Array
-    start: jax.Array
+    # In SMEM
+    class_ends: Ref  # [classes]
+    items: Ref  # [ITEM_FIELDS * items]
+    page_list: Ref  # [entries]
+    # In VMEM
+    query: Ref  # [heads, height, lanes]
+    visible_tokens: Ref  # [height, 1]
+    # In HBM
+    pages: tuple[Ref, Ref]  # keys, values, as KVPages
+    # In VMEM
+    output: Ref  # [heads, height, lanes]
+    max_score: Ref  # [heads, height, LANES], a row's number in all lanes; in base 2
+    weight_sum: Ref  # as max_score
+    rings: tuple[Ref, Ref]  # keys, values, as KVPages: [RING, heads, pages, page_size, lanes]
+    scales: Ref  # [2, heads, side_by_side, tokens] of one item's keys and values; None where nothing is quantized
+    # Semaphores
+    arrived: Ref  # [RING]
+
+
+@dataclass(frozen=True, slots=True)
+class GridStep:
+    """One grid step: some KV heads, over all items."""
+
+    memory: Memory
+    shape: MetadataShape
+    group: int  # query heads that read one row of lanes
+    score_scale: float  # of scores in base 2
+    item_count: jax.Array
+    first_head: jax.Array
+
+    @property
+    def heads(self) -> int:
+        """KV heads (or rows of lanes with several) of this grid step."""
+        heads: int = self.memory.query.shape[0]
+        return heads
+
+    @property
+    def height(self) -> int:
+        height: int = self.memory.query.shape[1]
+        return height
+
+    @property
+    def page_size(self) -> int:
+        page_size: int = kv_values(self.memory.rings[KEYS]).shape[3]
+        return page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """An aligned range of query rows that see an item, while it is computed."""
+
+    slot: jax.Array  # of the ring
+    pages: int  # of the item's class
+    rows: Any  # slice of the query rows
+    row_numbers: Int32[Array, "rows one"]
+    inside: Bool[Array, "rows one"]  # which rows are the item's, and not of an earlier window
+    visible: Bool[Array, "rows tokens"]
 
 
 def attend(
     q: Float[Array, "rows heads head_dim"],
-    k_pool: KVPages,
-    v_pool: KVPages,
-    plan: AttentionMetadata,
+    k_pages: KVPages,
+    v_pages: KVPages,
+    metadata: AttentionMetadata,
     *,
     shape: MetadataShape,
 ) -> Float32[Array, "rows heads head_dim"]:
-    """See `attention.attend`.
+    """See `dispatch.attend`.
 
     Pages hold a multiple of 16 tokens. Where neither head_dim is a multiple of 128 nor heads lie side by side in the
-    pool, XLA copies the pool before every call. Raises ValueError if the plan is too large for SMEM; the compiler fails
-    if the rows of a single KV head are too many for VMEM, see NOTES.md.
+    page array, XLA copies it before every call. Raises ValueError if the work list is too large for SMEM; the compiler
+    fails if the rows of a single KV head are too many for VMEM, see docs/kernels.md.
     """
     if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
     rows, heads, dim = q.shape
-    (stored, _, page_size, lanes), kind = kv_values(k_pool).shape, kv_values(k_pool).dtype
-    kind = kind if kind.itemsize > 1 else jnp.bfloat16  # what is multiplied
-    beside, group = lanes // dim, heads // stored  # KV heads side by side; query heads that read one row of lanes
-    query = q[plan.order].astype(kind).reshape(rows, stored, beside, group // beside, 1, dim)
-    mine = jnp.eye(beside, dtype=bool)[:, None, :, None]
-    query = jnp.where(mine, query, 0).reshape(rows, stored, group, lanes)
-
-    height = -(-rows * group // TILE) * TILE
-    room = ((0, 0), (0, height - rows * group), (0, 0))
-    query = jnp.pad(query.transpose(1, 0, 2, 3).reshape(stored, rows * group, lanes), room)
-    length = jnp.pad(jnp.repeat(plan.length, group), room[1])[:, None]
-    most = max(c.pages for c in shape.classes)
-    together = heads_at_once(stored, height, lanes, most * page_size, jnp.dtype(kind).itemsize)
+    values = kv_values(k_pages)
+    stored_heads, _, page_size, lanes = values.shape
+    dtype = values.dtype if values.dtype.itemsize > 1 else jnp.bfloat16  # what is multiplied
+    group = heads // stored_heads
+    height = -(-rows * group // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    query = spread_queries(q[metadata.sorted_to_batch].astype(dtype), stored_heads, lanes, height)
+    visible_tokens = jnp.pad(jnp.repeat(metadata.visible_tokens, group), (0, height - rows * group))[:, None]
+    most_pages = max(c.pages for c in shape.classes)
+    together = heads_at_once(stored_heads, height, lanes, most_pages * page_size, jnp.dtype(dtype).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
-    pools = k_pool, v_pool
-    rings = jax.tree.map(lambda array: pltpu.VMEM((RING, together, most, *array.shape[2:]), array.dtype), pools)
-    anywhere = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pools)
-    scales = pltpu.VMEM((2, together, beside, most * page_size), jnp.float32)
+    pages = k_pages, v_pages
     out = pl.pallas_call(
-        partial(kernel, shape=shape, group=group, scale=dim**-0.5 / math.log(2)),
+        partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 / math.log(2)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(stored // together,),
-            in_specs=[of_heads, pl.BlockSpec((height, 1), lambda *_: (0, 0)), anywhere],
+            grid=(stored_heads // together,),
+            in_specs=[
+                of_heads,
+                pl.BlockSpec((height, 1), lambda *_: (0, 0)),
+                jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pages),
+            ],
             out_specs=of_heads,
             scratch_shapes=[
                 pltpu.VMEM((together, height, LANES), jnp.float32),
                 pltpu.VMEM((together, height, LANES), jnp.float32),
-                rings,
-                scales if isinstance(k_pool, QuantizedKV) else None,
+                jax.tree.map(lambda array: ring_buffers(array, together, most_pages), pages),
+                scale_buffer(k_pages, together, most_pages),
                 pltpu.SemaphoreType.DMA((RING,)),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(query.shape, jnp.float32),
-        # The host checked the page ids; on the chip a check takes longer than ordering the copy.
+        # The host checked the page ids; on the chip a check takes longer than starting the copy.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
-    )(plan.ends, plan.items.reshape(-1), plan.pages, query, length, pools)
-    parts = out[:, : rows * group].reshape(stored, rows, beside, group // beside, beside, dim)
-    result = jnp.stack([parts[:, :, n, :, n] for n in range(beside)], 2)  # of each head its own lanes
-    return result.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)[plan.inverse]
+    )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
+    return collect_outputs(out, rows, heads, dim)[metadata.batch_to_sorted]
 
 
-def heads_at_once(stored: int, height: int, lanes: int, tokens: int, size: int) -> int:
-    """How many of `stored` KV heads of numbers of `size` bytes fit into VMEM: the grid has two of each block."""
-    wide = max(lanes, LANES)
-    of_head = height * (2 * wide * (size + 4) + 2 * LANES * 4) + 2 * RING * tokens * wide * size
-    most = (STATE_BYTES - 2 * height * LANES * 4) // of_head
-    return next(n for n in range(stored, 0, -1) if n == 1 or (n <= most and stored % n == 0))
+def spread_queries(
+    q: Float[Array, "rows heads head_dim"], stored_heads: int, lanes: int, height: int
+) -> Float[Array, "stored_heads height lanes"]:
+    """Queries, by rows of lanes of the page array: zero but in the lanes of the KV head that they read."""
+    rows, heads, dim = q.shape
+    side_by_side, group = lanes // dim, heads // stored_heads
+    query = q.reshape(rows, stored_heads, side_by_side, group // side_by_side, 1, dim)
+    own_lanes = jnp.eye(side_by_side, dtype=bool)[:, None, :, None]
+    query = jnp.where(own_lanes, query, 0).reshape(rows, stored_heads, group, lanes)
+    query = query.transpose(1, 0, 2, 3).reshape(stored_heads, rows * group, lanes)
+    return jnp.pad(query, ((0, 0), (0, height - rows * group), (0, 0)))
+
+
+def collect_outputs(
+    out: Float32[Array, "stored_heads height lanes"], rows: int, heads: int, dim: int
+) -> Float32[Array, "rows heads head_dim"]:
+    """The inverse of `spread_queries`: of each output the lanes of its KV head."""
+    stored_heads, _, lanes = out.shape
+    side_by_side, group = lanes // dim, heads // stored_heads
+    parts = out[:, : rows * group].reshape(stored_heads, rows, side_by_side, group // side_by_side, side_by_side, dim)
+    own_lanes = jnp.stack([parts[:, :, n, :, n] for n in range(side_by_side)], 2)
+    return own_lanes.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)
+
+
+def heads_at_once(stored_heads: int, height: int, lanes: int, tokens: int, itemsize: int) -> int:
+    """How many of `stored_heads` KV heads fit into VMEM, of which the grid has two of each block; at least one.
+
+    `tokens` of the longest item, `itemsize` bytes of a number that is multiplied.
+    """
+    width = max(lanes, LANES)
+    queries_and_outputs = height * (2 * width * (itemsize + 4) + 2 * LANES * 4)
+    rings = 2 * RING * tokens * width * itemsize
+    most = (STATE_BYTES - 2 * height * LANES * 4) // (queries_and_outputs + rings)
+    for heads in range(stored_heads, 1, -1):
+        if heads <= most and stored_heads % heads == 0:
+            return heads
+    return 1
+
+
+def ring_buffers(array: jax.Array, heads: int, pages: int) -> Any:
+    """The type of a ring for pages of this array: values `[heads, pages, page_size, lanes]`, or scales, of an item."""
+    return pltpu.VMEM((RING, heads, pages, *array.shape[2:]), array.dtype)
+
+
+def scale_buffer(k_pages: KVPages, heads: int, pages: int) -> Any:
+    """The type of the buffer in which scales of one item's tokens lie side by side; None without scales."""
+    if not isinstance(k_pages, QuantizedKV):
+        return None
+    _, _, side_by_side, page_size = k_pages.scales.shape
+    return pltpu.VMEM((2, heads, side_by_side, pages * page_size), jnp.float32)
 
 
 def kernel(
-    ends: Any,
-    items: Any,
-    pages: Any,
-    query: Any,
-    length: Any,
-    pools: Any,
-    out: Any,
-    peak: Any,
-    total: Any,
-    rings: Any,
-    scales: Any,
-    arrived: Any,
+    class_ends: Ref,
+    items: Ref,
+    page_list: Ref,
+    query: Ref,
+    visible_tokens: Ref,
+    pages: tuple[Ref, Ref],
+    output: Ref,
+    max_score: Ref,
+    weight_sum: Ref,
+    rings: tuple[Ref, Ref],
+    scales: Ref,
+    arrived: Ref,
     *,
     shape: MetadataShape,
     group: int,
-    scale: float,
+    score_scale: float,
 ) -> None:
-    """The heads of one grid step, over all items.
+    """The heads of one grid step, over all items. Arguments are refs as in `Memory`."""
+    memory = Memory(
+        class_ends=class_ends,
+        items=items,
+        page_list=page_list,
+        query=query,
+        visible_tokens=visible_tokens,
+        pages=pages,
+        output=output,
+        max_score=max_score,
+        weight_sum=weight_sum,
+        rings=rings,
+        scales=scales,
+        arrived=arrived,
+    )
+    step = GridStep(
+        memory,
+        shape,
+        group,
+        score_scale,
+        item_count=class_ends[len(shape.classes) - 1],
+        first_head=pl.program_id(0) * query.shape[0],
+    )
+    # Half of MASKED_SCORE, so that a row's maximum is never as low as a masked score, which then weighs 0.
+    max_score[...] = jnp.full(max_score.shape, MASKED_SCORE / 2)
+    weight_sum[...] = jnp.zeros(weight_sum.shape)
+    output[...] = jnp.zeros(output.shape)
+    pl.loop(0, jnp.minimum(RING - 1, step.item_count))(partial(start_copies, step))
+    begin = 0
+    for number, item_class in enumerate(shape.classes):
+        pl.loop(begin, class_ends[number])(partial(visit_item, step, item_class))
+        begin = class_ends[number]
+    total = weight_sum[:, :, :1]
+    output[...] = jnp.where(total == 0, 0, output[...] / total)
 
-    In SMEM: ends, items, pages. In VMEM: query and out `[heads, height, lanes]`, length `[height, 1]`, peak and total
-    `[heads, height, 128]` (a row's number in all lanes), rings `[RING, heads, pages, page_size, lanes]`. In HBM: pools.
-    Pools and rings are pairs, of 8 bits `QuantizedKV`; `scales` `[2, heads, beside, tokens]` those of an item's two.
+
+def visit_item(step: GridStep, item_class: ItemClass, index: jax.Array) -> None:
+    """Start the copies of the item RING - 1 ahead, into the slot of the item before this; then attend to this one."""
+
+    @pl.when(index + RING - 1 < step.item_count)
+    def copy_ahead() -> None:
+        start_copies(step, index + RING - 1)
+
+    attend_item(step, item_class, index)
+
+
+def load_item(step: GridStep, index: jax.Array) -> Item:
+    """An item, as scalars."""
+    items = step.memory.items
+    return Item(*(items[field * step.shape.items + index] for field in range(ITEM_FIELDS)))
+
+
+# Copies into the ring
+
+
+def start_copies(step: GridStep, index: jax.Array) -> None:
+    """Start copying the pages of an item into its slot of the ring. K and V of a slot signal one semaphore."""
+    item, slot = load_item(step, index), jax.lax.rem(index, RING)
+    count = pl.cdiv(item.tokens, step.page_size)
+    start = partial(start_copy, step, item, slot)
+
+    @pl.loop(0, count // COPIES_PER_BLOCK)
+    def start_block(block: jax.Array) -> None:
+        for n in range(COPIES_PER_BLOCK):
+            start(block * COPIES_PER_BLOCK + n)
+
+    pl.loop(count // COPIES_PER_BLOCK * COPIES_PER_BLOCK, count)(start)
+
+
+def start_copy(step: GridStep, item: Item, slot: jax.Array, number: jax.Array) -> None:
+    """Start copying keys, values and scales of one page of an item, for all heads of the grid step."""
+    memory = step.memory
+    page = memory.page_list[item.first_entry + number]
+    for array, ring in zip(jax.tree.leaves(memory.pages), jax.tree.leaves(memory.rings), strict=True):
+        source = array.at[pl.ds(step.first_head, step.heads), page]
+        pltpu.make_async_copy(source, ring.at[slot, :, number], memory.arrived.at[slot]).start()
+
+
+def wait_for_copies(step: GridStep, item: Item, slot: jax.Array) -> None:
+    """Wait until all pages of an item are in the ring."""
+    for ring in jax.tree.leaves(step.memory.rings):
+        copied = ring.at[slot, :, pl.ds(0, pl.cdiv(item.tokens, step.page_size))]
+        pltpu.make_async_copy(copied, copied, step.memory.arrived.at[slot]).wait()
+
+
+def clear_values(step: GridStep, tokens: jax.Array, slot: jax.Array, pages: int) -> None:
+    """Zero the values past an item's tokens: anything may be there, and 0 * NaN is NaN. No int8 is NaN."""
+    ring = kv_values(step.memory.rings[VALUES])
+    if ring.dtype == jnp.int8:
+        return
+
+    @pl.loop(tokens // step.page_size, pages)
+    def clear_page(page: jax.Array) -> None:
+        values = ring[slot, :, page]
+        token = page * step.page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+        ring[slot, :, page] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
+
+
+def lay_out_scales(step: GridStep, slot: jax.Array, pages: int) -> None:
+    """Bring the scales of an item's tokens, which the ring has page by page, side by side."""
+    scales, page_size = step.memory.scales, step.page_size
+
+    @pl.loop(0, step.heads)
+    def lay_out_head(head: jax.Array) -> None:
+        for kind, ring in enumerate(step.memory.rings):
+            for n in range(pages):
+                scales[kind, head, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, head, n]
+
+
+# Attention to one item
+
+
+def attend_item(step: GridStep, item_class: ItemClass, index: jax.Array) -> None:
+    """Merge an item into the running softmax of its rows, window by window."""
+    item, slot = load_item(step, index), jax.lax.rem(index, RING)
+    wait_for_copies(step, item, slot)
+    clear_values(step, item.tokens, slot, item_class.pages)
+    if step.memory.scales is not None:
+        lay_out_scales(step, slot, item_class.pages)
+    width = -(-item_class.rows * step.group // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    first, end = item.first_row * step.group, (item.first_row + item.rows) * step.group  # query rows
+    base = first // ROW_ALIGNMENT * ROW_ALIGNMENT
+
+    @pl.loop(0, pl.cdiv(end - base, width))
+    def visit_window(number: jax.Array) -> None:
+        window = load_window(step, item_class, item, slot, base + number * width, width, first, end)
+        attend_window(step, window, width)
+
+
+def load_window(
+    step: GridStep,
+    item_class: ItemClass,
+    item: Item,
+    slot: jax.Array,
+    begin: jax.Array,
+    width: int,
+    first: jax.Array,
+    end: jax.Array,
+) -> Window:
+    """The window of `width` query rows from `begin` on, of an item whose query rows are `first` .. `end` - 1."""
+    tokens = item_class.pages * step.page_size
+    low = pl.multiple_of(jnp.minimum(begin, step.height - width), ROW_ALIGNMENT)  # the last window may reach back
+    rows = pl.ds(low, width)
+    row = low + jax.lax.broadcasted_iota(jnp.int32, (width, 1), 0)
+    inside = (row >= jnp.maximum(first, begin)) & (row < end)
+    visible_tokens = step.memory.visible_tokens[rows]
+    seen = jnp.where(inside, jnp.clip(visible_tokens - item.first_token, 0, item.tokens), 0)
+    visible = jax.lax.broadcasted_iota(jnp.int32, (width, tokens), 1) < seen
+    return Window(slot, item_class.pages, rows, row, inside, visible)
+
+
+def attend_window(step: GridStep, window: Window, width: int) -> None:
+    """All heads of one window, several in a basic block if that is narrow."""
+    attend = partial(attend_head, step, window)
+    block = heads_per_block(step.heads, width)
+
+    @pl.loop(0, step.heads, step=block)
+    def attend_block(head: jax.Array) -> None:
+        for n in range(block):
+            attend(head + n)
+
+
+def heads_per_block(heads: int, width: int) -> int:
+    """How many heads of windows of `width` rows to compute in one basic block: a divisor of `heads`."""
+    for block in (8, 4, 2):
+        if heads % block == 0 and block * width <= ROWS_PER_BLOCK:
+            return block
+    return 1
+
+
+def attend_head(step: GridStep, window: Window, head: jax.Array) -> None:
+    """Merge the item into the running softmax of one head's rows of a window."""
+    memory, rows = step.memory, window.rows
+    key = load_ring(step, window, memory.rings[KEYS], head)
+    value = load_ring(step, window, memory.rings[VALUES], head)
+    score = matmul("md,sd->ms", memory.query[head, rows], key) * step.score_scale
+    score = jnp.where(window.visible, scale_columns(step, window, score, KEYS, head), MASKED_SCORE)
+    old = memory.max_score[head, rows]
+    new = jnp.maximum(old, score.max(-1, keepdims=True))
+    weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as MASKED_SCORE
+    shrink = jnp.exp2(old - new)
+    scaled = scale_columns(step, window, weight, VALUES, head)
+    product = matmul("ms,sd->md", scaled.astype(memory.query.dtype), value)
+    output = memory.output[head, rows] * shrink[:, :1] + product
+    memory.max_score[head, rows] = new
+    memory.weight_sum[head, rows] = memory.weight_sum[head, rows] * shrink + weight.sum(-1, keepdims=True)
+    # Other rows keep their output: the product may be NaN because of another sequence's values.
+    memory.output[head, rows] = jnp.where(window.inside, output, memory.output[head, rows])
+
+
+def load_ring(step: GridStep, window: Window, ring: Ref, head: jax.Array) -> Float[Array, "tokens lanes"]:
+    """Keys (or values) of one head of the window's item, as they are multiplied."""
+    pages: jax.Array = kv_values(ring)[window.slot, head, : window.pages]
+    return pages.reshape(window.pages * step.page_size, pages.shape[-1]).astype(step.memory.query.dtype)
+
+
+def scale_columns(
+    step: GridStep, window: Window, x: Float32[Array, "rows tokens"], kind: int, head: jax.Array
+) -> Float32[Array, "rows tokens"]:
+    """Columns times the scales of their tokens' keys or values (`kind`), 0 where a row sees nothing.
+
+    Of heads that lie side by side each row takes the scales of its own.
     """
-    heads, height, lanes = query.shape
-    copied = list(zip(jax.tree.leaves(pools), jax.tree.leaves(rings), strict=True))
-    k_ring, v_ring = map(kv_values, rings)
-    page_size = k_ring.shape[3]
-    count = ends[len(shape.classes) - 1]
-    first_head = pl.program_id(0) * heads
-
-    def item(index: jax.Array) -> Item:
-        return Item(*(items[field * shape.items + index] for field in range(ITEM_FIELDS)))
-
-    def fetch(index: jax.Array) -> None:
-        """Order the pages of an item. K and V of a slot signal one semaphore."""
-        at, slot = item(index), jax.lax.rem(index, RING)
-        count = pl.cdiv(at.tokens, page_size)
-
-        def order(n: jax.Array) -> None:
-            page = pages[at.entry + n]
-            for pool, ring in copied:
-                source = pool.at[pl.ds(first_head, heads), page]
-                pltpu.make_async_copy(source, ring.at[slot, :, n], arrived.at[slot]).start()
-
-        @pl.loop(0, count // ORDERS)
-        def _(n: jax.Array) -> None:
-            for k in range(ORDERS):
-                order(n * ORDERS + k)
-
-        pl.loop(count // ORDERS * ORDERS, count)(order)
-
-    def clear(tokens: jax.Array, slot: jax.Array, most: int) -> None:
-        """Values past the item's tokens: anything may be there, and 0 * NaN is NaN."""
-        if v_ring.dtype == jnp.int8:
-            return
-
-        @pl.loop(tokens // page_size, most)
-        def _(n: jax.Array) -> None:
-            values = v_ring[slot, :, n]
-            token = n * page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-            v_ring[slot, :, n] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
-
-    def lay_out(slot: jax.Array, most: int) -> None:
-        """The scales of an item's tokens, of each page by itself, side by side."""
-
-        @pl.loop(0, heads)
-        def _(h: jax.Array) -> None:
-            for of, ring in enumerate(rings):
-                for n in range(most):
-                    scales[of, h, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, h, n]
-
-    def visit(kind: ItemClass, index: jax.Array) -> None:
-        at, slot = item(index), jax.lax.rem(index, RING)
-        for ring in jax.tree.leaves(rings):
-            here = ring.at[slot, :, pl.ds(0, pl.cdiv(at.tokens, page_size))]
-            pltpu.make_async_copy(here, here, arrived.at[slot]).wait()
-        clear(at.tokens, slot, kind.pages)
-        if scales is not None:
-            lay_out(slot, kind.pages)
-        wide, tokens = -(-kind.rows * group // TILE) * TILE, kind.pages * page_size
-        first, last = at.row * group, (at.row + at.rows) * group
-        base = first // TILE * TILE
-
-        @pl.loop(0, pl.cdiv(last - base, wide))
-        def _(n: jax.Array) -> None:
-            begin = base + n * wide
-            low = pl.multiple_of(jnp.minimum(begin, height - wide), TILE)  # the last window may reach back
-            here = pl.ds(low, wide)
-            row = low + jax.lax.broadcasted_iota(jnp.int32, (wide, 1), 0)
-            inside = (row >= jnp.maximum(first, begin)) & (row < last)
-            seen = jnp.where(inside, jnp.clip(length[here] - at.start, 0, at.tokens), 0)
-            visible = jax.lax.broadcasted_iota(jnp.int32, (wide, tokens), 1) < seen
-
-            def scaled(x: jax.Array, of: int, h: jax.Array) -> jax.Array:
-                """Columns times their tokens' scales, in a row's own head of those that lie side by side."""
-                if scales is None:
-                    return x
-                known = scales[of, h, :, :tokens]
-                mine = known[:1]
-                for n in range(1, scales.shape[2]):
-                    mine = jnp.where(row % group // (group // scales.shape[2]) == n, known[n : n + 1], mine)
-                return jnp.where(visible, x * mine, 0)
-
-            def head(h: jax.Array) -> None:
-                k, v = (r[slot, h, : kind.pages].reshape(tokens, lanes).astype(query.dtype) for r in (k_ring, v_ring))
-                score = matmul("md,sd->ms", query[h, here], k) * scale
-                score = jnp.where(visible, scaled(score, 0, h), FAR)
-                old = peak[h, here]
-                new = jnp.maximum(old, score.max(-1, keepdims=True))
-                weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as FAR
-                shrink = jnp.exp2(old - new)
-                product = matmul("ms,sd->md", scaled(weight, 1, h).astype(query.dtype), v)
-                more = out[h, here] * shrink[:, :1] + product
-                peak[h, here] = new
-                total[h, here] = total[h, here] * shrink + weight.sum(-1, keepdims=True)
-                out[h, here] = jnp.where(inside, more, out[h, here])  # values may be NaN, of another sequence
-
-            block = next(n for n in (8, 4, 2, 1) if heads % n == 0 and (n == 1 or n * wide <= BLOCK_ROWS))
-
-            @pl.loop(0, heads, step=block)
-            def _(h: jax.Array) -> None:
-                for k in range(block):
-                    head(h + k)
-
-    peak[...] = jnp.full(peak.shape, FAR / 2)
-    total[...] = jnp.zeros(total.shape)
-    out[...] = jnp.zeros(out.shape)
-    pl.loop(0, jnp.minimum(RING - 1, count))(fetch)
-    start = 0
-    for c, kind in enumerate(shape.classes):
-
-        @pl.loop(start, ends[c])
-        def _(index: jax.Array, kind: ItemClass = kind) -> None:
-            pl.when(index + RING - 1 < count)(lambda: fetch(index + RING - 1))  # into the slot that is free since
-            visit(kind, index)
-
-        start = ends[c]
-    sums = total[:, :, :1]
-    out[...] = jnp.where(sums == 0, 0, out[...] / sums)
+    scales = step.memory.scales
+    if scales is None:
+        return x
+    side_by_side = scales.shape[2]
+    of_tokens = scales[kind, head, :, : x.shape[1]]
+    own = of_tokens[:1]
+    for n in range(1, side_by_side):
+        is_own = window.row_numbers % step.group // (step.group // side_by_side) == n
+        own = jnp.where(is_own, of_tokens[n : n + 1], own)
+    return jnp.where(window.visible, x * own, 0)

@@ -1,130 +1,409 @@
-"""Attention over a work list: in plain JAX, or by the kernel that the plan's shape names.
+"""Attention over a work list in plain JAX: the CPU's path and the yardstick of the kernels.
 
-The reference, in plain JAX, is the CPU path and the yardstick of the kernels: a loop over the items of a plan, as many
-as there are, carries per row the running maximum, sum and unnormalised output in float32 and merges each item into them
-by log-sum-exp, exact in any order (FlashAttention, arXiv 2205.14135). Rows are kept in the plan's order, in which the
-rows of an item are one slice; heads are never mixed, so that all of it shards over the KV heads.
+A loop over the items of the metadata, as many as there are, carries per row the running maximum, sum and unnormalised
+output in float32 and merges each item into them by log-sum-exp, exact in any order (FlashAttention, arXiv 2205.14135).
+Rows are kept in sorted order, in which the rows of an item are one slice; heads are never mixed, so that all of it
+shards over the KV heads. One step of the loop computes a *tile*:
 
-A mask narrows what the plan lets rows see: it says of every row and every index, the place of a token in its sequence's
-chain of pages, whether the row sees it. Without one nothing is computed for it. Kernels know nothing of masks, which
-only passes have: under a mask the reference serves every platform.
+    many rows of one item                      several items of one row each (lanes)
+              pages of the item                          pages        pages
+    row  5    ████████                         lane 0    ████  ← row 2
+    row  6    █████████                        lane 1    ██    ← row 7
+    row  7    ██████████   one slice of rows   lane 2    ████  ← row 7: two lanes may have the same row
+
+A mask narrows what the metadata lets rows see: it says of every row and every index, the place of a token in its
+sequence's chain of pages, whether the row sees it. Without one nothing is computed for it. Kernels know nothing of
+masks: under a mask the reference serves every platform.
+
+    attend ── fold_tiles ── for each class and number of lanes: fold_items ── while there are items: attend_tile
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, kv_values, numbers
-from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, ItemClass, MetadataShape
+from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, decode, kv_values
+from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemClass, MetadataShape
 
 Carry = TypeVar("Carry")
-Mask = Bool[Array, "rows indices"]
-Sums: TypeAlias = tuple[jax.Array, ...]  # of every row: greatest score, sum of weights, output
-FAR = -1e30  # below any score, and finite so that differences of two are defined
+Mask: TypeAlias = Bool[Array, "rows indices"]
+MASKED_SCORE = -1e30  # below any score, and finite so that differences of two are defined
 
 
-class Round(NamedTuple):
-    """A step of the loop: some rows of an item, or several items of a row each, and what they see of their pages.
+class Tile(NamedTuple):
+    """What one step of the loop computes: some rows of an item, or several items of a row each, and their pages.
 
-    Shapes follow the class: `lanes` items at once, all of the class's rows and pages. Lanes may be of one row.
+    `lanes` items are computed at once, all rows and pages of the class. Lanes may have the same row.
     """
 
-    kind: ItemClass
-    row: Int32[Array, " lanes"]  # first sorted row
+    item_class: ItemClass
+    first_row: Int32[Array, " lanes"]  # sorted row
+    rows: Int32[Array, " lanes"]  # of the item from `first_row` on, which may be more than the tile has
     pages: Int32[Array, "lanes pages"]
-    start: Int32[Array, " lanes"]  # index of the first token of the pages
+    first_token: Int32[Array, " lanes"]  # index of the first token of the pages
     tokens: Int32[Array, " lanes"]  # of the pages, how many any row of the item sees; 0 in lanes without an item
     seen: Int32[Array, "lanes rows"]  # of these, how many each row sees; 0 where it is not a row of the item
 
 
-@partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
+class RunningSoftmax(NamedTuple):
+    """What has been merged so far, of all sorted rows or of a tile's (lanes × queries instead of rows × group)."""
+
+    max_score: Float32[Array, "kv_heads rows group"]  # scores are in base 2
+    weight_sum: Float32[Array, "kv_heads rows group"]
+    output: Float32[Array, "kv_heads rows group head_dim"]  # not divided by the sum
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What the tiles of one call read."""
+
+    query: Float[Array, "kv_heads padded_rows group head_dim"]  # in sorted order
+    k_pages: KVPages
+    v_pages: KVPages
+    mask: Bool[Array, "padded_rows padded_indices"] | None  # in sorted order
+    page_size: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.query.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.query.shape[3]
+
+
+class TileKV(NamedTuple):
+    """Keys and values of a tile's slots, `slots = pages * page_size`. Scales are None where pages are not quantized."""
+
+    keys: Float[Array, "kv_heads lanes slots head_dim"]
+    values: Float[Array, "kv_heads lanes slots head_dim"]  # 0 where nothing is stored that any row sees
+    key_scales: Float32[Array, "kv_heads lanes one slots"] | None
+    value_scales: Float32[Array, "kv_heads lanes one slots"] | None
+    stored: Bool[Array, "lanes slots"]  # whether any row of the item sees the slot
+
+
+class Visibility(NamedTuple):
+    """Which slots of a tile its queries see. A lane's queries are the query heads of its rows, `row * group + head`."""
+
+    in_item: Bool[Array, "lanes queries slots"]  # by the metadata
+    visible: Bool[Array, "lanes queries slots"]  # by metadata and mask
+    nonfinite: Bool[Array, "kv_heads lanes slots"] | None  # under a mask: slots with a value that is not finite
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLoop:
+    """A loop over items of one class, `lanes` at a time, up to item `stop`."""
+
+    metadata: AttentionMetadata
+    shape: MetadataShape
+    visible_tokens: Int32[Array, " padded_rows"]
+    item_class: ItemClass
+    lanes: int
+    stop: Int32[Array, ""]
+
+
+class LoopState(NamedTuple, Generic[Carry]):
+    """What the loop carries from tile to tile."""
+
+    item: Int32[Array, ""]
+    rows_done: Int32[Array, ""]  # of the item, by earlier tiles
+    carry: Carry
+
+
 def attend(
     q: Float[Array, "rows heads head_dim"],
-    k_pool: KVPages,
-    v_pool: KVPages,
-    plan: AttentionMetadata,
-    mask: Mask | None = None,
+    k_pages: KVPages,
+    v_pages: KVPages,
+    metadata: AttentionMetadata,
+    mask: Mask | None,
     *,
     shape: MetadataShape,
 ) -> Float32[Array, "rows heads head_dim"]:
-    """Softmax attention, scale head_dim**-0.5, of every row over the tokens that its plan and `mask` let it see.
-
-    Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
-    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
-    mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index of the plan.
-    """
-    if shape.kernel == "gpu" and mask is None:
-        from jaxctx_kernels.mosaic_hopper import attend as on_gpu
-
-        return on_gpu(q, k_pool, v_pool, plan, shape=shape)
-    if shape.kernel == "tpu" and mask is None:
-        from jaxctx_kernels.pallas_tpu import attend as on_tpu
-
-        return on_tpu(q, k_pool, v_pool, plan, shape=shape)
+    """See `dispatch.attend`."""
     rows, heads, dim = q.shape
-    stored, _, _, lanes = kv_values(k_pool).shape
-    kv_heads = stored * (lanes // dim)
+    stored_heads, _, _, lanes = kv_values(k_pages).shape
+    kv_heads = stored_heads * (lanes // dim)
     group = heads // kv_heads
-    spare = max(c.rows for c in shape.classes)  # a round may reach past the last row
-    query = q[plan.order].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
-    query = jnp.pad(query, ((0, 0), (0, spare), (0, 0), (0, 0)))
-    allowed = None if mask is None else in_plan_order(mask, plan, shape)
-
-    def visit(carry: Sums, at: Round) -> Sums:
-        mine, peak, total, out = (take_rows(x, at) for x in (query, *carry))
-        known = jnp.arange(at.kind.pages * shape.page_size) < at.tokens[:, None]
-        k, v = read(k_pool, at, dim), jnp.where(known[..., None], read(v_pool, at, dim), 0)
-        k_scale, v_scale = read_scales(k_pool, at), read_scales(v_pool, at)
-        planned = jnp.arange(known.shape[1]) < jnp.repeat(at.seen, group, 1)[..., None]
-        seen, odd = planned, None
-        if allowed is not None:
-            seen &= jnp.repeat(allowed_in(allowed, at, shape), group, 1)
-            odd = ~jnp.isfinite(v).all(-1)  # a row that does not see the slot must not get 0 * NaN
-            v = jnp.where(jnp.isfinite(v), v, 0)
-            if v_scale is not None:
-                odd |= ~jnp.isfinite(v_scale[:, :, 0])
-                v_scale = jnp.where(jnp.isfinite(v_scale), v_scale, 0)
-        score = scores(mine.astype(k.dtype), k) * (dim**-0.5 * math.log2(math.e))
-        score = jnp.where(seen, score if k_scale is None else score * k_scale, FAR)
-        top = score.max(-1)
-        same = at.row[:, None] == at.row  # lanes of one row end with the same sums
-        if len(at.row) > 1:
-            top = jnp.where(same[..., None], top[:, None], FAR).max(2)
-        new_peak = jnp.maximum(peak, top)
-        weight = (exp2 if v.dtype == jnp.bfloat16 else jnp.exp2)(score - new_peak[..., None])
-        if allowed is not None:  # else a row that is inside sees something, and FAR below its peak is 0
-            weight = jnp.where(seen, weight, 0)
-        scaled = weight if v_scale is None else weight * jnp.where(known[:, None], v_scale, 0)
-        scaled = jax.lax.optimization_barrier(scaled.astype(v.dtype))
-        # Without scales narrow weights are summed as they are multiplied: what rounding does to them cancels.
-        new_total = (scaled if v_scale is None else weight).sum(-1, dtype=jnp.float32)
-        new_out = matmul("hnms,hnsd->hnmd", scaled, v)
-        if odd is not None:
-            new_out = jnp.where((seen & odd[:, :, None]).any(-1)[..., None], jnp.nan, new_out)
-        if len(at.row) > 1:
-            new_total, new_out = add_lanes(same, new_total, new_out)
-        shrink = jnp.exp2(peak - new_peak)
-        inside = planned[..., 0]
-        new = (
-            new_peak,
-            jnp.where(inside, total * shrink + new_total, total),
-            jnp.where(inside[..., None], out * shrink[..., None] + new_out, out),
-        )
-        return tuple(put_rows(x, y, at) for x, y in zip(carry, new, strict=True))
-
-    nothing = jnp.zeros_like(query[..., 0], jnp.float32)
-    start: Sums = (nothing + FAR, nothing, jnp.zeros_like(query, jnp.float32))
-    _, total, out = walk(plan, shape, start, visit)
+    query = q[metadata.sorted_to_batch].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
+    query = jnp.pad(query, ((0, 0), (0, widest_tile(shape)), (0, 0), (0, 0)))
+    allowed = None if mask is None else sort_mask(mask, metadata, shape)
+    inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size)
+    zeros = jnp.zeros_like(query[..., 0], jnp.float32)
+    nothing = RunningSoftmax(zeros + MASKED_SCORE, zeros, jnp.zeros_like(query, jnp.float32))
+    _, total, out = fold_tiles(metadata, shape, nothing, partial(attend_tile, inputs))
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
-    return out[:, plan.inverse].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
+    return out[:, metadata.batch_to_sorted].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
 
 
-def exp2(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+# The loop over items
+
+
+def widest_tile(shape: MetadataShape) -> int:
+    """Rows that per-row arrays are padded by, since a tile may reach past the last row."""
+    return max(c.rows for c in shape.classes)
+
+
+def fold_tiles(
+    metadata: AttentionMetadata, shape: MetadataShape, carry: Carry, visit: Callable[[Carry, Tile], Carry]
+) -> Carry:
+    """Fold `visit` over the tiles of all items, class by class: as many tiles as there is work, none for padding.
+
+    Items of one row are taken by the class's lanes, as long as there are so many; the fewest lanes take the rest.
+    """
+    visible_tokens = jnp.pad(metadata.visible_tokens, (0, widest_tile(shape)))
+    item = jnp.zeros_like(metadata.class_ends[0])
+    for number, item_class in enumerate(shape.classes):
+        for lanes in item_class.lanes:
+            stop = metadata.class_ends[number]
+            loop = ItemLoop(metadata, shape, visible_tokens, item_class, lanes, stop)
+            item, carry = fold_items(loop, item, carry, visit)
+        item = metadata.class_ends[number]
+    return carry
+
+
+def fold_items(
+    loop: ItemLoop, item: Int32[Array, ""], carry: Carry, visit: Callable[[Carry, Tile], Carry]
+) -> tuple[Int32[Array, ""], Carry]:
+    """Fold `visit` over the tiles from `item` on. Returns the first item that is left over, and the result."""
+    takes_rest = loop.lanes == loop.item_class.lanes[-1]
+    stop = loop.stop - (0 if takes_rest else loop.lanes - 1)  # others stop where not all lanes would have an item
+    start = LoopState(item, jnp.zeros_like(item), carry)
+    end = jax.lax.while_loop(partial(is_before, stop), partial(visit_tile, loop, visit), start)
+    return end.item, end.carry
+
+
+def is_before(stop: Int32[Array, ""], state: LoopState[Carry]) -> Bool[Array, ""]:
+    """Whether the loop has items left."""
+    return state.item < stop
+
+
+def visit_tile(loop: ItemLoop, visit: Callable[[Carry, Tile], Carry], state: LoopState[Carry]) -> LoopState[Carry]:
+    """Visit the next tile and move on, to the next rows of the same item or to the next items."""
+    tile = load_tile(loop, state.item, state.rows_done)
+    carry = visit(state.carry, tile)
+    width = loop.item_class.rows
+    if width == 1:
+        return LoopState(state.item + loop.lanes, state.rows_done, carry)
+    has_more_rows = tile.rows[0] > width
+    item = jnp.where(has_more_rows, state.item, state.item + 1)
+    return LoopState(item, jnp.where(has_more_rows, state.rows_done + width, 0), carry)
+
+
+def load_tile(loop: ItemLoop, item: Int32[Array, ""], rows_done: Int32[Array, ""]) -> Tile:
+    """The tile of `lanes` items from `item` on, without the rows that earlier tiles have done."""
+    shape, item_class = loop.shape, loop.item_class
+    loaded = Item(*jax.lax.dynamic_slice(loop.metadata.items, (0, item), (ITEM_FIELDS, loop.lanes)))
+    missing = item + jnp.arange(loop.lanes) >= loop.stop
+    first_row = jnp.where(missing, shape.rows, loaded.first_row + rows_done)
+    rows = jnp.where(missing, 0, loaded.rows - rows_done)
+    tokens = jnp.where(missing, 0, loaded.tokens)
+    entry = jnp.where(missing, 0, loaded.first_entry)
+    entries = entry[:, None] + jnp.arange(item_class.pages)
+    pages = loop.metadata.pages.at[entries].get(mode="promise_in_bounds")
+    tile_rows = first_row[:, None] + jnp.arange(item_class.rows)
+    seen = loop.visible_tokens.at[tile_rows].get(mode="promise_in_bounds") - loaded.first_token[:, None]
+    seen = jnp.where(jnp.arange(item_class.rows) < rows[:, None], jnp.clip(seen, 0, tokens[:, None]), 0)
+    return Tile(item_class, first_row, rows, pages, loaded.first_token, tokens, seen)
+
+
+# One tile
+
+
+def attend_tile(inputs: AttentionInputs, state: RunningSoftmax, tile: Tile) -> RunningSoftmax:
+    """Merge what the rows of a tile see of its pages into their running softmax."""
+    query = take_rows(inputs.query, tile)
+    old = RunningSoftmax(
+        max_score=take_rows(state.max_score, tile),
+        weight_sum=take_rows(state.weight_sum, tile),
+        output=take_rows(state.output, tile),
+    )
+    kv = read_tile(inputs, tile)
+    kv, visibility = apply_mask(inputs, tile, kv)
+    score = masked_scores(query, kv, visibility.visible, inputs.head_dim)
+    max_score = score.max(-1)
+    has_lanes = len(tile.first_row) > 1
+    same_row = tile.first_row[:, None] == tile.first_row  # lanes of one row have to end with the same numbers
+    if has_lanes:
+        max_score = jnp.where(same_row[..., None], max_score[:, None], MASKED_SCORE).max(2)
+    max_score = jnp.maximum(old.max_score, max_score)
+    weight_sum, output = weigh_values(score, max_score, kv, visibility, is_masked=inputs.mask is not None)
+    if has_lanes:
+        weight_sum, output = add_lanes(same_row, weight_sum, output)
+    shrink = jnp.exp2(old.max_score - max_score)
+    inside = visibility.in_item[..., 0]  # rows of the item see at least its first token
+    new = RunningSoftmax(
+        max_score=max_score,
+        weight_sum=jnp.where(inside, old.weight_sum * shrink + weight_sum, old.weight_sum),
+        output=jnp.where(inside[..., None], old.output * shrink[..., None] + output, old.output),
+    )
+    return RunningSoftmax(
+        max_score=put_rows(state.max_score, new.max_score, tile),
+        weight_sum=put_rows(state.weight_sum, new.weight_sum, tile),
+        output=put_rows(state.output, new.output, tile),
+    )
+
+
+def read_tile(inputs: AttentionInputs, tile: Tile) -> TileKV:
+    """Read a tile's pages. Values that no row sees become 0: anything may be there, and 0 * NaN is NaN."""
+    slots = tile.item_class.pages * inputs.page_size
+    stored = jnp.arange(slots) < tile.tokens[:, None]
+    keys = read_values(inputs.k_pages, tile, inputs.head_dim)
+    values = jnp.where(stored[..., None], read_values(inputs.v_pages, tile, inputs.head_dim), 0)
+    return TileKV(
+        keys=keys,
+        values=values,
+        key_scales=read_scales(inputs.k_pages, tile),
+        value_scales=read_scales(inputs.v_pages, tile),
+        stored=stored,
+    )
+
+
+def apply_mask(inputs: AttentionInputs, tile: Tile, kv: TileKV) -> tuple[TileKV, Visibility]:
+    """Which slots the queries see. Under a mask, values that are not finite become 0 and are remembered.
+
+    A row that does not see such a slot must not get 0 * NaN; those that see it get NaN in `weigh_values`.
+    """
+    group = inputs.group
+    in_item = jnp.arange(kv.stored.shape[1]) < jnp.repeat(tile.seen, group, 1)[..., None]
+    if inputs.mask is None:
+        return kv, Visibility(in_item, in_item, None)
+    visible = in_item & jnp.repeat(tile_mask(inputs.mask, tile, inputs.page_size), group, 1)
+    nonfinite = ~jnp.isfinite(kv.values).all(-1)
+    kv = kv._replace(values=jnp.where(jnp.isfinite(kv.values), kv.values, 0))
+    if kv.value_scales is not None:
+        nonfinite |= ~jnp.isfinite(kv.value_scales[:, :, 0])
+        kv = kv._replace(value_scales=jnp.where(jnp.isfinite(kv.value_scales), kv.value_scales, 0))
+    return kv, Visibility(in_item, visible, nonfinite)
+
+
+def masked_scores(
+    query: Float[Array, "kv_heads lanes queries head_dim"],
+    kv: TileKV,
+    visible: Bool[Array, "lanes queries slots"],
+    head_dim: int,
+) -> Float32[Array, "kv_heads lanes queries slots"]:
+    """Scaled scores in base 2; MASKED_SCORE where a query does not see the slot."""
+    score = query_key_products(query.astype(kv.keys.dtype), kv.keys) * (head_dim**-0.5 * math.log2(math.e))
+    return jnp.where(visible, score if kv.key_scales is None else score * kv.key_scales, MASKED_SCORE)
+
+
+def weigh_values(
+    score: Float32[Array, "kv_heads lanes queries slots"],
+    max_score: Float32[Array, "kv_heads lanes queries"],
+    kv: TileKV,
+    visibility: Visibility,
+    *,
+    is_masked: bool,
+) -> tuple[Float32[Array, "kv_heads lanes queries"], Float32[Array, "kv_heads lanes queries head_dim"]]:
+    """The sum of weights 2**(score - max_score), and the sum of values times them."""
+    values, value_scales = kv.values, kv.value_scales
+    exp2 = exp2_approximately if values.dtype == jnp.bfloat16 else jnp.exp2
+    weight = exp2(score - max_score[..., None])
+    if is_masked:  # else each row of the item sees something, and MASKED_SCORE below its maximum weighs 0
+        weight = jnp.where(visibility.visible, weight, 0)
+    scaled = weight
+    if value_scales is not None:
+        scaled = weight * jnp.where(kv.stored[:, None], value_scales, 0)
+    scaled = jax.lax.optimization_barrier(scaled.astype(values.dtype))
+    # Without scales narrow weights are summed as they are multiplied: what rounding does to them cancels.
+    weight_sum = (scaled if value_scales is None else weight).sum(-1, dtype=jnp.float32)
+    output = matmul("hnms,hnsd->hnmd", scaled, values)
+    if visibility.nonfinite is not None:
+        sees_nonfinite = (visibility.visible & visibility.nonfinite[:, :, None]).any(-1)
+        output = jnp.where(sees_nonfinite[..., None], jnp.nan, output)
+    return weight_sum, output
+
+
+def add_lanes(
+    same_row: Bool[Array, "lanes lanes"],
+    weight_sum: Float32[Array, "kv_heads lanes queries"],
+    output: Float32[Array, "kv_heads lanes queries head_dim"],
+) -> tuple[Float32[Array, "kv_heads lanes queries"], Float32[Array, "kv_heads lanes queries head_dim"]]:
+    """Add up each lane's sum and output with those of the lanes of its row. A row's NaN stays its own."""
+    nonfinite = ~(jnp.isfinite(weight_sum) & jnp.isfinite(output).all(-1))
+    output = matmul("nk,hkmd->hnmd", same_row.astype(jnp.float32), jnp.where(nonfinite[..., None], 0, output))
+    meets_nonfinite = (same_row[..., None] & nonfinite[:, None]).any(2)
+    weight_sum = jnp.where(same_row[..., None], weight_sum[:, None], 0).sum(2)
+    return weight_sum, jnp.where(meets_nonfinite[..., None], jnp.nan, output)
+
+
+# Rows and pages of a tile
+
+
+def take_rows(x: jax.Array, tile: Tile) -> jax.Array:
+    """Of `x` `[kv_heads, rows, group, …]` the rows of a tile, as `[kv_heads, lanes, tile rows * group, …]`."""
+    if len(tile.first_row) > 1:
+        return x.at[:, tile.first_row].get(mode="promise_in_bounds")
+    taken = jax.lax.dynamic_slice_in_dim(x, tile.first_row[0], tile.item_class.rows, 1)
+    return taken.reshape(x.shape[0], -1, *x.shape[3:])[:, None]
+
+
+def put_rows(x: jax.Array, y: jax.Array, tile: Tile) -> jax.Array:
+    """`x` with the rows of a tile replaced by `y`: the inverse of `take_rows`."""
+    if len(tile.first_row) > 1:
+        return x.at[:, tile.first_row].set(y, mode="promise_in_bounds")
+    rows = y[:, 0].reshape(x.shape[0], tile.item_class.rows, *x.shape[2:])
+    return jax.lax.dynamic_update_slice_in_dim(x, rows, tile.first_row[0], 1)
+
+
+def read_values(pages: KVPages, tile: Tile, head_dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
+    """A tile's keys (or values), not yet scaled. Heads that lie side by side (`kv_cache`) are taken apart."""
+    array = kv_values(pages)
+    read = decode(array.at[:, tile.pages].get(mode="promise_in_bounds"))
+    stored_heads, lanes, row_width = array.shape[0], len(tile.first_row), array.shape[3]
+    if row_width == head_dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
+        return read.reshape(stored_heads, lanes, -1, head_dim)
+    read = read.reshape(stored_heads, lanes, -1, row_width // head_dim, head_dim)
+    return jnp.moveaxis(read, 3, 1).reshape(-1, lanes, read.shape[2], head_dim)
+
+
+def read_scales(pages: KVPages, tile: Tile) -> Float32[Array, "kv_heads lanes one slots"] | None:
+    """What scores of keys, or weights of values, are multiplied by, which are fewer numbers than keys or values."""
+    if not isinstance(pages, QuantizedKV):
+        return None
+    scales = pages.scales.at[:, tile.pages].get(mode="promise_in_bounds")
+    slots = tile.item_class.pages * scales.shape[-1]
+    return jnp.moveaxis(scales, 3, 1).reshape(-1, len(tile.first_row), 1, slots)
+
+
+def sort_mask(
+    mask: Mask, metadata: AttentionMetadata, shape: MetadataShape
+) -> Bool[Array, "padded_rows padded_indices"]:
+    """The mask with its rows in sorted order, padded for a tile that reaches past the last row or index."""
+    most_tokens = shape.page_size * max(c.pages for c in shape.classes)
+    return jnp.pad(mask[metadata.sorted_to_batch], ((0, widest_tile(shape)), (0, most_tokens)))
+
+
+def tile_mask(
+    sorted_mask: Bool[Array, "padded_rows padded_indices"], tile: Tile, page_size: int
+) -> Bool[Array, "lanes rows slots"]:
+    """What the mask of `sort_mask` lets a tile's rows see of its slots."""
+    size = tile.item_class.rows, tile.item_class.pages * page_size
+    take = partial(take_window, sorted_mask, size)
+    return jax.vmap(take)(tile.first_row, tile.first_token)
+
+
+def take_window(
+    sorted_mask: Bool[Array, "padded_rows padded_indices"],
+    size: tuple[int, int],
+    row: Int32[Array, ""],
+    index: Int32[Array, ""],
+) -> Bool[Array, "rows slots"]:
+    """`size` rows and indices of a mask, from `row` and `index` on."""
+    return jax.lax.dynamic_slice(sorted_mask, (row, index), size)
+
+
+# Arithmetic
+
+
+def exp2_approximately(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
     """2^x for x up to 0, within 1.1e-4, a twentieth of what narrowing it to bfloat16 loses; 0 below -127.
 
     A cubic polynomial takes half as long as XLA's exponential, which is a sixth of a long prompt's attention.
@@ -137,108 +416,18 @@ def exp2(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def add_lanes(
-    same: Bool[Array, "lanes lanes"], total: Float32[Array, "h lanes m"], out: Float32[Array, "h lanes m d"]
-) -> tuple[jax.Array, jax.Array]:
-    """Sum each lane's total and output with those of the lanes of its row. A row's NaN stays its own."""
-    odd = ~(jnp.isfinite(total) & jnp.isfinite(out).all(-1))
-    out = matmul("nk,hkmd->hnmd", same.astype(jnp.float32), jnp.where(odd[..., None], 0, out))
-    met = (same[..., None] & odd[:, None]).any(2)
-    return jnp.where(same[..., None], total[:, None], 0).sum(2), jnp.where(met[..., None], jnp.nan, out)
-
-
-def take_rows(x: jax.Array, at: Round) -> jax.Array:
-    """Of `x` `[kv_heads, rows, group, …]` the rows of a round, as `[kv_heads, lanes, rows * group, …]`."""
-    if len(at.row) > 1:
-        return x.at[:, at.row].get(mode="promise_in_bounds")
-    taken = jax.lax.dynamic_slice_in_dim(x, at.row[0], at.kind.rows, 1)
-    return taken.reshape(x.shape[0], -1, *x.shape[3:])[:, None]
-
-
-def put_rows(x: jax.Array, y: jax.Array, at: Round) -> jax.Array:
-    """The inverse of `take_rows`."""
-    if len(at.row) > 1:
-        return x.at[:, at.row].set(y, mode="promise_in_bounds")
-    return jax.lax.dynamic_update_slice_in_dim(x, y[:, 0].reshape(x.shape[0], at.kind.rows, *x.shape[2:]), at.row[0], 1)
-
-
-def walk(plan: AttentionMetadata, shape: MetadataShape, carry: Carry, visit: Callable[[Carry, Round], Carry]) -> Carry:
-    """Fold `visit` over the rounds of all items, class by class: as many rounds as there is work, none for padding.
-
-    Items of one row are taken by the class's lanes, as long as there are so many; the fewest lanes take the rest.
-    """
-    length = jnp.pad(plan.length, (0, max(c.rows for c in shape.classes)))
-
-    def rounds(kind: ItemClass, lanes: int, stop: jax.Array, index: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
-        def step(state: tuple[jax.Array, jax.Array, Carry]) -> tuple[jax.Array, jax.Array, Carry]:
-            index, done, carry = state
-            row, rows, entry, tokens, start = jax.lax.dynamic_slice(plan.items, (0, index), (ITEM_FIELDS, lanes))
-            missing = index + jnp.arange(lanes) >= stop
-            row, rows = jnp.where(missing, shape.rows, row + done), jnp.where(missing, 0, rows - done)
-            tokens, entry = jnp.where(missing, 0, tokens), jnp.where(missing, 0, entry)
-            ids = plan.pages.at[entry[:, None] + jnp.arange(kind.pages)].get(mode="promise_in_bounds")
-            seen = length.at[row[:, None] + jnp.arange(kind.rows)].get(mode="promise_in_bounds") - start[:, None]
-            seen = jnp.where(jnp.arange(kind.rows) < rows[:, None], jnp.clip(seen, 0, tokens[:, None]), 0)
-            carry = visit(carry, Round(kind, row, ids, start, tokens, seen))
-            if kind.rows == 1:
-                return index + lanes, done, carry
-            more = rows[0] > kind.rows
-            return jnp.where(more, index, index + 1), jnp.where(more, done + kind.rows, 0), carry
-
-        most = stop - (lanes - 1 if lanes > kind.lanes[-1] else 0)
-        index, _, carry = jax.lax.while_loop(lambda state: state[0] < most, step, (index, jnp.zeros_like(index), carry))
-        return index, carry
-
-    index = jnp.zeros_like(plan.ends[0])
-    for c, kind in enumerate(shape.classes):
-        for lanes in kind.lanes:
-            index, carry = rounds(kind, lanes, plan.ends[c], index, carry)
-        index = plan.ends[c]
-    return carry
-
-
-def in_plan_order(mask: Mask, plan: AttentionMetadata, shape: MetadataShape) -> Bool[Array, "all_rows all_indices"]:
-    """The mask, rows sorted as the plan's are, with room for a round that reaches past the last row or index."""
-    spare = max(c.rows for c in shape.classes), shape.page_size * max(c.pages for c in shape.classes)
-    return jnp.pad(mask[plan.order], ((0, spare[0]), (0, spare[1])))
-
-
-def allowed_in(allowed: jax.Array, at: Round, shape: MetadataShape) -> Bool[Array, "lanes rows slots"]:
-    """What of a round's slots the mask lets its rows see."""
-    size = at.kind.rows, at.kind.pages * shape.page_size
-    return jax.vmap(lambda row, start: jax.lax.dynamic_slice(allowed, (row, start), size))(at.row, at.start)
-
-
-def read(pool: KVPages, at: Round, dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
-    """The pages of a round, heads that lie side by side (`pool.pool_struct`) taken apart. Not yet scaled."""
-    plain = kv_values(pool)
-    pages = numbers(plain.at[:, at.pages].get(mode="promise_in_bounds"))
-    if plain.shape[3] == dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
-        return pages.reshape(plain.shape[0], len(at.row), -1, dim)
-    pages = pages.reshape(plain.shape[0], len(at.row), -1, plain.shape[3] // dim, dim)
-    return jnp.moveaxis(pages, 3, 1).reshape(-1, len(at.row), pages.shape[2], dim)
-
-
-def read_scales(pool: KVPages, at: Round) -> Float32[Array, "kv_heads lanes one slots"] | None:
-    """What scores of keys, or weights of values, are multiplied by: less than all the numbers that these scale."""
-    if not isinstance(pool, QuantizedKV):
-        return None
-    scales = pool.scales.at[:, at.pages].get(mode="promise_in_bounds")
-    return jnp.moveaxis(scales, 3, 1).reshape(-1, len(at.row), 1, at.kind.pages * scales.shape[-1])
-
-
-def scores(
+def query_key_products(
     q: Float[Array, "kv_heads lanes queries head_dim"], k: Float[Array, "kv_heads lanes slots head_dim"]
 ) -> Float32[Array, "kv_heads lanes queries slots"]:
     """q · k. On CPU few queries are faster as right operand; the barrier keeps XLA from swapping them back."""
     if q.shape[2] > 8:
         return matmul("hnmd,hnsd->hnms", q, k)
-    score: jax.Array = jax.lax.optimization_barrier(matmul("hnsd,hnmd->hnsm", k, q))
-    return score.swapaxes(2, 3)
+    product: jax.Array = jax.lax.optimization_barrier(matmul("hnsd,hnmd->hnsm", k, q))
+    return product.swapaxes(2, 3)
 
 
 def matmul(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Products of float32 exactly, of bfloat16 as they are; sums in float32."""
+    """Einstein sum of two: products of float32 exactly, of bfloat16 as they are; sums in float32."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     product: jax.Array = jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)
     return product

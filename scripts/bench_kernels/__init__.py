@@ -5,7 +5,7 @@ else: a large copy, for how fast memory is, and a large bfloat16 product, for ho
 must read or compute at the least, by the time it took, is then a fraction of either ceiling.
 
 timing.py      what is timed, the ceilings, and the rounds
-attention.py   batches for `jaxctx_kernels.attend`, also with nothing shared and in plain JAX without a plan
+attention.py   batches for `jaxctx_kernels.attend`, also with nothing shared and in plain JAX without metadata
 steps.py       the whole step of a model of random weights
 report.py      fractions, as table, JSON and picture
 command.py     the command line

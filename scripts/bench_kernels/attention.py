@@ -1,8 +1,8 @@
 """Batches for `jaxctx_kernels.attend`, and three ways through them.
 
-planned     as the engine does it: pages that rows share are read once for all of them
-unshared    the same kernel and pages, by a plan that reads them for each row
-plain       what one writes without a plan: gather each sequence's pages, attend to them, sequence by sequence
+shared      as the engine does it: pages that rows share are read once for all of them
+unshared    the same kernel and pages, by metadata with which they are read for each row
+plain       what one writes without metadata: gather each sequence's pages, attend to them, sequence by sequence
 
 A call goes through several layers, each with its own pages, so that no cache holds what a layer reads, and so that what
 is computed once a step is computed once.
@@ -31,6 +31,7 @@ from jaxctx_kernels import (
     unpack_metadata,
     write_kv,
 )
+from jaxctx_kernels.metadata import Item
 
 UNSHARED, PLAIN = "unshared", "plain"
 WRITTEN_AT_ONCE = 1 << 14  # rows
@@ -85,13 +86,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a plan does with a batch."""
+    """What the attention metadata of a batch came to."""
 
     kernel: str
     items: int
     pages_read: int
     pages_seen: int  # of all segments together
-    plan_us: float  # of the host, the quickest of several
+    metadata_us: float  # that the host took to build it, the quickest of several
 
 
 class Dealer:
@@ -165,11 +166,11 @@ def random_pools(layer: Layer, pages: int) -> Pools:
 
 
 @partial(jax.jit, static_argnames="shape")
-def planned(q: jax.Array, pools: Pools, packed: jax.Array, *, shape: MetadataShape) -> jax.Array:
+def attend_layers(q: jax.Array, pools: Pools, packed: jax.Array, *, shape: MetadataShape) -> jax.Array:
     """Layer after layer, as in a step: what one returns is the next one's query."""
-    plan = unpack_metadata(shape, packed)
+    metadata = unpack_metadata(shape, packed)
     for k, v in pools:
-        q = attend(q, k, v, plan, shape=shape).astype(q.dtype)
+        q = attend(q, k, v, metadata, shape=shape).astype(q.dtype)
     return q
 
 
@@ -223,7 +224,7 @@ class Attention:
     """A batch on its way through a layer's pools."""
 
     def __init__(self, batch: Batch, layer: Layer, pools: Pools, longest: int) -> None:
-        """`longest`: tokens of the longest context that plans have room for; equal ones are compiled once."""
+        """`longest`: tokens of the longest context that metadata has capacity for; equal ones are compiled once."""
         self.batch, self._layer, self._pools = batch, layer, pools
         pages = pools[0][0].shape[1]
         kernel = select_kernel(jax.default_backend(), pools[0][0])
@@ -236,36 +237,36 @@ class Attention:
         self._q = np.asarray(q)
 
     def works(self, with_plain: bool = True) -> Iterator[tuple[Work, Reading | None]]:
-        """To be timed, and what plans made of it. Raises AssertionError if two ways disagree."""
+        """What is to be timed, with what its metadata came to. Raises AssertionError if two ways disagree."""
         segments, layer = self.batch.segments, self._layer
         tokens = len(np.unique(np.concatenate(sees(segments, layer.page_size)))) * layer.page_size
         each = partial(
             Work, read_bytes=tokens * layer.token_bytes, flops=self.batch.pairs * layer.pair_flops, parts=layer.layers
         )
         name = self.batch.name
-        ours, reading, got = self._planned(self._shape)
+        ours, reading, got = self._by_metadata(self._shape)
         yield each(name, ours), reading
         if reading.pages_seen > reading.pages_read:
-            ours, reading, other = self._planned(self._unshared)
+            ours, reading, other = self._by_metadata(self._unshared)
             np.testing.assert_allclose(got, other, atol=0.03)
             yield each(f"{name}, {UNSHARED}", ours), reading
         if with_plain:
             yield each(f"{name}, {PLAIN}", self._plain(got)), None
 
-    def _planned(self, shape: MetadataShape) -> tuple[Call, Reading, np.ndarray]:
+    def _by_metadata(self, shape: MetadataShape) -> tuple[Call, Reading, np.ndarray]:
         packed = np.empty(shape.size(), np.int32)
         spent = []
         for _ in range(5):
             begin = time.perf_counter()
             build_attention_metadata(self.batch.segments, shape, packed)
             spent.append(time.perf_counter() - begin)
-        plan = unpack_metadata(shape, packed)
-        items = plan.items[:, : plan.ends[-1]]
-        pages = int((items[2] + -(-items[3] // self._layer.page_size)).max())  # entries of the page list
+        metadata = unpack_metadata(shape, packed)
+        items = Item(*metadata.items[:, : metadata.class_ends[-1]])
+        pages = int((items.first_entry + -(-items.tokens // self._layer.page_size)).max())  # entries of the page list
         seen = sum(len(table) for table in sees(self.batch.segments, self._layer.page_size))
         q, on_device = jnp.asarray(self._q), jnp.asarray(packed)
-        call = partial(planned, q, self._pools, on_device, shape=shape)
-        reading = Reading(shape.kernel, items.shape[1], pages, seen, min(spent) * 1e6)
+        call = partial(attend_layers, q, self._pools, on_device, shape=shape)
+        reading = Reading(shape.kernel, len(items.rows), pages, seen, min(spent) * 1e6)
         return call, reading, np.asarray(call(), np.float32)
 
     def _plain(self, got: np.ndarray) -> Call:

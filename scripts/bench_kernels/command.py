@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="how often each runs (default: 9)")
     parser.add_argument("--only", default="", metavar="TEXT", help="batches whose name contains this")
     parser.add_argument("--scattered", action="store_true", help="pages in random order instead of consecutive ones")
-    parser.add_argument("--no-plain", action="store_true", help="without attention that has no plan")
+    parser.add_argument("--no-plain", action="store_true", help="without attention in plain JAX")
     parser.add_argument("--kernels-only", action="store_true", help="without whole steps")
     parser.add_argument(
         "--shape",

@@ -20,7 +20,7 @@ class Result:
     """A work's measures. Fractions are those of the ceilings of the same round."""
 
     work: Work
-    reading: Reading | None  # of what has a plan
+    reading: Reading | None  # of what has attention metadata
     seconds: Sequence[float]
     of_copy: Spread
     of_product: Spread
@@ -72,16 +72,16 @@ def machine() -> dict[str, Any]:
 def table(found: Sequence[Result]) -> str:
     """One line a work: median (smallest-largest) of its time and of its fractions."""
     lines = [
-        f"{'':46}{'kernel':>10}{'items':>7}{'pages: read of seen':>21}{'plan, µs':>10}"
+        f"{'':46}{'kernel':>10}{'items':>7}{'pages: read of seen':>21}{'metadata, µs':>14}"
         f"{'ms':>24}{'GB/s':>8}{'of copy':>9}{'TFLOP/s':>9}{'of product':>12}  roofline"
     ]
     for result in found:
-        work, ms, plan = result.work, result.milliseconds, f"{'':48}"
+        work, ms, built = result.work, result.milliseconds, f"{'':52}"
         if reading := result.reading:
             pages = f"{reading.pages_read} of {reading.pages_seen}"
-            plan = f"{reading.kernel:>10}{reading.items:>7}{pages:>21}{reading.plan_us:>10.0f}"
+            built = f"{reading.kernel:>10}{reading.items:>7}{pages:>21}{reading.metadata_us:>14.0f}"
         seconds = ms.median / 1e3
-        line = f"{work.name:46}{plan}{ms!s:>24}{work.read_bytes / seconds / 1e9:>8.1f}{result.of_copy.median:>9.2f}"
+        line = f"{work.name:46}{built}{ms!s:>24}{work.read_bytes / seconds / 1e9:>8.1f}{result.of_copy.median:>9.2f}"
         line += f"{work.flops / seconds / 1e12:>9.3f}{result.of_product.median:>12.2f}  {result.roofline}"
         lines.append(line)
     return "\n".join(lines)
@@ -94,7 +94,7 @@ def as_json(found: Sequence[Result], settings: Mapping[str, Any]) -> dict[str, A
         return {
             "read_bytes": result.work.read_bytes,
             "flops": result.work.flops,
-            "plan": result.reading and asdict(result.reading),
+            "metadata": result.reading and asdict(result.reading),
             "seconds": list(result.seconds),
             "milliseconds": asdict(result.milliseconds),
             "of_copy": asdict(result.of_copy),

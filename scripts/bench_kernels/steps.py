@@ -20,7 +20,7 @@ import numpy as np
 from bench_kernels.timing import Work
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import step
-from jaxctx.engine.runner.model_runner import CompiledModel
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder
@@ -144,7 +144,7 @@ class Steps:
 
     def _packed(self, shape: StepShape, segments: Sequence[Segment]) -> np.ndarray:
         packed = np.zeros(shape.size, np.int32)
-        views, size = step.split(packed, shape), self.sizes.page_size
+        views, size = step.unpack_inputs(packed, shape), self.sizes.page_size
         views.slots[:] = self.sizes.streams  # that of nobody
         views.sampling[:] = row_words()
         for number, s in enumerate(segments):
@@ -153,7 +153,7 @@ class Steps:
             views.positions[rows] = at
             views.kv_slots[rows] = s.pages[at // size] * size + at % size
             views.sample_rows[number], views.slots[number] = rows.stop - 1, number
-        build_attention_metadata(segments, shape.plan, views.plan)
+        build_attention_metadata(segments, shape.metadata, views.metadata)
         return packed
 
     def _run(self, compiled: jax.stages.Compiled, packed: jax.Array) -> jax.Array:

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, page_bytes, pages_in_host_memory
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
-from jaxctx.engine.runner.model_runner import CompiledModel
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, CheckpointError

@@ -25,7 +25,7 @@ import pytest
 import jaxctx
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
 from tests.e2e.prepared import PreparedServer
-from tests.e2e.test_command import COMMAND, SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from tests.e2e.test_command import COMMAND, SMALL, Server
 from tests.e2e.test_programs import Caller
 
 KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
@@ -107,7 +107,7 @@ async def output(caller: Caller, case: Case) -> str:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(6 * 3600)
-async def test_a_thousand_losses_change_no_output(compile_cache: Path, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_thousand_losses_change_no_output(compile_cache: Path, tmp_path: Path) -> None:
     fleet = Fleet(compile_cache, tmp_path)
     try:
         async with grpc.aio.insecure_channel(fleet.router.address) as channel:

@@ -27,7 +27,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.model.text import Detokenizer
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.test_command import COMMAND, SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from tests.e2e.test_command import COMMAND, SMALL, Server
 from tests.e2e.test_programs import SYSTEM, Caller, out
 from tests.echo import echo_next, pairs_text
 
@@ -91,7 +91,7 @@ class Cluster:
         self._said.close()
 
     async def gone(self, address: str) -> float:
-        """When the router noticed that an engine had ended, in unix seconds: by its log, as this process may be busy."""
+        """When the router noticed that an engine had ended, in unix seconds, by its log: this process may be busy."""
         line = ""
         while not (found := re.search(rf'"time": "([^"]+)".*\bengine {address} is gone.*\n', line)):
             line = ("" if line.endswith("\n") else line) + self._said.readline()
@@ -112,7 +112,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:  # noqa: F811
+def cluster(compile_cache: Path, tmp_path_factory: Any) -> Iterator[Cluster]:
     found = Cluster(compile_cache, tmp_path_factory.mktemp("log") / "log")
     yield found
     found.end()

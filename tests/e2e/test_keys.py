@@ -17,7 +17,7 @@ from jaxctx import errors
 from tests.readme import ROOT
 from tests.server.test_reload import line, replaced
 
-from .test_command import ECHO, SMALL, Server, compile_cache, environment  # noqa: F401 - a fixture
+from .test_command import ECHO, SMALL, Server, environment
 
 HANGUP = 1 << (signal.SIGHUP - 1)  # its bit in the kernel's sets of signals
 BROKEN = "KEYS_NOT_RELOADED"
@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(compile_cache: Path, file: Path, logged: Path) -> Iterator[Server]:  # noqa: F811
+def server(compile_cache: Path, file: Path, logged: Path) -> Iterator[Server]:
     with logged.open("w") as stderr:
         server = Server(*SMALL, "--keys", str(file), cache=compile_cache, command=ECHO, stderr=stderr)
     yield server
@@ -91,7 +91,7 @@ def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads another process's signals on Linux")
 @pytest.mark.parametrize("role", ["both", "router", "engine"])
-def test_the_signal_ends_no_server_whatever_it_does(role: str, compile_cache: Path, logged: Path) -> None:  # noqa: F811
+def test_the_signal_ends_no_server_whatever_it_does(role: str, compile_cache: Path, logged: Path) -> None:
     """From when the process ignores it, which is what it does first, until it serves, and while it does."""
     arguments = [*SMALL, "--role", role, *(["--router", "127.0.0.1:9"] if role == "engine" else [])]
     command = [*ECHO, *arguments, "--grpc-port", "0", "--compile-cache", str(compile_cache)]

@@ -14,7 +14,7 @@ import jaxctx
 from jaxctx import errors
 from tests.readme import example
 
-from .test_command import ECHO, SMALL, Server, compile_cache  # noqa: F401 - a fixture
+from .test_command import ECHO, SMALL, Server
 from .test_scenarios import THOUSAND, greedy, oracle
 
 PROMPT = THOUSAND[:200]
@@ -26,7 +26,7 @@ def store(tmp_path) -> Path:
 
 
 @pytest.fixture
-def start(store: Path, compile_cache: Path) -> Iterator:  # noqa: F811
+def start(store: Path, compile_cache: Path) -> Iterator:
     servers: list[Server] = []
 
     def begin(*more: str) -> Server:
@@ -81,6 +81,7 @@ async def test_14_what_was_saved_survives_the_servers_death(start, store) -> Non
     killed(server)
 
 
+@pytest.mark.slow
 async def test_14_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
     """Saves one version after the other until the server dies, then looks at what there is."""
     acknowledged = 0
@@ -119,7 +120,7 @@ async def test_14_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
         killed(server)
 
 
-def test_the_readmes_save_kill_open_runs_as_pasted(store, compile_cache) -> None:  # noqa: F811
+def test_the_readmes_save_kill_open_runs_as_pasted(store, compile_cache) -> None:
     said = []
     for name in ("save", "open"):
         server = Server(*SMALL, "--store", str(store), cache=compile_cache)

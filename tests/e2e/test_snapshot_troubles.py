@@ -15,9 +15,9 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.scheduler.scheduler import ALONE
-from jaxctx.engine.snapshots.save_open import READ_AHEAD
+from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
-from tests.jaxctx.store.interrupted import Interrupted
+from tests.jaxctx.store.fault_injection import Interrupted
 
 from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 
@@ -109,7 +109,7 @@ async def test_a_save_that_is_given_up_leaves_nothing(client, engine, gate, fold
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else errors.DeadlineExceeded):
         await saving
     # The server learns of it a little later than the caller: if the gate is open by then the save comes to its end.
-    await until(lambda: not engine._saves or any(task.cancelling() for task in asyncio.all_tasks()))
+    await until(lambda: not engine.snapshot_service.is_saving or any(task.cancelling() for task in asyncio.all_tasks()))
     gate.open()
     await context.truncate(3)
     await until(lambda: not packs(folder))
@@ -300,14 +300,14 @@ class TestManyPages:
         await client.clear_cache()
         made, most = list[weakref.ref[object]](), 0
 
-        def page(data: memoryview, make: Callable[[memoryview], object] = engine.core.runner.page) -> object:
+        def page(data: memoryview, make: Callable[[memoryview], object] = engine.core.runner.make_page) -> object:
             nonlocal most
             page = make(data)
             made.append(weakref.ref(page))
             most = max(most, sum(each() is not None for each in made))
             return page
 
-        monkeypatch.setattr(engine.core.runner, "page", page)
+        monkeypatch.setattr(engine.core.runner, "make_page", page)
         opened = await client.open("a")
         assert opened.opened is not None
         assert opened.opened.restored == 6000
@@ -348,7 +348,7 @@ class TestSlowStore:
         idle = await filled(client, THOUSAND[500:900])
         await (await filled(client, [7] * 900)).close()
         assert (await idle.refresh()).state is jaxctx.ContextState.SUSPENDED
-        monkeypatch.setattr(engine.core.runner, "page", gate.before(engine.core.runner.page))
+        monkeypatch.setattr(engine.core.runner, "make_page", gate.before(engine.core.runner.make_page))
         opening = asyncio.create_task(client.open("a"))
         await gate.reached()
         done = await asyncio.wait_for(idle.complete(max_tokens=3, temperature=0), 120)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
-from tests.jaxctx.cache.planting import Bug
+from tests.jaxctx.cache.mutations import Mutation
 
 
 @pytest.mark.parametrize("sliding", [False, True])
@@ -51,38 +51,38 @@ def test_alarms_keep_nothing_of_what_was_set_anew() -> None:
     assert alarms.next is None
 
 
-BUGS = [
-    Bug(
+MUTATIONS = [
+    Mutation(
         "the alarm before rings too",
         DeadlineQueue,
         "due",
         "self._numbers.get(owner) == number",
         "owner in self._numbers",
     ),
-    Bug("what was called off rings", DeadlineQueue, "set", "self._numbers.pop(owner, None)", "pass"),
-    Bug("late", DeadlineQueue, "due", "<= now", "< now - 1"),
-    Bug("one at a time", DeadlineQueue, "due", "while self._heap and", "if self._heap and"),
-    Bug(
+    Mutation("what was called off rings", DeadlineQueue, "set", "self._numbers.pop(owner, None)", "pass"),
+    Mutation("late", DeadlineQueue, "due", "<= now", "< now - 1"),
+    Mutation("one at a time", DeadlineQueue, "due", "while self._heap and", "if self._heap and"),
+    Mutation(
         "who is due stays due",
         DeadlineQueue,
         "due",
         "heapq.heappop(self._heap)",
         "self._heap[0]; self._heap = self._heap[1:]",
     ),
-    Bug(
+    Mutation(
         "what was set anew is never dropped",
         DeadlineQueue,
         "set",
         "if len(self._heap) > 2 * len(self._numbers) + 64:",
         "if False:",
     ),
-    Bug("no order after a clearing", DeadlineQueue, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),
+    Mutation("no order after a clearing", DeadlineQueue, "set", "heapq.heapify(self._heap)", "self._heap.reverse()"),
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
-def test_a_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug.plant(monkeypatch)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_mutation_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.apply(monkeypatch)
     with pytest.raises((AssertionError, KeyError, IndexError)):
         test_alarms_against_a_plain_dict()
         test_alarms_keep_nothing_of_what_was_set_anew()

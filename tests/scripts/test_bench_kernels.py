@@ -20,6 +20,7 @@ def scripts_on_the_path() -> Iterator[None]:
     sys.path.remove(str(ROOT / "scripts"))
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_a_batch_three_ways_and_whole_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +40,7 @@ def test_a_tiny_run_measures_a_batch_three_ways_and_whole_steps(
         assert len(entry["seconds"]) == 2
         assert entry["milliseconds"]["low"] > 0
         assert f"\n{name} " in shown
-    shared, unshared = (written["works"][name]["plan"] for name in (batch, f"{batch}, unshared"))
+    shared, unshared = (written["works"][name]["metadata"] for name in (batch, f"{batch}, unshared"))
     assert shared["pages_seen"] == unshared["pages_seen"] == unshared["pages_read"] == 16 * 3
     assert shared["pages_read"] == 2 + 16
     assert written["works"][batch]["read_bytes"] == (2 + 16) * 16 * 2 * 4 * 128 * 2  # pages, tokens, K and V, heads, …

@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxctx.engine.config import page_bytes
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
+from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx_server import engine_builder
 from jaxctx_server.config import ServeConfig

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from jaxctx.engine.runner import memory_planner
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.model_runner import CompiledModel, CompileProgress
+from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.startup import MODEL, OK, USAGE
 
-TINY = {  # as in tests/jaxctx/engine/test_targets.py, so that one of them finds what the other compiled
+TINY = {  # as in tests/jaxctx/engine/runner/test_memory_planner.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
     "hidden_size": 32,

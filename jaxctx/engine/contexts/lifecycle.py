@@ -1,148 +1,157 @@
-"""Lives: contexts from birth to end, beside their tokens: time to live, pins, and the word of every change.
+"""The lifecycle of contexts, beside their tokens: time to live, pins, and the notification of every change.
 
-Whatever changes a context says so here (`changed`), once it has: its version grows, its readers learn of it, and if it
-is pinned its tenant is charged what it holds now. Whatever is over is ended here (`reap`), before anybody looks.
+Whatever changes a context calls `notify_changed` once it has: its version grows, its readers learn of it, and if it is
+pinned its tenant is charged what it holds now. `expire` ends what is over, before anybody looks.
 
 A sliding time to live begins again with each use: whatever changes a context's tokens or pages, computes, forks or
-saves it, and as long as it has a writer. Settings, and looking at it, are no use. Called on the step thread.
+saves it, and as long as it has a writer. Changing its settings and looking at it are no use. Called on the step thread.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.cache.context_table import context_expired
+from jaxctx.engine.contexts.quotas import Quotas
 from jaxctx.engine.contexts.watch import Watch
-from jaxctx.engine.scheduler.page_budget import Quotas
 from jaxctx.engine.scheduler.scheduler import Scheduler
 from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import DeadlineQueue, Lifetime
-from jaxctx.store import SnapshotVersion
-from jaxctx.types import (
-    ContextChange,
-    ContextInfo,
-    CreateContextRequest,
-    Expiry,
-    OpenRequest,
-    Publication,
-    RetentionUpdate,
-    Snapshot,
-    UpdateContextRequest,
-    named,
-    utc_datetime,
-)
+from jaxctx.types import ContextChange, Ttl, UpdateContextRequest
 
-T = TypeVar("T", ContextInfo, Publication, Snapshot)
-PATIENCE_S = 60.0  # clocks are set now and then: look at least so often whether something is over
+MAX_WAIT_S = 60.0  # clocks are set now and then: look at least so often whether something is over
 
 
-def told(kind: type[T], source: Context | SnapshotVersion, *more: object, **others: object) -> T:
-    """An answer: when its source began and ends, what it and `more` call by the names of its fields, and `others`."""
-    end = source.lifetime
-    same = named(kind, source, *more) | {"created_at": utc_datetime(source.created_at), "expiry": None}
-    if end.at is not None and end.seconds is not None:
-        same["expiry"] = Expiry(at=utc_datetime(end.at), seconds=end.seconds, sliding=end.sliding)
-    return kind(**same | others)
-
-
-@dataclass(eq=False)
 class ContextLifecycle:
-    """Of one engine."""
+    """Lifetime, pins and change notifications of all contexts of one engine."""
 
-    cache: ContextCache
-    scheduler: Scheduler
-    clock: Callable[[], float]  # unix seconds
-
-    def __post_init__(self) -> None:
-        self.quotas = Quotas(self.scheduler.config)
-        self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # of those who read along, by tenant
-        self.expired = 0
-        self._pins: DeadlineQueue[Context] = DeadlineQueue()
-        self.scheduler.budget.on_suspend = partial(self.notify_changed, change=ContextChange.SUSPENDED)
+    def __init__(self, cache: ContextCache, scheduler: Scheduler, quotas: Quotas, clock: Callable[[], float]) -> None:
+        """`clock` tells unix seconds."""
+        self.quotas = quotas
+        self.clock = clock
+        self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # the readers of changes, by tenant
+        self.expired = 0  # contexts that reached their end, in all
+        self._cache = cache
+        self._scheduler = scheduler
+        self._pin_ends: DeadlineQueue[Context] = DeadlineQueue()
+        scheduler.budget.on_suspend = self.notify_suspended
 
     def notify_changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
-        """Its tokens, pages or settings are others now."""
+        """The context's tokens, pages or settings have changed."""
         context.version += 1
         if context.pinned:
             self.quotas.charge(context.tenant, context, self._pages(context))
         for watch in self.watches.get(context.tenant, ()):
             watch.note(context, change)
 
-    def wake_watches(self) -> None:
-        """So that they find out that the engine has stopped."""
-        for watch in chain.from_iterable(self.watches.values()):
-            watch.wake()
+    def notify_suspended(self, context: Context) -> None:
+        """The context was suspended."""
+        self.notify_changed(context, ContextChange.SUSPENDED)
 
-    def begin(self, context: Context, request: CreateContextRequest | OpenRequest, change: ContextChange) -> None:
-        """A new context gets what was asked for. Raises PIN_BUDGET, and then it is gone."""
+    def add_watch(self, watch: Watch) -> None:
+        """Tell this reader of changes from now on."""
+        self.watches[watch.tenant].add(watch)
+
+    def remove_watch(self, watch: Watch) -> None:
+        """Forget a reader, if it was ever added."""
+        self.watches[watch.tenant].discard(watch)
+
+    def wake_watches(self) -> None:
+        """Let all readers find out that the engine stops."""
+        for watches in self.watches.values():
+            for watch in watches:
+                watch.wake()
+
+    def begin(self, context: Context, settings: UpdateContextRequest, change: ContextChange) -> None:
+        """Give a new context its settings and announce it. Raises PIN_BUDGET, and then the context is closed."""
         try:
-            self.update(context, UpdateContextRequest(**{"labels": {}} | named(UpdateContextRequest, request)))
+            self.update(context, settings)
         except JaxctxError:
-            self.cache.close(context)
+            self._cache.close(context)
             raise
         self.notify_changed(context, change)
 
-    def update(self, context: Context, request: UpdateContextRequest) -> None:
-        """A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`."""
-        if request.pinned is not None and (request.pinned or context.pinned):  # the only one that may be refused
-            self.pin(context, request.pinned, request.pin_s)
-        if request.priority is not None and request.priority != context.priority:
-            context.priority = request.priority
-            self.scheduler.reprioritise(context)
-        self.change(context, request)
+    def update(self, context: Context, settings: UpdateContextRequest) -> None:
+        """Change what is given. Raises PIN_BUDGET, and then nothing has changed.
 
-    def change(self, context: Context, settings: RetentionUpdate | UpdateContextRequest) -> None:
-        """It gets labels, and ends so long from now, where that is given."""
-        if settings.ttl is not None:
-            self.cache.set_lifetime(context, Lifetime.begin(settings.ttl.seconds, settings.ttl.sliding, self.clock()))
-        if settings.labels is not None:
-            context.labels = dict(settings.labels)
+        A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`.
+        """
+        if settings.pinned is not None and (settings.pinned or context.pinned):  # the only one that may be refused
+            self.pin(context, settings.pinned, settings.pin_s)
+        if settings.priority is not None and settings.priority != context.priority:
+            context.priority = settings.priority
+            self._scheduler.reprioritise(context)
+        self.update_retention(context, settings.ttl, settings.labels)
+
+    def update_retention(self, context: Context, ttl: Ttl | None, labels: Mapping[str, str] | None) -> None:
+        """Set how long the context lives from now on, and all of its labels; None: as they are."""
+        if ttl is not None:
+            self._cache.set_lifetime(context, self.new_lifetime(ttl))
+        if labels is not None:
+            context.labels = dict(labels)
+
+    def new_lifetime(self, ttl: Ttl) -> Lifetime:
+        """The lifetime of something that begins now."""
+        return Lifetime.begin(ttl.seconds, ttl.sliding, self.clock())
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
-        """Never a victim for so long, or until it is taken back; or from now on a victim again. Raises PIN_BUDGET."""
+        """Pin for so many seconds (None: until it is unpinned), or unpin. Raises PIN_BUDGET.
+
+        A pinned context is never suspended under memory pressure.
+        """
         pages = self._pages(context) if pinned else 0
         self.quotas.check_pin(context.tenant, context, pages)
         self.quotas.charge(context.tenant, context, pages)
         context.pinned = pinned
         context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
-        self._pins.set(context, context.pinned_until)
-        self.scheduler.reconsider()  # there may be another victim
+        self._pin_ends.set(context, context.pinned_until)
+        self._scheduler.reconsider()  # there may be another context to suspend
 
     def check_growth(self, context: Context, pages: int) -> None:
-        """Before it may grow to so many pages: raises PIN_BUDGET if it is pinned and its tenant may not pin them."""
+        """Raises PIN_BUDGET if the context is pinned and its tenant may not pin so many pages of it."""
         if context.pinned:
             self.quotas.check_pin(context.tenant, context, pages)
 
     def _pages(self, context: Context) -> int:
-        """That it holds, or was promised."""
-        held, writer = context.committed_pages + context.working_pages, self.scheduler.writers.get(context)
-        return held if writer is None else max(held, -(-writer.worst_case_tokens // context.page_size))
+        """Pages that the context holds, or that its writer was promised."""
+        held = context.committed_pages + context.working_pages
+        writer = self._scheduler.writers.get(context)
+        if writer is None:
+            return held
+        promised = -(-writer.worst_case_tokens // context.page_size)
+        return max(held, promised)
 
     def close(
-        self, context: Context, change: ContextChange = ContextChange.CLOSED, why: JaxctxError | None = None
+        self,
+        context: Context,
+        change: ContextChange = ContextChange.CLOSED,
+        error: JaxctxError | None = None,
     ) -> None:
-        """Give up a context; its writer is ended first, and told why."""
-        if (writer := self.scheduler.writers.get(context)) is not None:
-            self.scheduler.fail(writer, why or Cancelled("the context was closed"))
+        """Give up a context. Its writer is ended first, with `error` (None: that the context was closed)."""
+        writer = self._scheduler.writers.get(context)
+        if writer is not None:
+            self._scheduler.fail(writer, error or Cancelled("the context was closed"))
         self.pin(context, False)
-        self.cache.close(context)
+        self._cache.close(context)
         self.notify_changed(context, change)
 
     def expire(self) -> float:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
-        for context in self.cache.lifetimes.due(now):
-            if context in self.scheduler.writers and context.lifetime.sliding:
-                self.cache.set_lifetime(context, context.lifetime.anew(now))
-                continue
-            self.close(context, ContextChange.EXPIRED, context_expired(context.id))
-            self.expired += 1
-        for context in self._pins.due(now):
+        for context in self._cache.lifetimes.due(now):
+            if context in self._scheduler.writers and context.lifetime.sliding:
+                self._cache.set_lifetime(context, context.lifetime.anew(now))
+            else:
+                self.close(context, ContextChange.EXPIRED, context_expired(context.id))
+                self.expired += 1
+        for context in self._pin_ends.due(now):
             self.pin(context, False)
             self.notify_changed(context)
-        ends = [at for at in (self.cache.lifetimes.next, self._pins.next) if at is not None]
-        return min(max(min(ends, default=now + PATIENCE_S) - now, 0.0), PATIENCE_S)
+        return self._seconds_to_next_end(now)
+
+    def _seconds_to_next_end(self, now: float) -> float:
+        """Until the next lifetime or pin may end; 0 to MAX_WAIT_S."""
+        ends = [end for end in (self._cache.lifetimes.next, self._pin_ends.next) if end is not None]
+        if not ends:
+            return MAX_WAIT_S
+        return min(max(min(ends) - now, 0.0), MAX_WAIT_S)

@@ -1,11 +1,13 @@
-"""Watch: what happens to the contexts of a tenant, for readers who want to know.
+"""`Watch`: one reader of what happens to the contexts of a tenant.
 
-A reader pulls, and is told of a context as it is at that moment: never of an older state than it knows. Until then only
-the names of what it has yet to be told are kept, one entry a context, and a reader that lags too far is told everything
-anew (RESET). Called on the step thread; the reader's `wake` is called there too.
+A reader pulls, and gets a context as it is at that time: never an older state than it knows. Until then only the names
+of what it has yet to be told are kept, one entry a context, and a reader that lags too far is told everything anew
+(RESET). Called on the step thread; the reader's `wake` is called there too.
 
-    ids, sorted:   told as they were when the listing came by ──listed──▶ not told: the listing will
-                   what happens to these is pending
+A reader begins with a listing of all contexts in the order of their ids. A context that the listing has not reached yet
+needs no entry: the listing will tell it.
+
+    ids, sorted:   listed: changes are pending ──▶ │ `listed` │ ──▶ not listed yet: changes are not kept
 """
 
 from collections.abc import Callable
@@ -14,10 +16,19 @@ from dataclasses import dataclass, field
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.types import ContextChange, ContextEvent, ContextInfo, utc_datetime
 
-EVENTS = 128  # at most, of one read
+EVENTS = 128  # at most, in one read
 
-_BIRTHS = (ContextChange.CREATED, ContextChange.FORKED, ContextChange.OPENED)
+_BEGINNINGS = (ContextChange.CREATED, ContextChange.FORKED, ContextChange.OPENED)
 _ENDS = (ContextChange.CLOSED, ContextChange.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingChange:
+    """What a reader has yet to be told of a context."""
+
+    context: Context
+    change: ContextChange
+    at: float  # unix seconds
 
 
 @dataclass(eq=False)
@@ -30,40 +41,64 @@ class Watch:
     wake: Callable[[], None]
     with_programs: bool = True  # whether the reader wants to know of contexts that were made for programs
     limit: int = 1024  # contexts that the reader may lag behind
-    pending: dict[Context, tuple[ContextChange, float]] = field(default_factory=dict)
+    pending: dict[Context, PendingChange] = field(default_factory=dict)  # oldest first
     listed: str | None = ""  # the last id that the listing told; None: it is at its end
-    reset: bool = False
-    asleep: bool = False
+    reset: bool = False  # changes were lost, which the reader does not know yet
+    asleep: bool = False  # the last read found nothing
 
     def note(self, context: Context, change: ContextChange) -> None:
-        """Something happened. What is pending of a context becomes one event: its birth, its end or its last change."""
+        """A context has changed.
+
+        What is pending of a context becomes one event: its beginning, its end or its last change.
+        """
         if context.of_program and not self.with_programs:
             return
         if self.listed is not None and context.id > self.listed:
-            return
+            return  # the listing will tell it
         before = self.pending.get(context)
-        if before is not None and before[0] in _BIRTHS and change not in _ENDS:
-            change = before[0]
-        self.pending[context] = change, self.clock()
+        if before is not None and before.change in _BEGINNINGS and change not in _ENDS:
+            change = before.change
+        self.pending[context] = PendingChange(context, change, self.clock())
         if len(self.pending) > self.limit:
-            self.pending.clear()
-            self.listed, self.reset = "", True
+            self._start_anew()
         if self.asleep:
             self.asleep = False
             self.wake()
 
+    def _start_anew(self) -> None:
+        """The reader lags too far: forget what is pending, and tell it everything again."""
+        self.pending.clear()
+        self.listed = ""
+        self.reset = True
+
     def read(self, describe: Callable[[Context], ContextInfo]) -> list[ContextEvent]:
-        """What there is to tell, up to `EVENTS`; nothing: the reader is woken when there is."""
-        now, count = self.clock(), EVENTS - self.reset
-        events = [ContextEvent(change=ContextChange.RESET, at=utc_datetime(now))] if self.reset else []
-        told = [(context, *self.pending.pop(context)) for context in list(self.pending)[:count]]
-        count -= len(told)
-        if self.listed is not None and count:
-            contexts = self.cache.list(self.tenant, self.listed, count, with_programs=self.with_programs)
-            told += [(context, ContextChange.EXISTS, now) for context in contexts]
-            self.listed = contexts[-1].id if len(contexts) == count else None
-        for context, change, at in told:
-            info = None if context.closed else describe(context)
-            events.append(ContextEvent(change=change, at=utc_datetime(at), context_id=context.id, context=info))
-        self.reset, self.asleep = False, not events
+        """Up to `EVENTS` events. If there are none, the reader is woken when there are."""
+        now = self.clock()
+        events: list[ContextEvent] = []
+        if self.reset:
+            events.append(ContextEvent(change=ContextChange.RESET, at=utc_datetime(now)))
+        changes = self._take_pending(EVENTS - len(events))
+        changes += self._list_more(EVENTS - len(events) - len(changes), now)
+        for each in changes:
+            info = None if each.context.closed else describe(each.context)
+            events.append(
+                ContextEvent(change=each.change, at=utc_datetime(each.at), context_id=each.context.id, context=info)
+            )
+        self.reset = False
+        self.asleep = not events
         return events
+
+    def _take_pending(self, count: int) -> list[PendingChange]:
+        """The first pending changes, up to `count`; they are not pending any more."""
+        taken = list(self.pending.values())[:count]
+        for each in taken:
+            del self.pending[each.context]
+        return taken
+
+    def _list_more(self, count: int, now: float) -> list[PendingChange]:
+        """The next contexts of the listing, up to `count`."""
+        if self.listed is None or count == 0:
+            return []
+        contexts = self.cache.list(self.tenant, self.listed, count, with_programs=self.with_programs)
+        self.listed = contexts[-1].id if len(contexts) == count else None
+        return [PendingChange(context, ContextChange.EXISTS, now) for context in contexts]

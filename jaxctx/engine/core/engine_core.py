@@ -19,18 +19,18 @@ from jaxctx.cache.page_control import truncate
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
 from jaxctx.engine.contexts.operations import ContextOperations
+from jaxctx.engine.contexts.quotas import Quotas
 from jaxctx.engine.core.forward_pass import make_forward, marks
 from jaxctx.engine.core.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.batch import Batch, ScheduledRequest, write_batch
-from jaxctx.engine.runner.kv_transfer import Transfers
+from jaxctx.engine.runner.kv_transfer import KVTransfer
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import read_output
 from jaxctx.engine.scheduler.drafts import PromptLookup
 from jaxctx.engine.scheduler.scheduler import Scheduler
-from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
@@ -60,21 +60,23 @@ class EngineCore:
         self.text = text
         memory = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
         self.cache = ContextCache(memory, world.wall_clock, world.new_id)
-        self.transfers = Transfers(device, config.disk_pages, config.disk_file)
+        self.transfers = KVTransfer(device, config.disk_pages, config.disk_file)
         self.scheduler = Scheduler(
             cache=self.cache,
             config=config,
             smallest_step=device.shapes[0],
-            largest_pass=device.pass_shapes[-1],
+            largest_pass=device.custom_mask_shapes[-1],
             load_slot=self._load_slot,
             fail=self.fail,
             finish=self._finish,
             ready=self._arrived,
             clock=world.clock,
         )
-        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, world.wall_clock)
-        self.contexts = ContextOperations(config, self.cache, self.scheduler, self.lifecycle, model, model_id)
-        self.snapshot_contexts = SnapshotContexts(self.contexts, device, world.new_id)
+        self.quotas = Quotas(config)
+        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, world.wall_clock)
+        self.contexts = ContextOperations(
+            config, self.cache, self.scheduler, self.lifecycle, self.quotas, model, model_id
+        )
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
@@ -228,7 +230,7 @@ class EngineCore:
         self.steps += 1
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
-        build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.plan, views.plan)
+        build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.metadata, views.metadata)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def carry_out(self) -> None:
@@ -238,7 +240,7 @@ class EngineCore:
     def _arrived(self, slot: int) -> bool:
         if any(move.target == slot for move in self.cache.block_manager.tiers.moves):
             self.carry_out()  # so that the slot is not judged by what it held before
-        return self.transfers.host.ready(slot)
+        return self.transfers.is_ready(slot)
 
     def _load_slot(self, sequence: Request) -> None:
         """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""

@@ -1,6 +1,6 @@
 """Batch: what one step computes, and how it is written into the step's inputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,56 +42,96 @@ class Batch:
 
 
 def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment]:
-    """Put all of it into the step's inputs, the plan apart; returns what the parts look at."""
-    segments = [_write_part(part, views, page_size) for part in batch.parts]
-    if batch.outputs:
-        (part,) = batch.parts
-        write_marks(views, part.position, part.rows, part.sequence.context.marks)
+    """Write a batch into the step's inputs, all but the attention metadata.
+
+    Returns what that is built from: which pages the rows of each request attend to.
+    """
+    segments = [_write_request(scheduled, views, page_size) for scheduled in batch.parts]
+    if batch.outputs:  # a custom-mask step has the rows of one request
+        (scheduled,) = batch.parts
+        overrides = scheduled.sequence.context.marks
+        write_attention_overrides(views, scheduled.position, scheduled.rows, overrides)
     return segments
 
 
-def _write_part(part: ScheduledRequest, views: StepInputs, page_size: int) -> Segment:
-    sequence, context = part.sequence, part.sequence.context
-    rows = slice(part.first_row, part.first_row + part.rows)
-    positions = np.arange(part.position, part.position + part.rows, dtype=np.int32)
-    known = min(part.position, context.length), min(part.position + part.rows, context.length)
-    tokens = context.tokens(*known)
-    views.tokens[rows] = -1 - sequence.slot  # for a token that is still on the device
-    views.tokens[rows.start : rows.start + len(tokens)] = tokens
-    views.tokens[rows.stop - len(part.drafts) : rows.stop] = part.drafts
-    views.positions[rows] = positions
+def _write_request(scheduled: ScheduledRequest, views: StepInputs, page_size: int) -> Segment:
+    """The rows and the samples of one request."""
+    request = scheduled.sequence
+    context = request.context
     table = context.page_table()
-    if part.position >= context.seq_len:  # else its KV is there already
+    _write_tokens(scheduled, views)
+    _write_positions(scheduled, views, table, page_size)
+    output = request.output
+    if output is None:  # a fill has no samplers; a forward pass may have one for each of its outputs
+        samplers = request.passing.samplers
+    else:
+        samplers = dict.fromkeys(scheduled.asked, output.sampler)
+    first_index = scheduled.position - scheduled.first_row
+    write_samples(views, first_index, scheduled.asked, samplers, scheduled.place)
+    if output is not None and scheduled.asked and not scheduled.drafts:
+        # The next step may begin with this sample before the host has seen it. Behind drafts it may not: only the host
+        # knows which of the samples is the last one that counts.
+        views.slots[scheduled.place] = request.slot
+    return Segment(scheduled.first_row, scheduled.rows, scheduled.position, table)
+
+
+def _write_tokens(scheduled: ScheduledRequest, views: StepInputs) -> None:
+    """The tokens that the context has, then "what the slot sampled last", or the drafts."""
+    request, context = scheduled.sequence, scheduled.sequence.context
+    first, stop = scheduled.first_row, scheduled.first_row + scheduled.rows
+    known_start = min(scheduled.position, context.length)
+    known_stop = min(scheduled.position + scheduled.rows, context.length)
+    tokens = context.tokens(known_start, known_stop)
+    views.tokens[first:stop] = -1 - request.slot  # for a token that is still on the device
+    views.tokens[first : first + len(tokens)] = tokens
+    views.tokens[stop - len(scheduled.drafts) : stop] = scheduled.drafts
+
+
+def _write_positions(scheduled: ScheduledRequest, views: StepInputs, table: np.ndarray, page_size: int) -> None:
+    """Where the rows stand in the context, and where their keys and values go; `table` is int32 `[pages]`."""
+    rows = slice(scheduled.first_row, scheduled.first_row + scheduled.rows)
+    positions = np.arange(scheduled.position, scheduled.position + scheduled.rows, dtype=np.int32)
+    views.positions[rows] = positions
+    if scheduled.position >= scheduled.sequence.context.seq_len:  # else their KV is there: it goes to the scratch page
         views.kv_slots[rows] = table[positions // page_size] * page_size + positions % page_size
-    output = sequence.output
-    samplers = sequence.passing.samplers if output is None else dict.fromkeys(part.asked, output.sampler)
-    write_outputs(views, part.position - part.first_row, part.asked, samplers, part.place)
-    if output is not None and part.asked and not part.drafts:  # else only the host knows which token is its last one
-        views.slots[part.place] = sequence.slot
-    return Segment(part.first_row, part.rows, part.position, table)
 
 
-def write_marks(views: StepInputs, first: int, rows: int, marks: Mapping[int, bytes]) -> None:
-    """Give rows `0 .. rows - 1`, of the indices from `first` on, the positions and masks of `marks`, by index."""
+def write_attention_overrides(views: StepInputs, first_index: int, rows: int, overrides: Mapping[int, bytes]) -> None:
+    """Give rows `0 .. rows - 1` their own positions and masks.
+
+    Row 0 has the index `first_index` in its context; `overrides` are encoded and by index, see
+    `cache.attention_overrides`. A row that has none keeps the position of its index and sees everything before it.
+    """
     for row in range(rows):
-        if not (encoded := marks.get(first + row)):
+        encoded = overrides.get(first_index + row)
+        if not encoded:
             continue
         views.positions[row], ranges = decode_mark(encoded)
         if ranges:
-            seen = np.zeros(32 * views.mask.shape[1], np.bool_)
-            for start, stop in ranges:
-                seen[start:stop] = True
-            views.mask[row] = np.packbits(seen, bitorder="little").view("<i4")
+            views.mask[row] = _mask_words(ranges, views.mask.shape[1])
 
 
-def write_outputs(
-    views: StepInputs, first: int, asked: Sequence[int], samplers: Mapping[int, Sampler], place: int = 0
+def _mask_words(ranges: Iterable[tuple[int, int]], words: int) -> np.ndarray:
+    """int32 `[words]` with a bit set for every index that lies in one of the ranges `[start, stop)`."""
+    seen = np.zeros(32 * words, np.bool_)
+    for start, stop in ranges:
+        seen[start:stop] = True
+    return np.packbits(seen, bitorder="little").view("<i4")
+
+
+def write_samples(
+    views: StepInputs,
+    first_index: int,
+    output_positions: Sequence[int],
+    samplers: Mapping[int, Sampler],
+    sample_offset: int = 0,
 ) -> None:
-    """Ask about the tokens at the indices `asked`, in this order, from `place` on; `first` is the index of row 0.
+    """Sample behind the tokens at `output_positions`, indices in the context, in this order.
 
-    Tokens are drawn by their `samplers`, by index; others are greedy. Without a slot there are no penalties and bias.
+    `first_index` is the index of row 0; the samples stand from `sample_offset` on among the step's. Tokens are drawn by
+    their `samplers`, by index; others are greedy. Without a slot there are no penalties and no bias.
     """
-    for here, index in enumerate(asked, place):
-        views.sample_rows[here] = index - first
+    for sample, index in enumerate(output_positions, sample_offset):
+        views.sample_rows[sample] = index - first_index
         if index in samplers:
-            samplers[index].write(views.sampling[here], position=index + 1)
+            samplers[index].write(views.sampling[sample], position=index + 1)

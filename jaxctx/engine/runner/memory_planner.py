@@ -1,7 +1,8 @@
-"""Targets: what an engine takes on a chip that need not be there, as the compiler of the chip's vendor tells it.
+"""The memory planner: what an engine takes on a chip that need not be there, as the compiler of its vendor tells it.
 
-All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how much KV a server has room
-for, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the compilers.
+All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how many pages of KV fit into
+a server's memory, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the
+compilers.
 """
 
 import os
@@ -16,8 +17,11 @@ import jax
 from jax.experimental import topologies
 
 from jaxctx.engine.config import physical_memory
-from jaxctx.engine.runner.model_runner import OTHERS, CompiledModel, CompileProgress
+from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
+from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.errors import FailedPrecondition
+
+OLDEST_JAX = (0, 11, 2)  # that can compile for a chip that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +30,20 @@ class Target:
 
     platform: str
     memory: int  # bytes of a chip that a process gets
-    module: str  # that brings the compiler
-    extra: str  # of this distribution, which installs that
-    topology: Mapping[str, str]  # a machine with four
+    module: str  # the Python module that brings the compiler
+    extra: str  # the extra of this distribution that installs the module
+    topology: Mapping[str, str]  # arguments that describe a machine with four chips
 
 
 def gpu_share(environ: Mapping[str, str]) -> float:
-    """The part of a GPU's memory that JAX takes at its start: set by either variable, of which an empty one is none."""
-    names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-    return float(next(filter(None, map(environ.get, names)), "0.75"))
+    """The part of a GPU's memory that JAX takes at its start.
+
+    Either of two environment variables sets it, the newer name first; an empty one counts as unset.
+    """
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        if environ.get(name):
+            return float(environ[name])
+    return 0.75
 
 
 _H200 = {"topology": "1x1x4", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
@@ -43,9 +52,13 @@ TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler re
     "v6e": Target("tpu", int(31.24 * 2**30), "libtpu", "tpu", {"topology_name": "v6e:2x2"}),
     "h200": Target("cuda", int(150_000_000_000 * gpu_share(os.environ)), "jax_cuda13_plugin", "cuda13", _H200),
 }
-# Without these libtpu asks the network which machine this is, and refuses to be in two processes, as if it had chips.
-_ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost"}
-_ALONE |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+_LIBTPU_WITHOUT_CHIPS = {
+    # Without these libtpu asks the network which machine this is, and refuses to be in two processes at once.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 @contextmanager
@@ -56,27 +69,35 @@ def compiling_for(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
     FailedPrecondition, saying what to install, where a target's compiler is missing or JAX is too old for it.
     """
     if name == "here":
-        yield jax.devices(), (jax.devices()[0].memory_stats() or {}).get("bytes_limit", physical_memory())
+        devices = jax.devices()
+        yield devices, (devices[0].memory_stats() or {}).get("bytes_limit", physical_memory())
         return
     target = TARGETS[name]
-    if jax.__version_info__ < (0, 11, 2):
+    described = _target_devices(name, target)
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in JAX 0.10
+
+    first = described[0]
+    cores = getattr(first, "num_cores", None)  # a GPU has no such attribute
+    kind = AbstractDevice(first.device_kind, cores, first.platform)
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
+        yield described, target.memory
+
+
+def _target_devices(name: str, target: Target) -> Any:
+    """Four devices that are described to the compiler and not there. Raises FailedPrecondition."""
+    if jax.__version_info__ < OLDEST_JAX:
         raise FailedPrecondition(f"{name}: needs JAX 0.11.2, on Python 3.12, or newer; this is JAX {jax.__version__}")
     if find_spec(target.module) is None:
         raise FailedPrecondition(f"{name}: its compiler is not installed: pip install 'jaxctx[{target.extra}]'")
     jax.config.update("jax_platforms", "cpu")
-    os.environ.update(_ALONE)
+    os.environ.update(_LIBTPU_WITHOUT_CHIPS)
     try:
-        devices: Any = topologies.get_topology_desc(platform=target.platform, **target.topology).devices
+        return topologies.get_topology_desc(platform=target.platform, **target.topology).devices
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-
-    kind = AbstractDevice(devices[0].device_kind, getattr(devices[0], "num_cores", None), devices[0].platform)
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
-        yield devices, target.memory
 
 
-def memory_of(lowered: jax.stages.Lowered) -> Any:
+def memory_analysis(lowered: jax.stages.Lowered) -> Any:
     """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
     # No device is there to try variants on. All compilers know the option, though it is for one.
     return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
@@ -88,7 +109,7 @@ class MemoryPlan:
 
     memory_bytes: int  # that a process gets
     weights_bytes: int
-    sampling_bytes: int  # what is remembered of running sequences
+    sampling_bytes: int  # what is remembered of running requests
     temporaries_bytes: int  # of the function that needs most
     code_bytes: int  # of all functions, at most
     left_bytes: int  # below zero where already the rest does not fit
@@ -98,23 +119,47 @@ class MemoryPlan:
     contexts_of_4096: int
 
 
-def plan_memory(program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
-    """Compile what needs most of a program and read what it takes; `memory` is of one chip.
+def plan_memory(model: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+    """Compile the largest function of each kind and read what it takes; `memory` is bytes of one chip.
 
-    `share` of what is left is for KV. How many pages the program has is not what is planned: about as many will do.
+    `share` of what is left is for KV. How many pages `model` has is not what is planned: about as many will do.
     """
-    functions = (OTHERS[2], program.pass_shapes[-1], program.shapes[-1])
-    measured = []
-    for function in functions:
-        measured.append(memory_of(program.lower(function)))
-        progress(str(function), len(measured), len(functions))
-    pools, step = measured[0].alias_size_in_bytes, measured[-1]
-    weights, sampling = step.argument_size_in_bytes - step.alias_size_in_bytes, step.alias_size_in_bytes - pools
-    temporaries = max(m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes for m in measured)
-    counts = len(OTHERS), len(program.pass_shapes), len(program.shapes)
-    code = sum(n * m.generated_code_size_in_bytes for n, m in zip(counts, measured, strict=True))
-    left = memory - weights - sampling - temporaries - code
-    page = pools // program.shapes[-1].plan.pool_pages
-    pages = max(0, int(left * share) // page - 1)  # one is scratch
-    kv, tokens = (pages + 1) * page, pages * program.shapes[-1].plan.page_size
-    return MemoryPlan(memory, weights, sampling, temporaries, code, left, kv, pages, tokens, tokens // 4096)
+    largest: list[Function] = [StateFunction.LOAD_PAGES, model.custom_mask_shapes[-1], model.shapes[-1]]
+    analyses = []
+    for function in largest:
+        analyses.append(memory_analysis(model.lower(function)))
+        progress(str(function), len(analyses), len(largest))
+    load, custom_mask, step = analyses
+    # A load updates the pools in place, and a step pools and state: what stands for both input and output.
+    pools_bytes = load.alias_size_in_bytes
+    weights_bytes = step.argument_size_in_bytes - step.alias_size_in_bytes
+    sampling_bytes = step.alias_size_in_bytes - pools_bytes
+    temporaries_bytes = max(_temporaries(analysis) for analysis in analyses)
+    code_bytes = (
+        len(StateFunction) * load.generated_code_size_in_bytes
+        + len(model.custom_mask_shapes) * custom_mask.generated_code_size_in_bytes
+        + len(model.shapes) * step.generated_code_size_in_bytes
+    )
+    left_bytes = memory - weights_bytes - sampling_bytes - temporaries_bytes - code_bytes
+    metadata = model.shapes[-1].metadata
+    page_bytes = pools_bytes // metadata.pool_pages
+    pages = max(0, int(left_bytes * share) // page_bytes - 1)  # one is scratch
+    tokens = pages * metadata.page_size
+    return MemoryPlan(
+        memory_bytes=memory,
+        weights_bytes=weights_bytes,
+        sampling_bytes=sampling_bytes,
+        temporaries_bytes=temporaries_bytes,
+        code_bytes=code_bytes,
+        left_bytes=left_bytes,
+        kv_bytes=(pages + 1) * page_bytes,
+        pages=pages,
+        tokens=tokens,
+        contexts_of_4096=tokens // 4096,
+    )
+
+
+def _temporaries(analysis: Any) -> int:
+    """Bytes of one function beside its arguments: temporaries, and outputs that are not updated arguments."""
+    size: int = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return size

@@ -1,200 +1,136 @@
-"""Device: the arrays of an engine and the compiled functions that work on them.
+"""`ModelRunner`: the arrays of one engine, and the executables that work on them.
 
-Owns parameters, page arrays and slot state; knows shapes, not contexts. Everything it will ever run is compiled in
-`compile`, before the engine is ready; afterwards it only calls executables, so no request can compile. All calls come
-from the step thread; the device executes them in the order given, which is what makes it safe to reuse a freed page at
-once: a later write can never overtake an earlier read.
-
-What it allocates and compiles is described by a `CompiledModel`, which holds no array: compile checks do the same for a chip
-that need not be there. So what depends on the kind of device is decided there, by the device that the program is for.
+It owns parameters, page arrays and slot state; it knows shapes, not contexts. Everything it will ever run is compiled
+in `compile`, before the engine is ready; afterwards it only calls executables, so no request can cause a compilation.
+All calls come from the step thread; the device executes them in the order given, which is what makes it safe to reuse a
+freed page at once: a later write can never overtake an earlier read.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh
+from jaxtyping import Int32
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner import step
-from jaxctx.engine.runner.step import KVCache, StepInputs, StepShape
+from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
+from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import SlotState, load_slot, row_words, slot_state, slot_words
-from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
-from jaxctx_kernels import kv_pages_struct, metadata_shape, select_kernel
+from jaxctx.model.sampling import row_words, slot_words
 
 Executable = Callable[..., Any]
-Function: TypeAlias = StepShape | str  # a step of this shape, or one of OTHERS
-CompileProgress = Callable[[str, int, int], None]  # what was compiled, how many are done, of how many
+CompileProgress = Callable[[str, int, int], None]
+"""Called with the name of what was compiled, how many functions are compiled, and of how many."""
 
-OTHERS = ("page copy", "page save", "page load", "slot load")  # that are compiled beside steps
-PASSES = ((4, 4), (64, 16))  # rows and outputs of passes, ascending
-ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
-
-
-class CompiledModel:
-    """The functions of one engine, for one device or split over a mesh."""
-
-    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
-        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
-        self._model, self._config = model, config
-        mesh = place if isinstance(place, Mesh) else None
-        self.whole: Any = SingleDeviceSharding(place) if mesh is None else NamedSharding(mesh, PartitionSpec())
-        """Where lies what is not split."""
-        device: Any = next(iter(self.whole.device_set))
-        self.platform: str = device.platform
-        self.params = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, x.sharding if mesh else None), params)
-        self.pools = self._pools(mesh)
-        self._split = mesh if jax.tree.leaves(self.pools)[0].sharding != self.whole else None
-        state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
-        self.state: SlotState = jax.tree.map(lambda x: self._struct(x.shape, x.dtype), state)
-        buckets = (ONE_ROW if self.platform == "cpu" else ()) + config.row_buckets()
-        self.shapes = tuple(self._shape(rows, config.samples(rows)) for rows in buckets)
-        passes = (self._shape(min(rows, config.max_batch_tokens), outputs, masked=True) for rows, outputs in PASSES)
-        self.pass_shapes = tuple(dict.fromkeys(passes))
-        self.functions: tuple[Function, ...] = (*reversed(self.shapes + self.pass_shapes), *OTHERS)  # longest first
-        self.chunk = min(config.moving_pages, 16)  # pages that one call moves; what pads fewer costs as much
-        self.page = step.page_struct(model.kv.layers, self.pools)
-        self.kept = step.on_host(self.page.sharding)
-
-    def lower(self, what: Function) -> jax.stages.Lowered:
-        """Trace a function, with what it updates donated."""
-        pools, state, pages = self.pools, self.state, self._ints(self.chunk)
-        layers = self._model.kv.layers
-        match what:
-            case StepShape():
-                jitted = jax.jit(step.make_step(self._model, what, self._split), donate_argnums=(1, 2))
-                return jitted.lower(self.params, pools, state, self._ints(what.size))
-            case "page copy":
-                return jax.jit(partial(step.copy_in, layers), donate_argnums=0).lower(pools, self._ints(2, self.chunk))
-            case "page save":
-                return jax.jit(partial(step.save_from, layers), out_shardings=self.kept).lower(pools, pages)
-            case "page load":
-                data = (self._struct(self.page.shape, self.page.dtype, self.kept),) * self.chunk
-                load = partial(step.load_into, layers, on_device=self.page.sharding)
-                return jax.jit(load, donate_argnums=0).lower(pools, pages, data)
-            case _:
-                return jax.jit(load_slot, donate_argnums=0).lower(state, self._ints(1 + 2 * self._model.vocab_size))
-
-    def _pools(self, mesh: Mesh | None) -> step.Pools:
-        """One K and one V array a layer, page 0 of each being scratch; on one CPU, where layers are a loop, of all."""
-        spec, sharding = self._model.kv, self.whole
-        held = spec.layers if self.platform == "cpu" and mesh is None else 1
-        sizes = spec.kv_heads, held * (self._config.pages + 1), self._config.page_size, spec.head_dim
-        stored = kv_pages_struct(*sizes, spec.dtype, self.platform)
-        if mesh is not None and jax.tree.leaves(stored)[0].shape[0] % mesh.shape[TENSOR] == 0:
-            sharding = logical_sharding(mesh, KV_POOL_AXES)
-        pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
-        return (KVCache(pool, pool),) * (spec.layers // held)
-
-    def _shape(self, rows: int, samples: int, *, masked: bool = False) -> StepShape:
-        longest, pages = self._config.max_context_tokens, self._config.pages + 1
-        # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
-        whole = self._split is None and len(self.whole.device_set) > 1
-        kernel = "reference" if whole else select_kernel(self.platform, self.pools[0].k)
-        plan = metadata_shape(rows, self._config.page_size, longest, pages, kernel)
-        return StepShape(rows, min(rows, samples), plan, -(-longest // 32) if masked else 0)
-
-    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
-        return self._struct(shape, jnp.int32)
-
-    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.whole)
 
 
 class ModelRunner:
     """The arrays and executables of one engine."""
 
     def __init__(self, model: Model, params: Params, config: EngineConfig, mesh: Mesh | None = None) -> None:
+        """Allocates the page arrays. `mesh`: everything is split over it, as `params` are already."""
         self._params = params
         self._config = config
-        self._program = program = CompiledModel(model, params, config, mesh or jax.devices()[0])
-        self._pools, self._state = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), (program.pools, program.state)
-        )
-        self._neutral = row_words()
+        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0])
+        described = self._compiled_model.pools, self._compiled_model.state
+        self._pools, self._state = jax.tree.map(_zeros, described)
+        self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
         self.compilations_after_ready = 0  # on threads that count them
-        self.shapes, self.pass_shapes = program.shapes, program.pass_shapes
-        self.page_shape: tuple[int, ...] = program.page.shape  # of one page outside the pools, see `step`
-        self.page_dtype: np.dtype[Any] = np.dtype(program.page.dtype)  # uint16 may stand for the bits of bfloat16
-        self.page_bytes = program.page.size * self.page_dtype.itemsize  # on all devices together
-        self._kept = program.kept
-        self._no_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._kept)
+        self.shapes = self._compiled_model.shapes
+        self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
+        page = self._compiled_model.page
+        self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_functions`
+        self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
+        self.page_bytes = page.size * self.page_dtype.itemsize  # on all devices together
+        self._host_sharding = self._compiled_model.host_sharding
+        self._has_host_memory = self._host_sharding is not page.sharding  # that the device reaches by itself
+        self._padding_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
     def compile(self, progress: CompileProgress | None = None, threads: int = 2) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
-        everything = self._program.functions
+        functions = self._compiled_model.functions
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
-            futures = {pool.submit(self._compile, each): each for each in everything}
+            futures = {pool.submit(self._compile, function): function for function in functions}
             try:
                 for done, future in enumerate(as_completed(futures), 1):
                     future.result()
                     if progress:
-                        progress(str(futures[future]), done, len(everything))
+                        progress(str(futures[future]), done, len(functions))
             finally:  # interrupted, or one failed: only what is under way is waited for
                 pool.shutdown(wait=False, cancel_futures=True)
         self._warm_up()
 
-    def _compile(self, what: Function) -> None:
-        options = CPU_OPTIONS if self._program.platform == "cpu" else None
-        self._compiled[what] = self._program.lower(what).compile(options)
+    def _compile(self, function: Function) -> None:
+        options = CPU_OPTIONS if self._compiled_model.platform == "cpu" else None
+        self._compiled[function] = self._compiled_model.lower(function).compile(options)
 
     def _warm_up(self) -> None:
         """Call everything once on scratch data: the first call of an executable does work of its own."""
-        for shape in self.shapes + self.pass_shapes:
-            jax.block_until_ready(self.run(shape, self.make_step_inputs(shape)[0]))
+        for shape in self.shapes + self.custom_mask_shapes:
+            packed, _ = self.make_step_inputs(shape)
+            jax.block_until_ready(self.run(shape, packed))
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
         jax.block_until_ready((self._pools, self._state))
 
     def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
-        """The smallest compiled shape that holds `rows`; with `outputs`, of a pass that is asked about so many."""
-        shapes = self.pass_shapes if outputs else self.shapes
+        """The smallest compiled shape that holds `rows`; with `outputs`, a custom-mask shape with so many samples."""
+        shapes = self.custom_mask_shapes if outputs else self.shapes
         return next(shape for shape in shapes if shape.rows >= rows and shape.samples >= outputs)
 
-    def make_step_inputs(self, shape: StepShape) -> tuple[np.ndarray, StepInputs]:
-        """A packed vector that does nothing, and its views to write into. The plan is left to `plan_attention`.
+    def make_step_inputs(self, shape: StepShape) -> tuple[Int32[np.ndarray, " size"], StepInputs]:
+        """A packed vector that does nothing, and its views to write into.
 
-        A pass's masks let every row see all that its plan lets it see.
+        The metadata is left to `build_attention_metadata`. Masks let every row see all that its metadata lets it see.
         """
         packed = np.zeros(shape.size, np.int32)
-        views = step.split(packed, shape)
-        views.slots[:] = self._config.max_batch
-        views.sampling[:] = self._neutral
+        views = unpack_inputs(packed, shape)
+        views.slots[:] = self._config.max_batch  # the slot of nobody
+        views.sampling[:] = self._neutral_sampling
         views.mask[:] = -1
         return packed, views
 
-    def run(self, shape: StepShape, packed: np.ndarray, *, logits: bool = False) -> tuple[jax.Array | None, jax.Array]:
-        """Dispatch one step; returns the logits of a pass, if they are wanted, and its output, while it still runs.
+    def run(
+        self, shape: StepShape, packed: Int32[np.ndarray, " size"], *, logits: bool = False
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """Dispatch one step. `packed` must not be written to afterwards.
 
-        `packed` must not be written to afterwards.
+        Returns, while the step still runs, the logits `[samples, vocab_size]` of a custom-mask step if they are wanted,
+        and the output, int32 `[samples, words]`; see `step.read_output`.
         """
-        self._pools, self._state, output, told = self._compiled[shape](
+        self._pools, self._state, output, all_logits = self._compiled[shape](
             self._params, self._pools, self._state, self._put(packed)
         )
         output.copy_to_host_async()
-        if logits:
-            told.copy_to_host_async()
-        return told if logits else None, output
+        if not logits:
+            return None, output
+        all_logits.copy_to_host_async()
+        return all_logits, output
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
-        for start in range(0, len(sources), self._program.chunk):
-            part = slice(start, start + self._program.chunk)
-            origins: dict[int, int] = {}  # by target, for a call reads all of its pages before it writes any
-            for source, target in zip(sources[part], targets[part], strict=True):
-                origins[target] = origins.get(source, source)
-            ((_, pairs),) = self._chunks([[*origins.values()], [*origins]])  # (0, 0) pads: scratch onto itself
-            self._pools = self._compiled["page copy"](self._pools, pairs)
+        per_call = self._compiled_model.pages_per_call
+        for start in range(0, len(sources), per_call):
+            # A call reads all of its pages before it writes any. So a page that was a target before in this call is
+            # replaced by what was copied to it.
+            source_of: dict[int, int] = {}  # by target
+            for source, target in zip(
+                sources[start : start + per_call], targets[start : start + per_call], strict=True
+            ):
+                source_of[target] = source_of.get(source, source)
+            pairs = np.zeros((2, per_call), np.int32)  # (0, 0) pads: scratch onto itself
+            pairs[0, : len(source_of)] = list(source_of.values())
+            pairs[1, : len(source_of)] = list(source_of)
+            self._pools = self._compiled[StateFunction.COPY_PAGES](self._pools, self._put(pairs))
 
     def save_pages(self, pages: Sequence[int]) -> list[jax.Array]:
         """What is in the pages after all steps dispatched so far, an array each, in host memory where possible.
@@ -202,47 +138,55 @@ class ModelRunner:
         Returns at once; the pages may be written to again at once. The arrays are ready when the device got there.
         """
         saved: list[jax.Array] = []
-        for _, ids in self._chunks(pages):
-            saved += self._compiled["page save"](self._pools, ids)
-        del saved[len(pages) :]
-        if self._kept is self._program.page.sharding:
+        for _, ids in self._page_id_calls(pages):
+            saved += self._compiled[StateFunction.SAVE_PAGES](self._pools, ids)
+        del saved[len(pages) :]  # those of the padding
+        if not self._has_host_memory:
             for page in saved:
                 page.copy_to_host_async()
         return saved
 
-    def page(self, data: bytes | memoryview) -> jax.Array:
-        """A page outside the pools, of its bytes. Any thread may copy it, so that the step thread need not."""
-        page: jax.Array = jax.device_put(np.frombuffer(data, self.page_dtype).reshape(self.page_shape), self._kept)
+    def make_page(self, data: bytes | memoryview) -> jax.Array:
+        """A page outside the pools, made of its bytes.
+
+        Any thread may call this, so that the step thread need not copy the bytes.
+        """
+        array = np.frombuffer(data, self.page_dtype).reshape(self.page_shape)
+        page: jax.Array = jax.device_put(array, self._host_sharding)
         return page
 
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
-        """Put `data`, an array of `save_pages` or its numbers each, into the pages before all later steps.
+        """Put `data`, arrays of `save_pages` or `page_shape` in numpy, into the pages before all later steps.
 
         numpy arrays must not be written to afterwards.
         """
-        for part, ids in self._chunks(pages):
-            chunk = [jax.device_put(page, self._kept) for page in data[part]]
-            chunk += [self._no_page] * (len(ids) - len(chunk))
-            self._pools = self._compiled["page load"](self._pools, ids, tuple(chunk))
+        for start, ids in self._page_id_calls(pages):
+            arrays = [jax.device_put(page, self._host_sharding) for page in data[start : start + len(ids)]]
+            arrays += [self._padding_page] * (len(ids) - len(arrays))
+            self._pools = self._compiled[StateFunction.LOAD_PAGES](self._pools, ids, tuple(arrays))
 
     def load_slot(
         self, slot: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
     ) -> None:
-        """Tell a slot about the sequence that takes it, see `slot_words`."""
-        words = slot_words(slot, self._program.state.bias.shape[1], prompt, output, bias, stops)
-        self._state = self._compiled["slot load"](self._state, self._put(words))
+        """Tell a slot about the request that takes it, see `slot_words`: `prompt` and `output` are int32 tokens."""
+        vocab_size = self._compiled_model.state.bias.shape[1]
+        words = slot_words(slot, vocab_size, prompt, output, bias, stops)
+        self._state = self._compiled[StateFunction.LOAD_SLOT](self._state, self._put(words))
 
-    def _chunks(self, pages: Sequence[Any]) -> Iterator[tuple[slice, jax.Array]]:
-        """Pages `[…, n]` in parts that one call moves: where each is, and int32 `[…, chunk]`, padded with scratch."""
-        ids, size = np.asarray(pages, np.int32), self._program.chunk
-        for start in range(0, ids.shape[-1], size):
-            part = ids[..., start : start + size]
-            padded = np.zeros((*ids.shape[:-1], size), np.int32)
-            padded[..., : part.shape[-1]] = part
-            yield slice(start, start + size), self._put(padded)
+    def _page_id_calls(self, pages: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
+        """Page ids in parts that one call moves: where each part starts, and its ids, padded with the scratch page.
+
+        The ids are int32 `[pages_per_call]`, on the device.
+        """
+        per_call = self._compiled_model.pages_per_call
+        for start in range(0, len(pages), per_call):
+            part = pages[start : start + per_call]
+            padded = np.zeros(per_call, np.int32)
+            padded[: len(part)] = part
+            yield start, self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._program.whole)
+        placed: jax.Array = jax.device_put(array, self._compiled_model.replicated)
         return placed
 
     @contextmanager
@@ -259,3 +203,7 @@ class ModelRunner:
             yield
         finally:
             jax.monitoring.unregister_event_duration_listener(count)
+
+
+def _zeros(described: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(described.shape, described.dtype, device=described.sharding)

@@ -1,18 +1,13 @@
-"""The step: one ragged batch through model and sampling, as one function of arrays; and what else is traced.
+"""The step: one ragged batch through model and sampling, as one function of arrays.
 
 Everything a step needs to know travels in one packed int32 vector (one host-to-device copy takes 9 µs, eight take 290).
 The KV arrays and the per-slot state are donated and updated in place. A row's token is either a number from the host
 or "what slot s sampled last", which is still on the device: step n+1 is dispatched before the host has seen step n.
 
-A *pass* is a step whose rows have masks and whose logits are returned whole; a row's mask has a bit for every index of
-a context. Other steps carry neither.
+A *custom-mask step* is one whose rows have masks and whose logits are returned whole; a row's mask has one bit for
+every index of a context. Other steps carry neither.
 
-    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | mask[T, M] | plan
-
-Between steps whole pages of all layers are copied, read out and written; page 0 is scratch and pads. Outside the pools
-a page is one array of the dtype in which the pools store it, `[layers, 2, kv_heads, page_size, head_dim]`: keys and
-values; or of bytes where they store 8 bits, a scale of four after each token's. So a page can be kept, checked and
-given up on its own, and its bytes are the same on every platform.
+    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | mask[T, M] | metadata
 """
 
 from collections.abc import Callable
@@ -23,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, PartitionSpec
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
@@ -31,36 +26,39 @@ from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, s
 from jaxctx.model.sharding import TENSOR
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
-OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})  # what a step tells of a sampled row
+OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})
+"""What a step returns for each sampled row."""
 
 
 class KVCache(NamedTuple):
-    """Page arrays of a layer; or of all layers, the pages of each after those of the one before."""
+    """Page arrays of one layer; or of all layers, the pages of each layer after those of the layer before."""
 
-    k: kernels.KVPages  # [kv_heads, pages, page_size, head_dim]; of 8 bits with scales
+    k: kernels.KVPages  # [kv_heads, pages, page_size, head_dim]; with scales where 8 bits are stored
     v: kernels.KVPages
 
 
 Pools: TypeAlias = tuple[KVCache, ...]
-Pages: TypeAlias = tuple[jax.Array, ...]
+"""The KV cache of the whole model: one `KVCache` for each layer, or a single one that holds all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The static side of a step: one compiled function per value."""
+    """The static side of a step. One function is compiled for each value."""
 
     rows: int
     samples: int
-    plan: kernels.MetadataShape
-    mask_words: int = 0  # of a row's mask; 0: no pass
+    metadata: kernels.MetadataShape
+    mask_words: int = 0  # int32 words of a row's mask; 0: rows have no masks
 
     def __str__(self) -> str:
-        return f"{'pass' if self.mask_words else 'step'} of {self.rows} rows"
+        return f"{'custom-mask step' if self.mask_words else 'step'} of {self.rows} rows"
 
     @property
     def size(self) -> int:
         """int32s of the packed vector."""
-        return (3 + self.mask_words) * self.rows + (2 + ROW_WORDS) * self.samples + self.plan.size()
+        row_words = 3 + self.mask_words  # token, position, KV slot
+        sample_words = 2 + ROW_WORDS  # row, slot
+        return row_words * self.rows + sample_words * self.samples + self.metadata.size()
 
 
 class StepInputs(NamedTuple):
@@ -68,132 +66,132 @@ class StepInputs(NamedTuple):
 
     tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last
     positions: Any  # [rows]
-    kv_slots: Any  # [rows] page * page_size + offset; 0 is scratch
-    sample_rows: Any  # [samples]
-    slots: Any  # [samples]
+    kv_slots: Any  # [rows]: page * page_size + offset; 0 is in the scratch page
+    sample_rows: Any  # [samples]: the row that each sample is drawn from
+    slots: Any  # [samples]: the slot that remembers the sampled token
     sampling: Any  # [samples, ROW_WORDS], as `row_words` makes them
-    mask: Any  # [rows, mask_words]; bit i % 32 of word i / 32: whether the row sees index i, if its plan lets it
-    plan: Any  # [plan.size()]
+    mask: Any  # [rows, mask_words]; bit i % 32 of word i / 32: whether the row sees index i, if the metadata lets it
+    metadata: Any  # [metadata.size()]
 
 
-def split(packed: Any, shape: StepShape) -> StepInputs:
-    """Views into `packed`, in the order that the module docstring shows."""
-    words = (shape.samples * ROW_WORDS, shape.rows * shape.mask_words, shape.plan.size())
-    sizes = (shape.rows,) * 3 + (shape.samples,) * 2 + words
+def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
+    """Views into `packed`, int32 `[shape.size]`, in the order that the module docstring shows."""
+    rows, samples = shape.rows, shape.samples
+    sizes = (
+        rows,  # tokens
+        rows,  # positions
+        rows,  # kv_slots
+        samples,  # sample_rows
+        samples,  # slots
+        samples * ROW_WORDS,  # sampling
+        rows * shape.mask_words,  # mask
+        shape.metadata.size(),
+    )
     parts = [packed[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
-    parts[5] = parts[5].reshape(shape.samples, ROW_WORDS)
-    parts[6] = parts[6].reshape(shape.rows, shape.mask_words)
-    return StepInputs(*parts)
+    tokens, positions, kv_slots, sample_rows, slots, sampling, mask, metadata = parts
+    return StepInputs(
+        tokens=tokens,
+        positions=positions,
+        kv_slots=kv_slots,
+        sample_rows=sample_rows,
+        slots=slots,
+        sampling=sampling.reshape(samples, ROW_WORDS),
+        mask=mask.reshape(rows, shape.mask_words),
+        metadata=metadata,
+    )
+
+
+def unpack_mask(words: jax.Array) -> jax.Array:
+    """Bool `[rows, 32 * mask_words]` of int32 `[rows, mask_words]`: whether a row sees an index."""
+    bits = words[:, :, None] >> jnp.arange(32) & 1  # lowest first
+    return (bits != 0).reshape(len(words), -1)
 
 
 class PagedAttention:
-    """`KVAccess` over the page arrays for one trace; holds the arrays as they are updated layer by layer."""
+    """The `AttentionBackend` over the page arrays for one trace.
+
+    It holds the arrays as they are updated layer by layer. `looped`, see `AttentionBackend`, is set where one
+    `KVCache` holds the pages of all layers.
+    """
 
     def __init__(
         self, pools: Pools, layers: int, inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
     ) -> None:
-        """`mesh`: the pools are split over it."""
+        """`mesh`: the pools are split over it by their KV heads."""
         self.pools = tuple(pools)
         self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
-        self.plan = kernels.unpack_metadata(shape.plan, inputs.plan)
-        self.shape = shape.plan
-        bits = inputs.mask[:, :, None] >> jnp.arange(32) & 1  # lowest first
-        self.mask = (bits != 0).reshape(shape.rows, -1) if shape.mask_words else None
-        self._attend: Callable[..., jax.Array] = partial(kernels.attend, shape=self.shape)
-        if mesh is not None:  # XLA cannot split a kernel; no head needs another, and all have the same plan
-            heads, pool, whole = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
-            read = (heads, pool, pool, whole, whole)
-            self._attend = jax.shard_map(self._attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False)
+        self.metadata = kernels.unpack_metadata(shape.metadata, inputs.metadata)
+        self.metadata_shape = shape.metadata
+        self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
+        self._attend = _attention(shape.metadata, mesh)
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        slots, plan, at = self.kv_slots, self.plan, layer
-        if self.looped:
-            first, at = layer * self.shape.pool_pages, 0
-            slots, plan = slots + first * self.shape.page_size, plan._replace(pages=plan.pages + first)
-        pool = self.pools[at]
-        pool = KVCache(kernels.write_kv(pool.k, k, slots), kernels.write_kv(pool.v, v, slots))
-        self.pools = (*self.pools[:at], pool, *self.pools[at + 1 :])
-        return self._attend(q, pool.k, pool.v, plan, self.mask)
+        """Write the rows' k and v into the layer's pages, then attend. For shapes see `AttentionBackend`."""
+        kv_slots, metadata, index = self.kv_slots, self.metadata, layer
+        if self.looped:  # all layers share one array: address the pages of this one
+            first_page, index = layer * self.metadata_shape.pool_pages, 0
+            kv_slots = kv_slots + first_page * self.metadata_shape.page_size
+            metadata = metadata._replace(pages=metadata.pages + first_page)
+        cache = self.pools[index]
+        cache = KVCache(kernels.write_kv(cache.k, k, kv_slots), kernels.write_kv(cache.v, v, kv_slots))
+        self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
+        return self._attend(q, cache.k, cache.v, metadata, self.mask)
+
+
+def _attention(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[..., jax.Array]:
+    """`kernels.attend` for this shape: `(q, k pages, v pages, metadata, mask) → [rows, heads, head_dim]`.
+
+    XLA cannot split a kernel over a mesh. So each device attends with its own heads: no head needs another one, and
+    all have the same metadata.
+    """
+    attend = partial(kernels.attend, shape=shape)
+    if mesh is None:
+        return attend
+    heads, pool, replicated = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
+    read = (heads, pool, pool, replicated, replicated)
+    sharded: Callable[..., jax.Array] = jax.shard_map(
+        attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False
+    )
+    return sharded
 
 
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 
+def step(
+    model: Model,
+    shape: StepShape,
+    mesh: Mesh | None,
+    params: Params,
+    pools: Pools,
+    state: SlotState,
+    packed: jax.Array,
+) -> StepResult:
+    """Run one step; `packed` is int32 `[shape.size]`.
+
+    Returns the pools, the state and the bits of OUTPUT, int32 `[samples, words]`; of a custom-mask step also its logits
+    `[samples, vocab_size]` in float32.
+    """
+    inputs = unpack_inputs(packed, shape)
+    from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
+    tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
+    kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
+    hidden = model.hidden(params, tokens, inputs.positions, kv)
+    logits = model.logits(params, hidden[inputs.sample_rows])
+    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
+    as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in sampled]
+    return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
+
+
 def make_step(
     model: Model, shape: StepShape, mesh: Mesh | None = None
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
-    """The step for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it.
-
-    Returns the pools, the state and the bits of OUTPUT, int32 `[samples, words]`; of a pass also its logits in float32.
-    """
-
-    def step(params: Params, pools: Pools, state: SlotState, packed: jax.Array) -> StepResult:
-        inputs = split(packed, shape)
-        from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
-        tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-        kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
-        hidden = model.hidden(params, tokens, inputs.positions, kv)
-        logits = model.logits(params, hidden[inputs.sample_rows])
-        drawn, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
-        as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in drawn]
-        return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
-
-    return step
+    """`step` for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it."""
+    return partial(step, model, shape, mesh)
 
 
 def read_output(packed: np.ndarray) -> Sampled:
-    """What the step returned, on the host: numpy arrays, one row per sampled row."""
-    rows = np.ascontiguousarray(packed).view(OUTPUT)[:, 0]  # as it is on a host; a device's strides may be others
+    """What the step returned, int32 `[samples, words]`, on the host: numpy arrays with one row per sample."""
+    rows = np.ascontiguousarray(packed).view(OUTPUT)[:, 0]  # a device's strides may be others than the host's
     return Sampled._make(rows[name] for name in Sampled._fields)
-
-
-def in_layers(pools: Pools, layers: int, pages: jax.Array) -> jax.Array:
-    """The pages `[n]` of each of a pool's layers, one layer after the other."""
-    held = layers // len(pools)
-    size = jax.tree.leaves(pools)[0].shape[1] // held
-    return jnp.concatenate([pages + n * size for n in range(held)])
-
-
-def copy_in(layers: int, pools: Pools, pairs: jax.Array) -> Pools:
-    """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`."""
-    sources, targets = (in_layers(pools, layers, pages) for pages in pairs)
-    copied: Pools = kernels.copy_pages(pools, sources, targets)
-    return copied
-
-
-def save_from(layers: int, pools: Pools, pages: jax.Array) -> Pages:
-    """The pages `[n]`, an array each."""
-    ids = in_layers(pools, layers, pages)
-    stacked = jnp.concatenate([jnp.stack([kernels.read_pages(array, ids) for array in pool], 1) for pool in pools])
-    stacked = stacked.reshape(layers, len(pages), *stacked.shape[1:])
-    return tuple(stacked[:, i] for i in range(len(pages)))
-
-
-def load_into(layers: int, pools: Pools, pages: jax.Array, data: Pages, on_device: Sharding) -> Pools:
-    """Write an array of `data` to each of the pages `[n]`, once it lies where `on_device` says."""
-    here = [jax.device_put(page, on_device) for page in data]
-    ids, held = in_layers(pools, layers, pages).reshape(-1, len(here)), layers // len(pools)
-    written = list(pools)
-    for layer in range(layers):
-        pool, of_layer, own = layer // held, ids[layer % held], [page[layer] for page in here]
-        arrays = enumerate(written[pool])
-        written[pool] = KVCache(*(kernels.write_pages(a, of_layer, [page[i] for page in own]) for i, a in arrays))
-    return tuple(written)
-
-
-def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a page outside the pools, split over devices as the pools are."""
-    page = jax.eval_shape(partial(save_from, layers), pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
-    sharding = jax.tree.leaves(pools)[0].sharding
-    if isinstance(sharding, NamedSharding):
-        spec = PartitionSpec(None, None, *sharding.spec[:1])
-        sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    return jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=sharding)
-
-
-def on_host(sharding: Sharding) -> Sharding:
-    """The same in host memory that the device can reach, where there is such memory; else where it was."""
-    device: Any = next(iter(sharding.device_set))
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    return sharding.with_memory_kind("pinned_host") if "pinned_host" in kinds else sharding

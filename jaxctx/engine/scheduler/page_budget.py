@@ -1,23 +1,14 @@
-"""Budgets: what may still be given away, of an engine's pages and to one tenant. Called on the step thread.
+"""The page budget: what may still be given away of an engine's pages. Called on the step thread.
 
 Pages promised to running sequences are spoken for although nobody holds them yet. Whoever else wants pages claims them
 here first; if need be, contexts that do not run are suspended, least recently used first, but only if that is enough: a
 claim that fails has suspended nobody.
-
-A pinned holder (a context, a publication) is charged the pages that it holds or was promised, shared ones too: two
-that share a page are charged it twice, so that no charge depends on what others do. Checks may refuse, charges not.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from jaxctx.cache.context_cache import Context, ContextCache
-from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.request import Request
-from jaxctx.errors import ResourceExhausted
-
-RETRY_S = 5.0  # after which contexts, snapshots or pins of the tenant may have ended
-HIDDEN = "\0"  # begins the tenant of what the engine holds for a tenant and does not show: snapshots, publications
 
 
 class PageBudget:
@@ -51,41 +42,3 @@ class PageBudget:
             if self.claimable() >= pages:
                 return True
         return False
-
-
-class Quotas:
-    """The limits of one engine, equal for all tenants. What is hidden counts as its tenant's."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._charges: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)  # pages of a tenant's pinned holders
-
-    def check(self, **counts: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many, each by the name of its limit."""
-        for quota, count in counts.items():
-            limit = getattr(self._config, quota)
-            if limit is not None and count > limit:
-                raise ResourceExhausted(
-                    f"{quota} is {limit}, and this would make {count}", reason="QUOTA", retry_after_s=RETRY_S
-                )
-
-    def pinned(self, tenant: str) -> int:
-        """Pages that are charged to a tenant."""
-        return self._charges[tenant.removeprefix(HIDDEN)].total()
-
-    def check_pin(self, tenant: str, holder: Hashable, pages: int) -> None:
-        """Raises ResourceExhausted (PIN_BUDGET) if the holder may not have so many pinned pages."""
-        more = pages - self._charges[tenant.removeprefix(HIDDEN)][holder]
-        budget = self._config.pin_budget
-        remaining = max(budget - self.pinned(tenant), 0)
-        if more > remaining:
-            message = f"{more} more pages would be pinned; of {budget} that a tenant may pin, {remaining} remain"
-            later_s = RETRY_S if pages <= budget else None
-            raise ResourceExhausted(message, reason="PIN_BUDGET", retry_after_s=later_s)
-
-    def charge(self, tenant: str, holder: Hashable, pages: int) -> None:
-        """The holder has so many pinned pages from now on."""
-        charges = self._charges[tenant.removeprefix(HIDDEN)]
-        charges[holder] = pages
-        if not pages:
-            del charges[holder]

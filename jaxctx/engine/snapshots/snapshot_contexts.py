@@ -1,149 +1,173 @@
-"""Archive: the step thread's part of snapshots and publications.
+"""The step thread's part of snapshots: contexts that snapshots hold, and contexts that are made of snapshots.
 
-Frozen contexts, of which nobody but this room knows, stand for what was saved; contexts are made of what was read.
-Every method is called on the step thread and returns at once; `snapshots` does what takes time.
+A snapshot in memory is held by a *hidden fork*: a context of a hidden tenant that nobody lists and that never changes.
+A save begins with one, so that the context itself goes on at once. Every method is called on the step thread and
+returns at once; `save` and `open` do what takes time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from jaxctx.cache.context_cache import Context
-from jaxctx.engine.contexts.lifecycle import told
+from jaxctx.cache.context_cache import Context, ContextCache
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.contexts.lifecycle import ContextLifecycle
 from jaxctx.engine.contexts.operations import ContextOperations
+from jaxctx.engine.contexts.quotas import hidden_tenant
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.kv_transfer import KVTransfer, PageData
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.scheduler.page_budget import HIDDEN
 from jaxctx.errors import FailedPrecondition, NotFound
-from jaxctx.lifetime import Lifetime
 from jaxctx.store import ContextRecord, SnapshotVersion
-from jaxctx.types import CreateContextRequest, OpenRequest, Publication, RetentionUpdate, SaveRequest, Ttl, named
+from jaxctx.types import OpenRequest, SaveRequest
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class MissingPage:
+    """A page of a restored context that must come from the store."""
+
+    number: int  # its place among the pages of the context, from 0
+    host_slot: int  # where its data is expected
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredContext:
+    """A context that was made of a stored record, and what is missing of it."""
+
+    context: Context
+    missing: Sequence[MissingPage]
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotContexts:
-    """Of one engine."""
+    """Contexts of one engine that snapshots hold, or that are made of snapshots."""
 
+    config: EngineConfig
+    cache: ContextCache
     contexts: ContextOperations
-    device: ModelRunner
-    new_id: Callable[[], str]
+    lifecycle: ContextLifecycle
+    runner: ModelRunner
+    kv_transfer: KVTransfer
 
-    def freeze(self, caller: Caller, context_id: str) -> Context:
-        """A hidden fork of a context, not to be suspended until it is unpinned. Works beside a writer, as forks do."""
-        context = self.contexts.cache.get(caller.tenant, context_id)
-        self.contexts.cache.touch(context)
-        frozen = self.contexts.branch(context, [None], tenant=HIDDEN + caller.tenant)[0]
-        frozen.pinned = True
-        return frozen
+    # Saving.
 
-    def lifetime(self, ttl: Ttl) -> Lifetime:
-        """Of a snapshot that is saved or changed now."""
-        return Lifetime.begin(ttl.seconds, ttl.sliding, self.contexts.lifecycle.clock())
+    def fork_hidden(self, caller: Caller, context_id: str) -> Context:
+        """A hidden fork of a context, not to be suspended until `allow_suspension`. Works beside a writer."""
+        context = self.cache.get(caller.tenant, context_id)
+        self.cache.touch(context)
+        (hidden,) = self.contexts.fork_context(context, [None], tenant=hidden_tenant(caller.tenant))
+        hidden.pinned = True
+        return hidden
 
-    def version(self, caller: Caller, request: SaveRequest, frozen: Context, saving: object) -> SnapshotVersion:
-        """What the catalogue will say of it; `saving` is what it is known by until then."""
-        tokens = frozen.computed if frozen.suspended else frozen.seq_len
-        pages = -(-tokens // frozen.page_size)
-        others = {
-            "tokens": frozen.length,
-            "seq_len": tokens,
-            "pages": pages,
-            "size_bytes": pages * self.device.page_bytes,
-            "manual_commit": frozen.manual_commit,
-            "held": None if request.durable else frozen,
-            "saving": saving,
-            "lifetime": self.lifetime(request.ttl),
-            "durable": False,  # not yet
-        }
-        return SnapshotVersion(**named(SnapshotVersion, caller, request, frozen.identity) | others)
+    def allow_suspension(self, hidden: Context) -> None:
+        """A hidden fork that is kept may be suspended under memory pressure."""
+        hidden.pinned = False
 
-    def lineage(self, frozen: Context) -> ContextRecord:
-        """All of a frozen context that is on the device, page data apart."""
-        others = {"identity": frozen.identity.encode(), "tokens": frozen.tokens()}
-        return ContextRecord(**named(ContextRecord, frozen, frozen.identity, self.device) | others)
+    def describe_version(
+        self, caller: Caller, request: SaveRequest, hidden: Context, saving: object
+    ) -> SnapshotVersion:
+        """What the snapshot index will say of a hidden fork; `saving` identifies the save until it has a number."""
+        tokens_with_kv = hidden.computed if hidden.suspended else hidden.seq_len
+        pages = -(-tokens_with_kv // hidden.page_size)
+        return SnapshotVersion(
+            tenant=caller.tenant,
+            name=request.name,
+            context_id=request.context_id,
+            labels=request.labels,
+            tokens=hidden.length,
+            seq_len=tokens_with_kv,
+            pages=pages,
+            size_bytes=pages * self.runner.page_bytes,
+            model_revision=hidden.identity.model_revision,
+            salt=hidden.identity.salt,
+            manual_commit=hidden.manual_commit,
+            lifetime=self.lifecycle.new_lifetime(request.ttl),
+            held=None if request.durable else hidden,
+            saving=saving,
+            durable=False,  # not yet
+        )
 
-    def read(self, frozen: Context, numbers: Sequence[int]) -> list[jax.Array]:
-        """The data of the first few of some of its pages, by their places in its sequence; ready when the device is."""
-        numbers = numbers[: self.contexts.scheduler.moving_pages]
-        return self.device.save_pages(frozen.page_table()[np.asarray(numbers)].tolist())
+    def record(self, hidden: Context) -> ContextRecord:
+        """Everything of a hidden fork that is not suspended, except for the data of its pages."""
+        return ContextRecord(
+            identity=hidden.identity.encode(),
+            model_revision=hidden.identity.model_revision,
+            salt=hidden.identity.salt,
+            kv_dtype=hidden.identity.kv_dtype,
+            page_size=hidden.page_size,
+            page_bytes=self.runner.page_bytes,
+            seq_len=hidden.seq_len,
+            committed_pages=hidden.committed_pages,
+            working_tokens=hidden.working_tokens,
+            manual_commit=hidden.manual_commit,
+            tokens=hidden.tokens(),
+            marks=hidden.marks,
+        )
 
-    def drop(self, contexts: Iterable[Context]) -> None:
-        """Forget contexts, frozen ones or such as came to nothing."""
-        for context in contexts:
-            if not context.closed:
-                self.contexts.lifecycle.close(context)
+    def read_pages(self, hidden: Context, numbers: Sequence[int]) -> list[jax.Array]:
+        """The data of the first few of some of its pages, by their places in its sequence.
 
-    def thaw(self, caller: Caller, request: OpenRequest, version: SnapshotVersion) -> Context:
-        """A child of what a snapshot in memory holds."""
-        frozen = version.held
-        assert isinstance(frozen, Context)
-        if frozen.closed:
+        How many is decided so that steps of others are not held up. The arrays are ready when the device got there.
+        """
+        numbers = numbers[: self.contexts.pages_to_move_now()]
+        page_ids = hidden.page_table()[np.asarray(numbers)].tolist()
+        return self.runner.save_pages(page_ids)
+
+    def discard(self, contexts: Iterable[Context]) -> None:
+        """Close contexts, hidden ones or such as came to nothing, unless they are closed."""
+        self.contexts.discard(contexts)
+
+    # Opening.
+
+    def open_held(self, caller: Caller, request: OpenRequest, version: SnapshotVersion) -> Context:
+        """A child of what a snapshot in memory holds. Raises NotFound (SNAPSHOT_NOT_FOUND) if that is gone."""
+        hidden = version.held
+        assert isinstance(hidden, Context)
+        if hidden.closed:
             raise NotFound(f"no snapshot {request.name!r}", reason="SNAPSHOT_NOT_FOUND")
-        context = self.contexts.branch(frozen, [request.context_id], tenant=caller.tenant)[0]
-        return self.contexts.opened(context, request, version)
+        (context,) = self.contexts.fork_context(hidden, [request.context_id], tenant=caller.tenant)
+        return self.contexts.begin_opened(context, request, _snapshot_name(version))
 
-    def revive(
-        self, caller: Caller, request: OpenRequest, version: SnapshotVersion, lineage: ContextRecord
-    ) -> tuple[Context, list[tuple[int, int]]]:
-        """A context of a stored lineage, and the pages it needs from the store: (place in the sequence, host slot)."""
-        here = named(ContextRecord, self.contexts.model, self.contexts.cache, self.device)
-        decisive = ("model_revision", "kv_dtype", "page_size", "page_bytes")
-        usable = all(getattr(lineage, name) == here[name] for name in decisive)
+    def restore(
+        self, caller: Caller, request: OpenRequest, version: SnapshotVersion, record: ContextRecord
+    ) -> RestoredContext:
+        """A context of a stored record, and the pages that it needs from the store.
+
+        Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages are of no use here and were not to be recomputed.
+        """
+        usable = self._pages_are_usable(record)
         if not usable and not request.recompute:
             raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
-        most = self.contexts.config.max_context_tokens
-        if len(lineage.tokens) > most:
-            raise FailedPrecondition(
-                f"of {len(lineage.tokens)} tokens; here a context holds at most {self.contexts.config.longest}"
-            )
-        create = CreateContextRequest(
-            context_id=request.context_id, salt=lineage.salt, manual_commit=lineage.manual_commit
-        )
-        context = self.contexts.opened(self.contexts.make(caller, create), request, version)
-        marks = [lineage.marks.get(index, b"") for index in range(len(lineage.tokens))] if lineage.marks else ()
-        self.contexts.cache.append(context, lineage.tokens, marks)
-        slots = self.contexts.cache.offload(context, lineage.seq_len, lineage.committed_pages)
+        if len(record.tokens) > self.config.max_context_tokens:
+            longest = self.config.longest
+            raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")
+        context = self.contexts.make_empty(caller, request.context_id, record.salt, record.manual_commit)
+        self.contexts.begin_opened(context, request, _snapshot_name(version))
+        overrides = [record.marks.get(index, b"") for index in range(len(record.tokens))] if record.marks else ()
+        self.cache.append(context, record.tokens, overrides)
+        slots = self.cache.offload(context, record.seq_len, record.committed_pages)
         if not usable:
-            self.contexts.cache.block_manager.drop_offloaded(context)
-        return context, slots if usable else []
+            self.cache.block_manager.drop_offloaded(context)
+            return RestoredContext(context, ())
+        return RestoredContext(context, [MissingPage(number, slot) for number, slot in slots])
 
-    def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> Publication:
-        """Of a context that is not suspended."""
-        context = self.contexts.cache.get(caller.tenant, context_id)
-        pages, lifecycle = context.committed_pages, self.contexts.lifecycle
-        if not pages:
-            raise FailedPrecondition("the context has no full page to publish")
-        lifecycle.quotas.check_pin(caller.tenant, None, pages)
-        self.contexts.claim(context, pages)
-        published = self.contexts.cache.publish(context, f"pub_{self.new_id()}", tenant=HIDDEN + caller.tenant)
-        lifecycle.quotas.charge(caller.tenant, published, pages)
-        lifecycle.change(published, settings)
-        return _publication(published)
+    def _pages_are_usable(self, record: ContextRecord) -> bool:
+        """Whether pages that were saved with this record hold what they would hold here."""
+        model = self.contexts.model
+        return (
+            record.model_revision == model.model_revision
+            and record.kv_dtype == model.kv_dtype
+            and record.page_size == self.cache.page_size
+            and record.page_bytes == self.runner.page_bytes
+        )
 
-    def update_publication(self, caller: Caller, publication_id: str, request: RetentionUpdate) -> Publication:
-        published = self._publication(caller, publication_id)
-        self.contexts.lifecycle.change(published, request)
-        return _publication(published)
-
-    def unpublish(self, caller: Caller, publication_id: str) -> None:
-        self.drop([self._publication(caller, publication_id)])
-
-    def _publication(self, caller: Caller, publication_id: str) -> Context:
-        for published in self._published(caller):
-            if published.id == publication_id:
-                return published
-        raise NotFound(f"no publication {publication_id!r}", reason="PUBLICATION_NOT_FOUND")
-
-    def publications(self, caller: Caller) -> Sequence[Publication]:
-        return [_publication(each) for each in sorted(self._published(caller), key=lambda each: each.id)]
-
-    def _published(self, caller: Caller) -> list[Context]:
-        now, everybodys = self.contexts.lifecycle.clock(), self.contexts.cache.publications.values()
-        return [each for each in everybodys if each.tenant == HIDDEN + caller.tenant and not each.lifetime.over(now)]
+    def stage_page(self, missing: MissingPage, data: Future[PageData], on_drop: Callable[[], None]) -> None:
+        """The page's data will come from `data`; `on_drop` is called when it is on the device, or not needed."""
+        self.kv_transfer.stage(missing.host_slot, data, on_drop)
 
 
-def _publication(published: Context) -> Publication:
-    size = {"tokens": published.seq_len, "pages": published.committed_pages}
-    return told(Publication, published, published.identity, publication_id=published.id, **size)
+def _snapshot_name(version: SnapshotVersion) -> str:
+    return f"{version.name}@{version.version}"

@@ -1,25 +1,28 @@
-"""The campaign's command: it plays what it is told to, reports, and says when something went wrong."""
+"""The campaign's command: it runs as many operations as told, reports, and says when a run failed."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from . import campaign
+import pytest
+
+from .stateful import campaign
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_it_plays_and_reports():
-    command = [sys.executable, "-m", "tests.jaxctx.cache.campaign", "--operations", "50000", "--jobs", "2"]
+    command = [sys.executable, "-m", "tests.jaxctx.cache.stateful.campaign", "--operations", "50000", "--jobs", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("60,000 operations"), done.stdout  # whole worlds
+    assert done.stdout.splitlines()[-1].startswith("60,000 operations"), done.stdout  # whole runs
     assert done.stdout.rstrip().endswith("next seed 3")
 
 
 def test_it_ends_at_the_first_failure(monkeypatch, capsys):
     class Failing:
-        """In this process, so that what is played can be replaced."""
+        """Runs in this process, so that its work can be replaced."""
 
         def __init__(self, *_):
             self.ended = False
@@ -28,7 +31,7 @@ def test_it_ends_at_the_first_failure(monkeypatch, capsys):
             return self
 
         def __exit__(self, *_):
-            assert self.ended, "other worlds would be played on"
+            assert self.ended, "other runs would go on"
 
         def submit(self, function, seed, operations):
             future = campaign.Future()

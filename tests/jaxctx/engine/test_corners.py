@@ -4,19 +4,18 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jaxctx.cache import page_control
 from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.snapshots.save_open import delivered
 from jaxctx.errors import ResourceExhausted, Unavailable
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams, UpdateContextRequest
 from tests.echo import VOCAB_SIZE, echo_next
@@ -254,55 +253,12 @@ async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_eng
         context = engine.core.cache.get(ME.tenant, restored)
         assert context.suspended
         waiting = await empty(engine)
-        work = asyncio.gather(engine._resume(ME, context), engine.fill(ME, waiting, [8, 9]))
+        resuming = engine.loop.work(partial(engine.core.resume, ME, context))
+        work = asyncio.gather(resuming, engine.fill(ME, waiting, [8, 9]))
         result, _ = await asyncio.wait_for(work, 120)
         assert result.restored == 16 * (pages - 3), "the first three stayed where they were"
         for each in (restored, waiting):
             await engine.close(ME, each)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_what_is_made_for_a_caller_who_left_is_undone_before_it_goes(fails: bool) -> None:
-    """Opens, saves, takes and deletes of snapshots: the thread that a cancelled one waits for cannot be stopped."""
-    begun, release = threading.Event(), threading.Event()
-    results: list[str] = []
-
-    def make(name: str) -> str:
-        begun.set()
-        assert release.wait(10)
-        if fails:
-            raise OSError("nothing was made")
-        return name
-
-    making = asyncio.create_task(delivered(asyncio.to_thread(make, "a reader"), results.append))
-    await asyncio.to_thread(begun.wait, 10)
-    making.cancel()
-    await asyncio.sleep(0.05)
-    assert not making.done()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await making
-    assert results == ([] if fails else ["a reader"])
-    assert await delivered(asyncio.to_thread(str, 7), results.append) == "7"
-    assert len(results) == (not fails), "what its caller got is the caller's"
-
-
-async def test_what_is_made_is_undone_though_its_caller_is_cancelled_twice() -> None:
-    begun, release, undone = threading.Event(), threading.Event(), threading.Event()
-
-    def make() -> None:
-        begun.set()
-        assert release.wait(10)
-
-    making = asyncio.create_task(delivered(asyncio.to_thread(make), lambda _: undone.set()))
-    await asyncio.to_thread(begun.wait, 10)
-    for _ in range(2):
-        making.cancel()
-        await asyncio.sleep(0.05)
-    assert making.done()
-    release.set()
-    assert await asyncio.to_thread(undone.wait, 10)
-    await asyncio.sleep(0.05)  # so that the loop is still there when its thread says that it is done
 
 
 async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_engine) -> None:
@@ -388,7 +344,7 @@ def test_who_has_restored_all_that_was_promised_begins_once(echo_served) -> None
     told, context = fill(late, []), core.cache.get(ME.tenant, late)
     while context.seq_len < 8:
         turn()
-    core.contexts.control(page_control.commit, ME, manual, 3)
+    core.contexts.commit_pages(ME, manual, 3)
     while told.result is None:
         turn()
     assert (told.result.restored, told.result.computed) == (8, 8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.model_runner import ONE_ROW
+from jaxctx.engine.runner.compiled_model import ONE_ROW
 from jaxctx.engine.scheduler.drafts import (
     LONGEST_PAUSE,
     MIN_NGRAM,

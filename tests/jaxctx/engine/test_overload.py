@@ -50,7 +50,7 @@ def capacity(noise: float = 0.0) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.4])
-@pytest.mark.parametrize("times", [2, 5, 10])
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow), 10])
 def test_under_overload_nearly_all_that_is_done_is_done_in_time(times: int, noise: float) -> None:
     outputs, tokens = capacity(noise)
     asks = simulated(noise=noise).run(load(times * outputs, seed=times))

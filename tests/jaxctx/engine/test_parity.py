@@ -46,11 +46,29 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
     return context_id
 
 
+# Quick tests take one model of each family.
+golden_models = pytest.mark.parametrize(
+    "golden",
+    [
+        "llama_gqa1_llama3",
+        "mistral_gqa4_wide_heads",
+        "qwen2_gqa8",
+        "qwen3_gqa1_narrow_heads_tied",
+        pytest.param("llama_gqa8_biases_linear_tied", marks=pytest.mark.slow),
+        pytest.param("mistral_gqa1_tied", marks=pytest.mark.slow),
+        pytest.param("qwen2_gqa4_tied", marks=pytest.mark.slow),
+        pytest.param("qwen3_gqa8_wide_heads", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
+
+
 @pytest.fixture
 def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
     return make_engine(CONFIG, serve(golden_checkpoint, "float32", echo_served), device_config=CONFIG, whole=False)
 
 
+@golden_models
 async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
     prompts = [golden.tokens[:length].tolist() for length in golden.prompts]
     whole = [await filled(engine, prompt, salt="whole") for prompt in prompts]
@@ -115,6 +133,7 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
     assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
 
 
+@golden_models
 async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden_checkpoint, echo_served) -> None:
     served = serve(golden_checkpoint, "float32", echo_served)
     prompt = [*range(20, 52)] * 3

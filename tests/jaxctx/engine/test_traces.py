@@ -142,7 +142,15 @@ class Actor:
         del self.contexts[context_id]
 
 
-@pytest.mark.parametrize(("page_size", "pages", "steps"), [(16, 48, 2), (16, 48, 4), (2, 320, 1), (1, 500, 2)])
+@pytest.mark.parametrize(
+    ("page_size", "pages", "steps"),
+    [
+        (16, 48, 2),
+        (16, 48, 4),
+        pytest.param(2, 320, 1, marks=pytest.mark.slow),
+        pytest.param(1, 500, 2, marks=pytest.mark.slow),
+    ],
+)
 async def test_random_traces_equal_solo_runs(make_engine, monkeypatch, page_size: int, pages: int, steps: int) -> None:
     limit = 200
     monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(page_size), right=0.8))

@@ -7,8 +7,8 @@ import pytest
 from jaxctx.errors import DataLoss, JaxctxError, NotFound
 from jaxctx.store.objects import open_objects
 
-from .interrupted import LATER, check_no_garbage
-from .saving import Clock, MemoryObjects, check, described, lineage, lost_pages, open_store, save
+from .builders import Clock, MemoryObjects, check, described, lineage, lost_pages, open_store, save
+from .fault_injection import LATER, check_no_garbage
 
 TOKENS = [3, 1, 4, 1, 5, 9]  # two pages, the second partly filled
 

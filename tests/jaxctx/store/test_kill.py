@@ -10,11 +10,11 @@ import pytest
 
 from jaxctx.store.objects import open_objects
 
-from .interrupted import SCENARIOS, Interrupted, check_no_garbage, files, prepare, state
-from .saving import MemoryObjects, open_store
+from .builders import MemoryObjects, open_store
+from .fault_injection import SCENARIOS, Interrupted, check_no_garbage, files, prepare, state
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = [sys.executable, "-m", "tests.jaxctx.store.interrupted"]
+PROGRAM = [sys.executable, "-m", "tests.jaxctx.store.fault_injection"]
 CALLS = 80  # more than any scenario makes, before and after counted
 
 

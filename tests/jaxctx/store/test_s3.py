@@ -16,8 +16,8 @@ from jaxctx.errors import NotFound, Unavailable
 from jaxctx.store import objects as store_objects
 from jaxctx.store.objects import open_objects
 
-from .interrupted import check_no_garbage, prepare, state
-from .saving import Clock, check, lineage, lost_pages, open_store, save
+from .builders import Clock, check, lineage, lost_pages, open_store, save
+from .fault_injection import check_no_garbage, prepare, state
 
 pytestmark = [
     pytest.mark.s3,

@@ -14,8 +14,8 @@ import pytest
 
 from jaxctx.store.objects import open_objects
 
-from .interrupted import SCENARIOS, check_no_garbage, files, prepare, state
-from .saving import open_store
+from .builders import open_store
+from .fault_injection import SCENARIOS, check_no_garbage, files, prepare, state
 
 ROOT = Path(__file__).parents[3]
 CALLS = (
@@ -47,7 +47,7 @@ class Traced:
     """The scenario program, held before it plays, with strace attached to it."""
 
     def __init__(self, scenario: str, root: Path, *options: str) -> None:
-        program = [sys.executable, "-m", "tests.jaxctx.store.interrupted", "wait", scenario, str(root)]
+        program = [sys.executable, "-m", "tests.jaxctx.store.fault_injection", "wait", scenario, str(root)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             program, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True

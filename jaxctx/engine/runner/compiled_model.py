@@ -1,0 +1,143 @@
+"""`CompiledModel`: every function of one engine and every array it works on, described by shapes alone.
+
+It holds no array. A `ModelRunner` allocates and compiles what stands here; the memory planner and the compile checks
+compile the same for a chip that need not be there. So everything that depends on the kind of device is decided here, by
+the device that the functions are for.
+"""
+
+import enum
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner import page_functions
+from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
+from jaxctx.model.interface import Model, Params
+from jaxctx.model.sampling import SlotState, load_slot, slot_state
+from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
+from jaxctx_kernels import kv_pages_struct, metadata_shape, select_kernel
+
+
+class StateFunction(enum.Enum):
+    """The functions that are compiled beside the steps. Each changes or reads the engine's arrays between steps."""
+
+    COPY_PAGES = "page copy"
+    SAVE_PAGES = "page save"
+    LOAD_PAGES = "page load"
+    LOAD_SLOT = "slot load"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Function: TypeAlias = StepShape | StateFunction
+"""What names a compiled function: the shape of a step, or one of the functions beside."""
+
+CUSTOM_MASK_SIZES = ((4, 4), (64, 16))  # rows and outputs of custom-mask steps, ascending
+ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
+MOST_PAGES_PER_CALL = 16
+
+
+class CompiledModel:
+    """The functions of one engine, for one device or split over a mesh.
+
+    `shapes` and `custom_mask_shapes` are the steps, in ascending order of rows; `functions` is everything to compile,
+    what takes longest first. `params`, `pools` and `state` describe the arrays; `page` a page outside the pools.
+    """
+
+    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+        self._model, self._config = model, config
+        self._mesh = place if isinstance(place, Mesh) else None
+        self.replicated: Sharding = (
+            NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
+        )
+        """The sharding of arrays that are not split."""
+        device: Any = next(iter(self.replicated.device_set))
+        self.platform: str = device.platform
+        self.params = jax.tree.map(self._param_struct, params)
+        self.pools = self._make_pools()
+        pools_are_split = jax.tree.leaves(self.pools)[0].sharding != self.replicated
+        self._pools_mesh = self._mesh if pools_are_split else None
+        state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
+        self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
+        self.shapes = self._step_shapes()
+        self.custom_mask_shapes = self._custom_mask_shapes()
+        longest_first = reversed(self.shapes + self.custom_mask_shapes)
+        self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
+        self.pages_per_call = min(config.moving_pages, MOST_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
+        self.page = page_functions.page_struct(model.kv.layers, self.pools)
+        self.host_sharding = page_functions.host_sharding(self.page.sharding)
+        """Where pages lie that left the device."""
+
+    def lower(self, function: Function) -> jax.stages.Lowered:
+        """Trace a function, with the arrays that it updates donated."""
+        layers = self._model.kv.layers
+        page_ids = self._int32(self.pages_per_call)
+        match function:
+            case StepShape():
+                step = jax.jit(make_step(self._model, function, self._pools_mesh), donate_argnums=(1, 2))
+                return step.lower(self.params, self.pools, self.state, self._int32(function.size))
+            case StateFunction.COPY_PAGES:
+                copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0)
+                return copy.lower(self.pools, self._int32(2, self.pages_per_call))
+            case StateFunction.SAVE_PAGES:
+                save = jax.jit(partial(page_functions.read_pages, layers), out_shardings=self.host_sharding)
+                return save.lower(self.pools, page_ids)
+            case StateFunction.LOAD_PAGES:
+                page = self._struct(self.page.shape, self.page.dtype, self.host_sharding)
+                write = partial(page_functions.write_pages, layers, on_device=self.page.sharding)
+                load = jax.jit(write, donate_argnums=0)
+                return load.lower(self.pools, page_ids, (page,) * self.pages_per_call)
+            case StateFunction.LOAD_SLOT:
+                words = self._int32(1 + 2 * self._model.vocab_size)
+                return jax.jit(load_slot, donate_argnums=0).lower(self.state, words)
+
+    def _make_pools(self) -> Pools:
+        """One K and one V array a layer, page 0 of each being scratch.
+
+        On a single CPU layers are a loop, and one K and one V array hold the pages of all layers.
+        """
+        spec = self._model.kv
+        layers_per_cache = spec.layers if self.platform == "cpu" and self._mesh is None else 1
+        pages = layers_per_cache * (self._config.pages + 1)
+        stored = kv_pages_struct(spec.kv_heads, pages, self._config.page_size, spec.head_dim, spec.dtype, self.platform)
+        sharding = self.replicated
+        stored_heads = jax.tree.leaves(stored)[0].shape[0]
+        if self._mesh is not None and stored_heads % self._mesh.shape[TENSOR] == 0:
+            sharding = logical_sharding(self._mesh, KV_POOL_AXES)
+        pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
+        return (KVCache(pool, pool),) * (spec.layers // layers_per_cache)
+
+    def _step_shapes(self) -> tuple[StepShape, ...]:
+        buckets = (ONE_ROW if self.platform == "cpu" else ()) + self._config.row_buckets()
+        return tuple(self._step_shape(rows, self._config.samples(rows)) for rows in buckets)
+
+    def _custom_mask_shapes(self) -> tuple[StepShape, ...]:
+        mask_words = -(-self._config.max_context_tokens // 32)
+        shapes = [
+            self._step_shape(min(rows, self._config.max_batch_tokens), outputs, mask_words)
+            for rows, outputs in CUSTOM_MASK_SIZES
+        ]
+        return tuple(dict.fromkeys(shapes))  # small engines have one of them only
+
+    def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
+        pages = self._config.pages + 1
+        # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
+        unsplit_on_mesh = self._pools_mesh is None and len(self.replicated.device_set) > 1
+        kernel = "reference" if unsplit_on_mesh else select_kernel(self.platform, self.pools[0].k)
+        metadata = metadata_shape(rows, self._config.page_size, self._config.max_context_tokens, pages, kernel)
+        return StepShape(rows, min(rows, samples), metadata, mask_words)
+
+    def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
+        return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)
+
+    def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._struct(shape, jnp.int32)
+
+    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.replicated)

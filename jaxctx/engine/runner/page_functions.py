@@ -1,0 +1,79 @@
+"""Functions of whole pages, which run between steps: copy pages, read them out, write them back.
+
+Page 0 is scratch; callers pad with it. Outside the pools a page is one array of the dtype in which the pools store it,
+`[layers, 2, kv_heads, page_size, head_dim]`: keys and values; or of bytes where 8 bits are stored, a scale of four
+bytes after each token's numbers. So a page can be kept, checked and given up on its own, and its bytes are the same on
+every platform. All but the last two functions are traced.
+"""
+
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+import jaxctx_kernels as kernels
+from jaxctx.engine.runner.step import KVCache, Pools
+
+PageArrays: TypeAlias = tuple[jax.Array, ...]
+
+
+def ids_in_layers(pools: Pools, layers: int, pages: jax.Array) -> jax.Array:
+    """Where pages `[n]` lie in one `KVCache` of `pools`: their ids in its first layer, then in its second one, …
+
+    int32 `[n * layers of a KVCache]`.
+    """
+    layers_per_cache = layers // len(pools)
+    pages_per_layer = jax.tree.leaves(pools)[0].shape[1] // layers_per_cache
+    return jnp.concatenate([pages + layer * pages_per_layer for layer in range(layers_per_cache)])
+
+
+def copy_pages(layers: int, pools: Pools, pairs: jax.Array) -> Pools:
+    """Copy pages `pairs[0]` to `pairs[1]`; int32 `[2, n]`. All are read before any is written."""
+    sources, targets = (ids_in_layers(pools, layers, pages) for pages in pairs)
+    copied: Pools = kernels.copy_pages(pools, sources, targets)
+    return copied
+
+
+def read_pages(layers: int, pools: Pools, pages: jax.Array) -> PageArrays:
+    """The pages `[n]`, one array each."""
+    ids = ids_in_layers(pools, layers, pages)
+    by_cache = [jnp.stack([kernels.read_pages(array, ids) for array in cache], 1) for cache in pools]
+    stacked = jnp.concatenate(by_cache)  # [layers * n, 2, kv_heads, page_size, head_dim]
+    stacked = stacked.reshape(layers, len(pages), *stacked.shape[1:])
+    return tuple(stacked[:, i] for i in range(len(pages)))
+
+
+def write_pages(layers: int, pools: Pools, pages: jax.Array, data: PageArrays, on_device: Sharding) -> Pools:
+    """Write one array of `data` to each of the pages `[n]`, after bringing it to where `on_device` says."""
+    arrived = [jax.device_put(page, on_device) for page in data]
+    layers_per_cache = layers // len(pools)
+    ids = ids_in_layers(pools, layers, pages).reshape(-1, len(arrived))  # [layers of a KVCache, n]
+    written = list(pools)
+    for layer in range(layers):
+        cache = written[layer // layers_per_cache]
+        layer_ids = ids[layer % layers_per_cache]
+        of_layer = [page[layer] for page in arrived]
+        written[layer // layers_per_cache] = KVCache(
+            k=kernels.write_pages(cache.k, layer_ids, [page[0] for page in of_layer]),
+            v=kernels.write_pages(cache.v, layer_ids, [page[1] for page in of_layer]),
+        )
+    return tuple(written)
+
+
+def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a page outside the pools, split over devices as the pools are."""
+    page = jax.eval_shape(partial(read_pages, layers), pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
+    sharding = jax.tree.leaves(pools)[0].sharding
+    if isinstance(sharding, NamedSharding):
+        spec = PartitionSpec(None, None, *sharding.spec[:1])  # of a pool the first axis, of a page the third: KV heads
+        sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=sharding)
+
+
+def host_sharding(sharding: Sharding) -> Sharding:
+    """The same in host memory that the device can reach, where there is such memory; else unchanged."""
+    device: Any = next(iter(sharding.device_set))
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return sharding.with_memory_kind("pinned_host") if "pinned_host" in kinds else sharding

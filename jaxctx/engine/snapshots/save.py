@@ -1,0 +1,122 @@
+"""Saving a context as a snapshot, beside the steps.
+
+The context is forked into one that nobody else sees, so that it goes on at once. The pages of a durable snapshot leave
+the device in chunks between steps and are written by threads. Runs on the caller's event loop; everything slow runs
+elsewhere.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxctx.cache.context_cache import Context
+from jaxctx.engine.contexts.quotas import Quotas
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.core.step_loop import StepLoop
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
+from jaxctx.store import SnapshotStore, SnapshotVersion, SnapshotWriter
+from jaxctx.types import SaveRequest
+
+WRITE_AHEAD = 64  # pages that are asked for at once; the step thread may give fewer
+
+
+class SnapshotSaver:
+    """The saves of one engine. `is_saving` while any is under way."""
+
+    def __init__(
+        self, core: EngineCore, loop: StepLoop, store: SnapshotStore, contexts: SnapshotContexts, quotas: Quotas
+    ) -> None:
+        self._core = core
+        self._loop = loop
+        self._store = store
+        self._contexts = contexts
+        self._quotas = quotas
+        # By what identifies a save; None: what it will store is not known yet. They count for the tenant's quota.
+        self._under_way: dict[object, SnapshotVersion | None] = {}
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+        return bool(self._under_way)
+
+    async def save(self, caller: Caller, request: SaveRequest) -> SnapshotVersion:
+        """The new version, once it is there; see `Engine.save`."""
+        saving = object()
+        self._under_way[saving] = None
+        hidden: list[Context] = []  # dropped at the end, unless the store holds it
+        try:
+            await self._loop.call(self._core.raise_if_draining)  # else a drain waits for it from now on
+            await refresh_name(self._store, caller.tenant, request.name)
+            await asyncio.to_thread(self._store.check, caller.tenant, request.name, request.overwrite_version)
+            return await self._save(caller, request, saving, hidden)
+        finally:
+            del self._under_way[saving]
+            self._loop.tell(partial(self._contexts.discard, hidden))
+
+    async def _save(
+        self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]
+    ) -> SnapshotVersion:
+        """Fork, check quotas, then store. `hidden` gets what is to be dropped, whatever happens."""
+
+        def fork() -> Context:  # on the step thread: even if the caller leaves now, the fork is not forgotten
+            hidden.append(self._contexts.fork_hidden(caller, request.context_id))
+            return hidden[0]
+
+        fork_of_context = await self._loop.call(fork)
+        if request.durable and fork_of_context.suspended:  # its pages are wanted
+            await self._loop.work(partial(self._core.resume, caller, fork_of_context))
+        version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
+        self._under_way[saving] = version
+        self._check_quota(caller)
+        if request.durable:
+            return await self._write(fork_of_context, version, request.overwrite_version)
+        return await self._put(fork_of_context, version, request.overwrite_version, hidden)
+
+    def _check_quota(self, caller: Caller) -> None:
+        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
+        known = [version for version in self._under_way.values() if version is not None]
+        count, size_bytes = self._store.usage(caller.tenant, known)
+        self._quotas.check_snapshots(count, size_bytes)
+
+    async def _put(
+        self, fork: Context, version: SnapshotVersion, overwrite: int | None, hidden: list[Context]
+    ) -> SnapshotVersion:
+        """Keep a snapshot in memory: from then on the fork is the store's."""
+        version = await complete_or_undo(asyncio.to_thread(self._store.put, version, overwrite), self._forget)
+        self._loop.tell(partial(self._contexts.allow_suspension, fork))
+        hidden.clear()
+        return version
+
+    def _forget(self, version: SnapshotVersion) -> None:
+        self._store.remove(version.tenant, version.name, version.version)
+
+    async def _write(self, fork: Context, version: SnapshotVersion, overwrite: int | None) -> SnapshotVersion:
+        """Store a durable snapshot; returns when it would survive a loss of power."""
+        record = await self._loop.call(self._contexts.record, fork)
+        writer = await complete_or_undo(asyncio.to_thread(self._store.begin, record), SnapshotWriter.abort)
+        try:
+            await self._write_pages(fork, writer)
+            return await asyncio.to_thread(writer.finish, version, overwrite)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(writer.abort))
+            raise
+
+    async def _write_pages(self, fork: Context, writer: SnapshotWriter) -> None:
+        """Read the pages that the store does not have from the device, and hand them to the writer."""
+        done = 0
+        while done < len(writer.missing):
+            wanted = writer.missing[done : done + WRITE_AHEAD]
+            pages = await self._loop.call(self._contexts.read_pages, fork, wanted)
+            await asyncio.to_thread(_add_pages, writer, wanted[: len(pages)], pages)
+            done += len(pages)
+
+
+def _add_pages(writer: SnapshotWriter, numbers: Sequence[int], pages: Sequence[Any]) -> None:
+    """Wait for the pages and give their bytes to the writer. On a thread of its own."""
+    for number, page in zip(numbers, pages, strict=True):
+        writer.add(number, memoryview(np.asarray(page).reshape(-1).view(np.uint8)))

@@ -1,0 +1,34 @@
+"""Calls of the snapshot store, which may block, made from an event loop."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from jaxctx.store import SnapshotStore
+
+T = TypeVar("T")
+
+
+async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
+    """The result of `make`, which runs to its end even if the caller is cancelled.
+
+    Then `undo` is called with the result, on a thread of its own: nobody else has it.
+    """
+
+    async def abandon() -> None:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            await asyncio.to_thread(undo, making.result())
+
+    making = asyncio.ensure_future(make)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.shield(abandon())
+        raise
+
+
+async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
+    """Let the store learn what other processes made of a name until now. Where nothing is durable, nobody else can."""
+    if store.durable:
+        await asyncio.to_thread(store.refresh_name, tenant, name)

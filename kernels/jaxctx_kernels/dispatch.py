@@ -1,0 +1,63 @@
+"""Dispatch: one `attend` for all implementations of attention over a work list.
+
+    attend(…, shape)      shape.kernel       mask is None            under a mask
+                          "reference"        reference.attend        reference.attend
+                          "gpu"              mosaic_hopper.attend    reference.attend
+                          "tpu"              pallas_tpu.attend       reference.attend
+
+The implementations never call this module. `select_kernel` says which kernel suits a platform and a layout of pages;
+the caller puts the answer into the metadata's shape, with which a step is compiled.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+from jaxtyping import Array, Bool, Float, Float32
+
+from jaxctx_kernels import reference
+from jaxctx_kernels.kv_cache import KVPages, fits_hopper_kernel, fits_tpu_kernel
+from jaxctx_kernels.metadata import AttentionMetadata, KernelName, MetadataShape
+
+
+def select_kernel(platform: str, pages: Any) -> KernelName:
+    """What computes attention over such pages on `platform`: its own kernel if that can read them, else the reference.
+
+    `pages`: keys (or values), as arrays or ShapeDtypeStructs. `platform` is JAX's name: "cpu", "gpu" or "tpu".
+    """
+    if platform == "gpu" and fits_hopper_kernel(pages):
+        return "gpu"
+    if platform == "tpu" and fits_tpu_kernel(pages):
+        return "tpu"
+    return "reference"
+
+
+@partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
+def attend(
+    q: Float[Array, "rows heads head_dim"],
+    k_pages: KVPages,
+    v_pages: KVPages,
+    metadata: AttentionMetadata,
+    mask: Bool[Array, "rows indices"] | None = None,
+    *,
+    shape: MetadataShape,
+) -> Float32[Array, "rows heads head_dim"]:
+    """Softmax attention, scale head_dim**-0.5, of every row over the tokens that `metadata` and `mask` let it see.
+
+    Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
+    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
+    mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index that the
+    metadata names: an index is the place of a token in its sequence's chain of pages.
+
+    Raises ValueError if the kernel of `shape` is not made for these arrays.
+    """
+    # Kernels are imported where they are used: the Hopper kernel needs JAX 0.11, and a CPU needs neither.
+    if shape.kernel == "gpu" and mask is None:
+        from jaxctx_kernels import mosaic_hopper
+
+        return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape)
+    if shape.kernel == "tpu" and mask is None:
+        from jaxctx_kernels import pallas_tpu
+
+        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape)
+    return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape)

@@ -1,0 +1,95 @@
+"""Saves: what counts for the quota while it is under way, and what is left of one that fails."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import AlreadyExists, NotFound, ResourceExhausted, Unavailable
+from jaxctx.types import CreateContextRequest, OpenRequest, SaveRequest
+from tests.engines import SMALL
+
+ME, OTHER = Caller("me"), Caller("other")
+
+
+async def filled(engine: LocalEngine, tokens: int = 40, caller: Caller = ME) -> str:
+    context_id = (await engine.create(caller, CreateContextRequest())).context_id
+    await engine.fill(caller, context_id, list(range(1, tokens + 1)))
+    return context_id
+
+
+class Gate:
+    """Holds calls of the store's `put` back until it is opened."""
+
+    def __init__(self, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        put = engine.store.put
+
+        def held_back(*args: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(30)
+            return put(*args)
+
+        monkeypatch.setattr(engine.store, "put", held_back)
+
+
+@pytest.fixture
+def limited(make_engine: Any) -> LocalEngine:
+    """An engine in which a tenant may have one snapshot."""
+    engine: LocalEngine = make_engine(replace(SMALL, max_snapshots_per_tenant=1))
+    return engine
+
+
+async def test_a_save_under_way_counts_for_its_tenant(limited: LocalEngine, monkeypatch) -> None:
+    context, gate = await filled(limited), Gate(limited, monkeypatch)
+    service = limited.snapshot_service
+    assert not service.is_saving
+    first = asyncio.create_task(limited.save(ME, SaveRequest(context_id=context, name="a")))
+    await asyncio.to_thread(gate.reached.wait, 30)
+    assert service.is_saving
+    with pytest.raises(ResourceExhausted, match="max_snapshots_per_tenant is 1") as error:
+        await limited.save(ME, SaveRequest(context_id=context, name="b"))
+    assert error.value.reason == "QUOTA"
+    other = asyncio.create_task(
+        limited.save(OTHER, SaveRequest(context_id=await filled(limited, caller=OTHER), name="a"))
+    )
+    gate.open.set()
+    assert [(await save).version for save in (first, other)] == [1, 1]
+    assert not service.is_saving
+    assert service.count() == 2
+
+
+async def test_a_save_that_fails_leaves_no_hidden_fork(engine: LocalEngine) -> None:
+    context = await filled(engine)
+    await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    contexts = (await engine.stats()).contexts
+    with pytest.raises(AlreadyExists):
+        await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    with pytest.raises(NotFound):
+        await engine.save(ME, SaveRequest(context_id="none", name="b"))
+    assert (await engine.stats()).contexts == contexts
+    assert not engine.snapshot_service.is_saving
+
+
+async def test_what_is_kept_in_memory_may_be_suspended(make_engine: Any) -> None:
+    engine = make_engine(replace(SMALL, pages=8, max_context_tokens=128))
+    context = await filled(engine)
+    await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    await engine.close(ME, context)
+    other = await filled(engine, 120)
+    (held,) = [each for each in engine.core.cache.context_table if each.id != other]
+    assert held.suspended
+    await engine.close(ME, other)
+    assert (await engine.open(ME, OpenRequest(name="a"))).context.seq_len == 40
+
+
+async def test_no_save_begins_once_a_drain_has(engine: LocalEngine) -> None:
+    context = await filled(engine)
+    await engine.drain()
+    with pytest.raises(Unavailable) as error:
+        await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    assert error.value.reason == "DRAINING"

@@ -1,0 +1,120 @@
+"""What an opened context gets, and the thread that removes what is over."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest, Ttl
+from tests.engines import SMALL
+
+ME = Caller("me")
+
+
+async def filled(engine: LocalEngine, tokens: list[int]) -> str:
+    context_id = (await engine.create(ME, CreateContextRequest())).context_id
+    await engine.fill(ME, context_id, tokens)
+    return context_id
+
+
+@pytest.fixture
+def two(make_engine: Any, tmp_path: Any) -> list[LocalEngine]:
+    """Engines on one store."""
+    return [make_engine(SMALL, store=str(tmp_path), whole=False, device=name) for name in ("a", "b")]
+
+
+async def test_an_engine_knows_what_another_saved_when_it_is_asked(two: list[LocalEngine]) -> None:
+    one, other = two
+    saved = await filled(one, [1] * 40)
+    await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True))
+    opened = await other.open(ME, OpenRequest(name="a"))
+    assert opened.context.seq_len == 40
+    with pytest.raises(AlreadyExists):
+        await other.save(ME, SaveRequest(context_id=opened.context.context_id, name="a", durable=True))
+    await other.fill(ME, opened.context.context_id, [2] * 8)
+    request = SaveRequest(context_id=opened.context.context_id, name="a", durable=True, overwrite_version=1)
+    await other.save(ME, request)
+    with pytest.raises(Aborted):
+        await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True, overwrite_version=1))
+    assert [each.version for each in await one.history(ME, "a")] == [2, 1]
+    assert (await one.open(ME, OpenRequest(name="a"))).context.seq_len == 48
+    await one.update_snapshot(ME, "a", 1, RetentionUpdate(labels={"k": "v"}))
+    assert (await other.snapshot(ME, "a", 1)).labels == {"k": "v"}
+    assert (await other.take(ME, OpenRequest(name="a"))).context.seq_len == 48
+    with pytest.raises(NotFound):
+        await one.snapshot(ME, "a")
+    assert await one.snapshots(ME, "", "", 10) == []
+    await one.save(ME, SaveRequest(context_id=saved, name="a", durable=True))
+    assert await other.delete_snapshot(ME, "a") == 1
+    with pytest.raises(NotFound):
+        await one.open(ME, OpenRequest(name="a"))
+
+
+async def test_a_store_that_fails_hides_no_snapshot_in_memory(two: list[LocalEngine], monkeypatch: Any) -> None:
+    one, _ = two
+    context = await filled(one, [1] * 40)
+    await one.save(ME, SaveRequest(context_id=context, name="memory"))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise Unavailable("it fails", reason="STORE_FAILED")
+
+    monkeypatch.setattr(one.store._objects, "read", fails)
+    assert (await one.open(ME, OpenRequest(name="memory"))).context.seq_len == 40
+    await one.save(ME, SaveRequest(context_id=context, name="more"))
+    assert (await one.take(ME, OpenRequest(name="more"))).context.seq_len == 40
+
+
+async def test_looks_keep_off_the_event_loop(engine: LocalEngine, two: list[LocalEngine], monkeypatch: Any) -> None:
+    """And are none where no snapshot is durable."""
+    threads: list[str] = []
+    for each in (engine, two[0]):
+        monkeypatch.setattr(each.store, "refresh_name", lambda *_: threads.append(threading.current_thread().name))
+        with pytest.raises(NotFound):
+            await each.open(ME, OpenRequest(name="a"))
+    assert len(threads) == 1
+    assert threads[0] != threading.current_thread().name
+
+
+async def test_the_expiry_thread_outlives_a_defect(engine: LocalEngine, clock, monkeypatch, caplog) -> None:
+    """Else nothing would ever be removed again, and nobody would know."""
+    context_id = (await engine.create(ME, CreateContextRequest())).context_id
+    await engine.fill(ME, context_id, [1] * 40)
+    await engine.save(ME, SaveRequest(context_id=context_id, name="a", ttl=Ttl(10)))
+    expire, wait = engine.store.expire, engine.snapshot_service._stopped.wait
+    calls: list[int] = []
+
+    def fails_once() -> object:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise RuntimeError("a defect")
+        return expire()
+
+    monkeypatch.setattr(engine.store, "expire", fails_once)
+    monkeypatch.setattr(
+        engine.snapshot_service._stopped, "wait", lambda timeout_s: wait(timeout_s / 100)
+    )  # once the first one is over
+    clock.offset += 11
+    for _ in range(500):
+        if (await engine.stats()).snapshots == 0 and len(engine.core.cache.context_table) == 1:
+            break
+        await asyncio.sleep(0.01)
+    else:
+        raise AssertionError("it is still there")
+    assert len(calls) >= 2
+    assert [each.exc_info[0] for each in caplog.records if each.name == "jaxctx.engine"] == [RuntimeError]
+
+
+async def test_settings_are_those_that_were_asked_for_last(engine: LocalEngine) -> None:
+    """The opened context is a fork of what was saved, but has neither its labels nor its priority."""
+    made = await engine.create(ME, CreateContextRequest(priority=3, labels={"k": "v"}))
+    assert (made.priority, made.labels) == (3, {"k": "v"})
+    await engine.fill(ME, made.context_id, [1, 2, 3])
+    await engine.save(ME, SaveRequest(context_id=made.context_id, name="a"))
+    opened = (await engine.open(ME, OpenRequest(name="a", priority=-1))).context
+    assert (opened.priority, opened.labels, opened.snapshot) == (-1, {}, "a@1")
+    (child,) = await engine.fork(ME, made.context_id)
+    assert (child.priority, child.labels) == (3, {"k": "v"})

@@ -1,0 +1,71 @@
+"""The factory: an engine of a model, its settings and its store."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.factory import ServedModel, build_engine, engine_info, kv_layout_name, open_store
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import FailedPrecondition
+from jaxctx.model.interface import KVSpec
+from jaxctx.model.sharding import make_mesh
+from jaxctx.types import CreateContextRequest, EngineInfo, SaveRequest
+from tests.engines import SMALL, on_demand
+
+ME = Caller()
+
+
+def test_what_an_engine_reports_of_itself(echo_served: ServedModel) -> None:
+    config = EngineConfig(pages=9, page_size=8, max_batch=3, max_context_tokens=77, default_max_tokens=5)
+    told = engine_info(echo_served, config, make_mesh(tensor=2))
+    assert told == EngineInfo(
+        model_id=echo_served.model_id,
+        model_revision=echo_served.revision,
+        architecture=echo_served.architecture,
+        parameters=echo_served.parameters,
+        vocab_size=echo_served.model.vocab_size,
+        max_context_tokens=77,
+        page_size=8,
+        pages_total=9,
+        dtype=echo_served.dtype,
+        kv_dtype=echo_served.model.kv.dtype,
+        max_batch=3,
+        platform="cpu",
+        mesh=told.mesh,
+        default_max_tokens=5,
+    )
+    assert told.mesh["tensor"] == 2
+    assert engine_info(echo_served, config).mesh == {}
+
+
+class Pages:
+    """In place of a runner: the shape of a page outside the pools."""
+
+    def __init__(self, heads: int) -> None:
+        self.page_shape = (2, 2, heads, 16, 128)
+
+
+def test_pages_of_another_layout_have_another_name() -> None:
+    spec = KVSpec(layers=2, kv_heads=4, head_dim=64, dtype="bfloat16")
+    assert kv_layout_name(spec, Pages(4)) == "bfloat16"  # type: ignore[arg-type]
+    assert kv_layout_name(spec, Pages(2)) == "bfloat16, 2 heads side by side"  # type: ignore[arg-type]
+
+
+async def test_an_engine_is_built_then_started(echo_served: ServedModel) -> None:
+    """Without a store it keeps snapshots in memory, and says so of durable ones."""
+    deps = RuntimeDeps()
+    config = replace(SMALL, max_batch_tokens=16)
+    runner = on_demand(echo_served, config)
+    engine = build_engine(echo_served, config, runner, deps, open_store(None, config, deps))
+    engine.start()
+    try:
+        assert engine.info.pages_total == config.pages
+        context = (await engine.create(ME, CreateContextRequest())).context_id
+        await engine.fill(ME, context, [1, 2, 3])
+        assert (await engine.save(ME, SaveRequest(context_id=context, name="a"))).tokens == 3
+        with pytest.raises(FailedPrecondition) as error:
+            await engine.save(ME, SaveRequest(context_id=context, name="b", durable=True))
+        assert error.value.reason == "NO_STORE"
+    finally:
+        engine.stop()

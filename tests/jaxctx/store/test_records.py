@@ -1,0 +1,140 @@
+"""Records: fields compared with the messages that store them, and page keys."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from jaxctx.lifetime import Lifetime
+from jaxctx.store.records import (
+    ContextRecord,
+    Manifest,
+    PageLocation,
+    SnapshotVersion,
+    decode_manifest,
+    decode_name,
+    decode_version,
+    encode_manifest,
+    encode_name,
+    encode_version,
+)
+from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
+
+from .builders import (
+    lineage,
+)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"identity": b"another"},
+        {"salt": "x"},
+        {"model_revision": "n"},
+        {"kv_dtype": "bfloat16"},
+        {"marks": {1: b"m"}},
+        {"page_size": 8},
+        {"page_bytes": 64},
+    ],
+)
+def test_pages_of_other_identity_are_not_shared(other):
+    mine = lineage(range(16))
+    theirs = lineage(range(16), **other)
+    assert not set(mine.page_keys()) & set(theirs.page_keys())
+
+
+def test_a_partial_page_is_not_a_longer_one():
+    assert lineage(range(6)).page_keys()[0] == lineage(range(8)).page_keys()[0]
+    assert lineage(range(6)).page_keys()[1] != lineage(range(8)).page_keys()[1]
+    assert lineage(range(8), seq_len=6).page_keys() == lineage(range(6)).page_keys()
+    late = lineage(range(8), marks={6: b"m"}).page_keys()
+    assert late[0] == lineage(range(8)).page_keys()[0]
+    assert late[1] != lineage(range(8)).page_keys()[1]
+
+
+def names_of(message) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}
+
+
+# Fields of SnapshotVersion that are not in StoredVersion: those of the name's record, and those of this process.
+NOT_STORED = {"tenant", "name", "durable", "held", "saving"}
+LIFETIME_FIELDS = {"expires_at", "ttl_s", "sliding"}
+PAGE_FIELDS = {"packs", "page_keys", "page_checksums", "page_packs", "page_offsets"}
+
+FULL_VERSION = SnapshotVersion(
+    tenant="t",
+    name="n",
+    version=7,
+    parent_version=6,
+    durable=True,
+    lifetime=Lifetime(12.5, 2.5, True),
+    manifest="id",
+    created_at=10.25,
+    labels={"a": "b"},
+    tokens=50,
+    seq_len=40,
+    pages=3,
+    size_bytes=96,
+    model_revision="m",
+    salt="s",
+    manual_commit=True,
+    context_id="c",
+)
+
+
+def test_versions_have_the_fields_of_their_message():
+    own = {field.name for field in fields(SnapshotVersion)} - NOT_STORED - {"lifetime"}
+    assert own == names_of(StoredVersion) - LIFETIME_FIELDS
+
+
+def test_context_records_have_the_fields_of_their_message():
+    assert {field.name for field in fields(ContextRecord)} == names_of(StoredManifest) - PAGE_FIELDS - {"id"}
+
+
+def test_names_have_the_fields_that_are_stored():
+    assert names_of(StoredName) == {"tenant", "name", "last_version", "versions"}
+
+
+@pytest.mark.parametrize("expiry", [Lifetime(), Lifetime(12.5, 2.5, True), Lifetime(12.5, 2.5, False)], ids=repr)
+def test_every_field_of_a_version_comes_back(expiry):
+    version = replace(FULL_VERSION, lifetime=expiry)
+    stored = encode_version(version)
+    unset = {field.name for field in stored.DESCRIPTOR.fields} - {field.name for field, _ in stored.ListFields()}
+    assert unset <= LIFETIME_FIELDS, "every other field has a value that is not the default"
+    assert decode_version(stored, "t", "n") == version
+    assert decode_name(encode_name("t", "n", 9, [version]), "t", "n") == (9, (version,))
+
+
+def test_a_record_of_another_name_is_refused():
+    data = encode_name("t", "n", 9, [FULL_VERSION])
+    assert decode_name(data, "t", "other") is None
+    assert decode_name(data, "other", "n") is None
+    assert decode_name(data[:-1], "t", "n") is None
+
+
+def test_every_field_of_a_manifest_comes_back():
+    context = ContextRecord(
+        identity=b"i",
+        model_revision="m",
+        salt="s",
+        kv_dtype="bfloat16",
+        page_size=4,
+        page_bytes=32,
+        seq_len=10,
+        committed_pages=2,
+        working_tokens=2,
+        manual_commit=True,
+        tokens=np.arange(12, dtype=np.int32),
+        marks={3: b"mark"},
+    )
+    keys = context.page_keys()
+    locations = [PageLocation("b", 0, b"1" * 16), PageLocation("a", 64, b"2" * 16), PageLocation("b", 32, b"3" * 16)]
+    manifest = decode_manifest(encode_manifest(Manifest("id", context, keys, locations)), "id")
+    assert manifest is not None
+    for field in fields(ContextRecord):
+        if field.name != "tokens":
+            assert getattr(manifest.lineage, field.name) == getattr(context, field.name), field.name
+    assert manifest.lineage.tokens.tolist() == list(range(12))
+    assert (manifest.id, manifest.keys, manifest.locations) == ("id", keys, locations)
+    assert manifest.packs == {"a", "b"}
+    assert decode_manifest(encode_manifest(manifest), "other") is None

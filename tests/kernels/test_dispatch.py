@@ -1,0 +1,69 @@
+"""Dispatch: which kernel is chosen for a layout of pages, and that `attend` calls the one that the shape names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx_kernels import attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata
+
+from .builders import filled_pages, packed_metadata
+
+needs_new_jax = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the Hopper kernel's tests need JAX 0.12")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "module"),
+    [
+        pytest.param("gpu", "jaxctx_kernels.mosaic_hopper", marks=needs_new_jax),
+        ("tpu", "jaxctx_kernels.pallas_tpu"),
+    ],
+)
+def test_the_shape_names_the_kernel(
+    rng: np.random.Generator, grow: Callable, monkeypatch: pytest.MonkeyPatch, kernel: str, module: str
+) -> None:
+    """Under a mask none is called: the reference serves every platform."""
+    shape = metadata_shape(3, 16, 960, 60, kernel)
+    called = []
+    monkeypatch.setattr(import_module(module), "attend", lambda q, *_, shape: called.append(shape) or q)
+    forest = grow("nothing", 3, 16, 60)
+    k = filled_pages(rng.normal(size=(1, 60, 16, 64)), "bfloat16")
+    metadata = unpack_metadata(shape, packed_metadata(forest.segments, shape))
+    run = partial(attend, jnp.zeros((3, 4, 64)), k, k, metadata, shape=shape)
+    jax.clear_caches()
+    run()
+    run(mask=jnp.ones((3, 960), bool))
+    assert called == [shape]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
+def test_the_hopper_kernel_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
+    of = {pages: select_kernel("gpu", kv_pages_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
+    assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "page_size", "dim", "dtype", "kernel"),
+    [
+        (2, 16, 128, "bfloat16", "tpu"),
+        (2, 16, 64, "float32", "tpu"),  # two heads side by side
+        (2, 64, 256, "int8", "tpu"),
+        (3, 16, 64, "bfloat16", "reference"),
+        (2, 8, 128, "bfloat16", "reference"),
+        (2, 16, 128, "uint32", "reference"),
+    ],
+)
+def test_the_tpu_kernel_is_chosen_for_what_it_is_made_for(
+    kv_heads: int, page_size: int, dim: int, dtype: str, kernel: str
+) -> None:
+    assert select_kernel("tpu", kv_pages_struct(kv_heads, 4, page_size, dim, dtype, "tpu")) == kernel
+
+
+def test_a_cpu_has_the_reference() -> None:
+    assert select_kernel("cpu", kv_pages_struct(2, 4, 16, 128, "bfloat16", "cpu")) == "reference"

@@ -1,0 +1,272 @@
+"""The Hopper kernel in JAX's GPU interpreter, which also looks for races, against dense float64 attention.
+
+What only hardware shows is not tested here: speed, and what the interpreter leaves out (registers, layouts in memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
+
+if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
+    pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
+
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxctx_kernels import mosaic_hopper
+
+from .builders import dequantized, filled_pages, packed_metadata, zero_pages
+
+Generator = np.random.Generator
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 4)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+
+
+def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
+    return np.array(jnp.asarray(rng.normal(size=shape) * scale, jnp.bfloat16), np.float64)
+
+
+class Case:
+    """A batch with its keys, values and queries, all that no row sees poisoned; `run` is one compiled program."""
+
+    def __init__(
+        self,
+        rows: int,
+        page_size: int,
+        dim: int,
+        group: int,
+        kv_heads: int = 1,
+        pool_pages: int = 60,
+        dtype: str = "bfloat16",
+    ) -> None:
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
+        self.run = jax.jit(self.attend)
+
+    def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+        return mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape)
+
+    def check(
+        self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
+    ) -> None:
+        """A token more or less among n changes a row's output by about n**-0.5 of it, bfloat16 weights by 0.002."""
+        rows, size = self.shape.rows, self.shape.page_size
+        scale = scale or rng.choice([1, 4])
+        k, v = numbers(rng, scale, 2, self.kv_heads, self.pool_pages, size, self.dim)
+        q = numbers(rng, 1, rows, self.kv_heads * self.group, self.dim)
+        seen = visible(segments, size, self.pool_pages)
+        k[:, ~seen] = v[:, ~seen] = np.nan
+        mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
+        q[np.setdiff1d(np.arange(rows), mine)] = np.nan
+        packed = packed_metadata(segments, self.shape)
+        pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
+        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
+        want = dense(q, *map(dequantized, pools), segments, size)
+        wrong = np.linalg.norm(got - want, axis=-1)
+        assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "batches"),
+    [
+        (
+            (50, 16, 64, 4),
+            "bfloat16",
+            ["no_sharing", "one_prefix", "many_prefixes", "three_levels", "chunks_and_decode", "nothing"],
+        ),
+        ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"]),  # consumers split rows
+        (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow)),
+        ((18, 128, 64, 3), "bfloat16", ["many_prefixes"]),  # products with rows to spare, pages of two steps
+        ((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"]),  # two KV heads
+        ((50, 16, 64, 4), "int8", ["chunks_and_decode", "nothing"]),
+        ((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"]),
+        (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.slow)),
+        (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow)),
+        (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.slow)),
+    ],
+)
+def test_equals_dense_attention(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    case: tuple[int, ...],
+    dtype: str,
+    batches: list[str],
+) -> None:
+    """Numbers of 8 bits are compared as they are kept, with their scales."""
+    of_case = Case(*case, dtype=dtype)
+    for kind in batches:
+        print(kind)
+        of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rows", [50, 130])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_many_trees(
+    rng: Generator,
+    grow: Callable,
+    kinds: list[str],
+    visible: Callable,
+    dense: Callable,
+    rows: int,
+    group: int,
+    dim: int,
+    page_size: int,
+    dtype: str,
+) -> None:
+    case = Case(rows, page_size, dim, group, dtype=dtype)
+    for kind in kinds:
+        print(kind)
+        case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (8, "bfloat16"),
+        (pytest.param(128, "bfloat16", marks=pytest.mark.slow)),
+        (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.slow)),
+        (128, "int8"),
+    ],
+)
+def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
+    """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
+    forest = grow("nothing", rows, 16, 60)
+    prefix = forest.pages(20)
+    for _ in range(4):
+        forest.add(prefix, 2, 1)
+    case, bad = Case(rows, 16, 64, 4, dtype=dtype), forest.segments[1]
+    k, v = numbers(rng, 1, 2, 1, 60, 16, 64)
+    q = numbers(rng, 1, rows, 4, 64)
+    packed = packed_metadata(forest.segments, case.shape)
+    clean = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
+    q[bad.first_row] = k[:, bad.pages[20]] = np.nan
+    v[:, bad.pages[21]] = np.inf
+    spoilt = np.array(case.run(q, filled_pages(k, dtype), filled_pages(v, dtype), packed))
+    assert np.isnan(spoilt[bad.first_row]).any()
+    spoilt[bad.first_row] = clean[bad.first_row]
+    np.testing.assert_array_equal(spoilt, clean)
+
+
+def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
+    case = Case(24, 16, 64, 4)
+    k = filled_pages(numbers(rng, 1, 1, 60, 16, 64), "bfloat16")
+    for kind in ("nothing", "no_sharing"):
+        packed = packed_metadata(grow(kind, 24, 16, 60).segments, case.shape)
+        case.run(numbers(rng, 1, 24, 4, 64), k, k, packed)
+    assert case.run._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("dim", "page_size", "heads", "dtype"),
+    [
+        (96, 16, 4, "bfloat16"),
+        (64, 8, 4, "bfloat16"),
+        (64, 16, 65, "bfloat16"),
+        (64, 16, 4, "float32"),
+        (96, 16, 4, "int8"),
+        (64, 8, 4, "float8_e4m3fn"),
+    ],
+)
+def test_refuses_what_it_is_not_made_for(dim: int, page_size: int, heads: int, dtype: str) -> None:
+    shape = metadata_shape(1, page_size, 64, 4, "gpu")
+    pool = zero_pages(1, 4, page_size, dim, dtype)
+    metadata = unpack_metadata(shape, packed_metadata([], shape))
+    with pytest.raises(ValueError, match="no kernel for"):
+        mosaic_hopper.attend(jnp.zeros((1, heads, dim)), pool, pool, metadata, shape=shape)
+
+
+def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see a token less than they should."""
+    build = mosaic_hopper.build_schedule
+    monkeypatch.setattr(
+        mosaic_hopper,
+        "build_schedule",
+        lambda metadata, visible, config: build(metadata, visible - (visible > 1), config),
+    )
+
+
+def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values past an item's last token stay."""
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
+
+
+def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
+    """A part of the kernel leaves something out."""
+    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
+
+    def spoilt(*of: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(mosaic_hopper, "plgpu", without)
+            careful(*of)
+
+    monkeypatch.setattr(mosaic_hopper, part, spoilt)
+
+
+def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer does not wait until a buffer is free."""
+    careless(monkeypatch, "produce", "barrier_wait")
+
+
+def spoil_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers do not commit what they read before a copy may overwrite it."""
+    careless(monkeypatch, "consume", "commit_smem")
+
+
+def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a step's tokens have the first one's."""
+    concatenate = lambda pages: jnp.full((64,), pages[0][0])  # noqa: E731
+    monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "concatenate": concatenate}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "dtype", "found"),
+    [
+        (spoil_length, "bfloat16", "assert"),
+        (spoil_clearing, "bfloat16", "assert"),
+        (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow)),
+        (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
+        (pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow)),
+        (spoil_commits, "int8", "RACE DETECTED|Computation failed"),
+        (spoil_scales, "int8", "assert"),
+    ],
+)
+def test_the_check_finds(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable,
+    dtype: str,
+    found: str,
+) -> None:
+    segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
+    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 1)  # as many steps as buffers and more
+    spoil(monkeypatch)
+    try:
+        with pytest.raises(Exception, match=found):
+            Case(8, 16, 64, 4, dtype=dtype).check(rng, segments, visible, dense, scale=1)
+    finally:
+        reset_gpu_interpret_mode_state()  # what failed is still there

@@ -1,0 +1,264 @@
+"""The TPU kernel in Pallas's TPU interpreter, against dense float64 attention: memory starts as NaN, races are errors.
+
+What no row sees is NaN too. Nothing here says how fast it is, or that it compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxctx_kernels import (
+    KVPages,
+    MetadataShape,
+    Segment,
+    attend,
+    kv_pages_struct,
+    metadata_shape,
+    pallas_tpu,
+    unpack_metadata,
+    write_kv,
+)
+
+from .builders import dequantized, packed_metadata
+
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compiled program, for batches over pages of which all that no row sees is poisoned."""
+
+    rows: int
+    page_size: int
+    dim: int
+    group: int
+    kv_heads: int = 2
+    dtype: str = "bfloat16"
+    beside: int = 1  # heads in one row of lanes
+    pool_pages: int = 120
+    dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
+
+    @property
+    def shape(self) -> MetadataShape:
+        return metadata_shape(self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages, "tpu")
+
+    @property
+    def multiplied(self) -> str:
+        return self.dtype if self.dtype in ("float32", "bfloat16") else "bfloat16"
+
+    def random(self, rng: Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, keys, values: numbers that the dtype holds, or that are kept as 8 bits."""
+        pools = (2, self.kv_heads, self.pool_pages, self.page_size, self.dim)
+        queries = (self.rows, self.kv_heads * self.group, self.dim)
+        q, kv = (np.array(jnp.asarray(rng.normal(size=size), self.multiplied), np.float64) for size in (queries, pools))
+        return q, kv[0], kv[1]
+
+    def stored(self, values: np.ndarray) -> KVPages:
+        heads, pages, size, dim = values.shape
+        if self.multiplied != self.dtype:
+            struct = kv_pages_struct(heads, pages, size, dim, self.dtype, "tpu")
+            rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), jnp.float32)
+            return write_kv(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
+        side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
+        return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
+
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """What is stored for them."""
+        return values if self.multiplied == self.dtype else dequantized(self.stored(values))
+
+    def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
+        """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
+        params = pltpu.InterpretParams(
+            detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
+        )
+        with pltpu.force_tpu_interpret_mode(params):
+            got = np.array(
+                run(
+                    jnp.asarray(q, self.multiplied),
+                    self.stored(k),
+                    self.stored(v),
+                    packed_metadata(segments, self.shape),
+                )
+            )
+        assert got.dtype == np.float32
+        assert not interpreter.races.races_found
+        return got
+
+    def program(self) -> Callable:
+        return jax.jit(lambda q, k, v, packed: attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape))
+
+    def check(self, rng: Generator, run: Callable, segments: list[Segment], visible: Callable, dense: Callable) -> None:
+        q, k, v = self.random(rng)
+        hidden = ~visible(segments, self.page_size, self.pool_pages)
+        k[:, hidden], v[:, hidden] = np.nan, rng.choice([np.nan, np.inf])
+        padding = np.ones(self.rows, np.bool_)
+        for s in segments:
+            padding[s.first_row : s.first_row + s.rows] = False
+        q[padding] = np.nan
+        got = self.attend(run, q, k, v, segments)
+        want = dense(q, self.kept(k), self.kept(v), segments, self.page_size)
+        tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+        assert not got[padding].any()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_interpreter() -> Iterator[None]:
+    """An exception leaves the interpreter's state behind, for all who come after."""
+    yield
+    interpreter.reset_tpu_interpret_mode_state()
+
+
+CASES = [
+    (Case(64, 16, 128, 4, dtype="float32"), ["no_sharing", "one_prefix", "three_levels", "nothing"]),
+    (Case(50, 16, 128, 4, dma="eager"), ["many_prefixes"]),
+    (Case(50, 32, 64, 4, beside=2), ["chunks_and_decode", "many_prefixes"]),
+    (Case(50, 16, 64, 8, kv_heads=1, dtype="float32"), ["three_levels"]),
+    (Case(50, 64, 256, 1), ["chunks_and_decode"]),
+    (Case(16, 128, 128, 8, kv_heads=1), ["one_prefix"]),
+    (Case(50, 16, 128, 4, dtype="int8"), ["chunks_and_decode", "one_prefix"]),
+    (Case(50, 32, 64, 4, dtype="float8_e4m3fn", beside=2), ["three_levels"]),
+    (Case(50, 16, 128, 3, dtype="float32"), ["chunks_and_decode"]),  # rows' heads straddle the windows' ends
+]
+
+
+@pytest.mark.parametrize(("case", "kinds"), CASES, ids=[str(case)[5:-1] for case, _ in CASES])
+def test_equals_dense_attention(
+    rng: Generator, grow: Callable, visible: Callable, dense: Callable, case: Case, kinds: list[str]
+) -> None:
+    run = case.program()
+    for kind in kinds:
+        forest = grow(kind, case.rows, case.page_size, case.pool_pages)
+        case.check(rng, run, forest.segments, visible, dense)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize(("dim", "beside"), [(64, 1), (64, 2), (128, 1), (256, 1)])
+def test_many_trees(
+    rng: Generator,
+    grow: Callable,
+    kinds: list[str],
+    visible: Callable,
+    dense: Callable,
+    dim: int,
+    beside: int,
+    group: int,
+    page_size: int,
+) -> None:
+    case = Case(64, page_size, dim, group, dtype=str(rng.choice(["float32", "bfloat16"])), beside=beside)
+    run = case.program()
+    for kind in kinds * 2:
+        case.check(rng, run, grow(kind, case.rows, page_size, case.pool_pages).segments, visible, dense)
+
+
+@pytest.mark.parametrize(("rows", "group"), [(1, 1), (1, 4), (2, 2), (200, 1)])
+def test_every_number_of_rows(rng: Generator, visible: Callable, dense: Callable, rows: int, group: int) -> None:
+    """One row; a chunk that takes several windows, the last of which reaches back over rows that were visited."""
+    case = Case(rows, 16, 128, group, kv_heads=1, dtype="float32", pool_pages=80)
+    pages = rng.permutation(np.arange(1, 80)).astype(np.int32)
+    segments = [Segment(0, rows, 1200 - rows, pages)]
+    if rows > 2:
+        segments = [Segment(0, 1, 300, pages[:20]), Segment(1, 7, 330, pages[:22]), Segment(8, rows - 9, 990, pages)]
+    case.check(rng, case.program(), segments, visible, dense)
+
+
+def test_heads_in_turn(
+    rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit into VMEM at once is walked for one KV head after the other."""
+    monkeypatch.setattr(pallas_tpu, "STATE_BYTES", 1)
+    case = Case(16, 16, 128, 2, kv_heads=3)
+    case.check(rng, case.program(), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
+
+
+def test_shards_of_the_heads(rng: Generator, grow: Callable, visible: Callable, dense: Callable) -> None:
+    """As steps run it on a mesh: a shard of the KV heads at a time, the metadata for each.
+
+    On one device: two that are interpreted at once wait for each other's callbacks, and with two cores for ever.
+    """
+    case, heads, pool = Case(16, 16, 128, 2), PartitionSpec(None, "heads"), PartitionSpec("heads")
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        places = (heads, pool, pool, PartitionSpec())
+        mesh = jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+        local = partial(attend, shape=case.shape)
+        shard = jax.shard_map(local, mesh=mesh, in_specs=places, out_specs=heads, check_vma=False)
+        metadata = unpack_metadata(case.shape, packed)
+        shards = zip(jnp.split(q, 2, 1), jnp.split(k, 2), jnp.split(v, 2), strict=True)
+        return jnp.concatenate([shard(*one, metadata) for one in shards], 1)
+
+    case.check(rng, jax.jit(run), grow("many_prefixes", 16, 16, case.pool_pages).segments, visible, dense)
+
+
+def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> None:
+    """A sequence whose query, keys or values are NaN spoils its own rows only, though it shares items with others."""
+    case = Case(16, 16, 128, 2, dtype="float32")
+    forest = grow("nothing", case.rows, 16, case.pool_pages)
+    prefix = forest.pages(20)
+    for rows in (1, 4, 1, 1):
+        forest.add(prefix, 2, rows)
+    bad = forest.segments[1]
+    run, (q, k, v) = case.program(), case.random(rng)
+    clean = case.attend(run, q, k, v, forest.segments)
+    q[bad.first_row] = np.nan
+    k[:, bad.pages[20]], v[:, bad.pages[21]] = np.nan, np.inf
+    spoilt = case.attend(run, q, k, v, forest.segments)
+    mine = slice(bad.first_row, bad.first_row + bad.rows)
+    assert np.isnan(spoilt[mine]).any()
+    spoilt[mine] = clean[mine]
+    np.testing.assert_array_equal(spoilt, clean)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"),
+    [
+        ("float32", 1e-4, 1e-5),
+        ("int8", 1e-2, 1e-2),
+        (pytest.param("float8_e4m3fn", 1e-2, 1e-2, marks=pytest.mark.slow)),
+    ],
+)
+def test_heads_side_by_side_under_a_mask(
+    rng: Generator, grow: Callable, dense: Callable, dtype: str, rtol: float, atol: float
+) -> None:
+    """Passes are the reference's; it reads the pools that the kernel wants."""
+    case = Case(50, 16, 64, 2, dtype=dtype, beside=2)
+    segments = grow("chunks_and_decode", 50, 16, case.pool_pages).segments
+    q, k, v = case.random(rng)
+    mask = rng.random((50, case.pool_pages * 16)) < 0.5
+    metadata = unpack_metadata(case.shape, jnp.asarray(packed_metadata(segments, case.shape)))
+    got = attend(jnp.asarray(q, "float32"), case.stored(k), case.stored(v), metadata, shape=case.shape, mask=mask)
+    want = dense(q, case.kept(k), case.kept(v), segments, 16, mask)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+def test_a_list_that_exceeds_smem_is_refused() -> None:
+    shape = metadata_shape(512, 16, 2**20, 2**18, "tpu")
+    q, pool = jnp.zeros((512, 2, 128)), jnp.zeros((1, 2, 16, 128))
+    with pytest.raises(ValueError, match="take larger pages"):
+        attend(q, pool, pool, unpack_metadata(shape, jnp.zeros(shape.size(), jnp.int32)), shape=shape)
+
+
+def test_a_copy_not_waited_for_is_a_race(
+    rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What these tests rest on: the values would be right here."""
+    patient = pallas_tpu.pltpu.make_async_copy
+    hasty = lambda *args: SimpleNamespace(start=patient(*args).start, wait=lambda: None)  # noqa: E731
+    monkeypatch.setattr(pallas_tpu, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
+    case = Case(16, 16, 128, 2, dma="eager")
+    with pytest.raises(Exception, match=r"RACE DETECTED|races_found"):
+        case.check(rng, case.program(), grow("no_sharing", 16, 16, case.pool_pages).segments, visible, dense)
