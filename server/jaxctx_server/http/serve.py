@@ -1,5 +1,6 @@
 """`jaxctx-serve http`: the HTTP application on a port of this machine, until a signal."""
 
+import signal
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,8 @@ SHUTDOWN_TIMEOUT_S = 5  # for streams that are being read when the process is to
 def serve_http(config: HttpConfig) -> int:
     """Serve until a signal; returns the exit status. Raises StartError if the port cannot be listened on."""
     server = uvicorn.Server(uvicorn_config(make_app(config.server), config.http_port))
+    # When it has shut down, uvicorn raises the signal that it got once more. As KeyboardInterrupt it ends here.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):
             server.run()

@@ -102,3 +102,4 @@ async def http_command(server: str) -> AsyncIterator[HttpClient]:
         yield HttpClient(int(found[1]))
         process.terminate()
         await process.communicate()
+        assert process.returncode == 0
