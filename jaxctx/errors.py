@@ -18,21 +18,14 @@ class FieldViolation:
     description: str
 
 
-BY_CODE: dict[str, "type[JaxctxError]"] = {}  # the classes of the statuses
-
-
 class JaxctxError(Exception):
-    """Base of every error this project raises on purpose.
+    """Base of every error that this project raises on purpose.
 
-    `violations` names each field that an InvalidArgument refused; `retry_after_s` is set where waiting helps.
+    `violations` has each field that an InvalidArgument refused; `retry_after_s` is set where waiting helps.
     """
 
     code = "UNKNOWN"  # the name of the gRPC status
     default_reason = "INTERNAL"  # where none is given
-
-    def __init_subclass__(cls) -> None:
-        if cls.__base__ is JaxctxError:  # further down a class is a kind of its status
-            BY_CODE[cls.code] = cls
 
     def __init__(
         self,
@@ -64,15 +57,14 @@ class InvalidArgument(JaxctxError):
 
     @classmethod
     def field(cls, field: str, description: str) -> "InvalidArgument":
-        """The common case: one field, one reason."""
+        """The error for one field: its path, and what would be accepted."""
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 
 
 class OutOfRange(JaxctxError):
-    """More was asked of a context than it holds, or than the model's longest sequence has room for.
+    """An operation reaches beyond a context's end, or beyond the model's longest sequence.
 
-    OUT_OF_RANGE: more was asked of a context than it holds (Truncate, Rewind, CommitPages, ReleasePages past the
-    end).
+    OUT_OF_RANGE: the context has fewer tokens or pages than that (Truncate, Rewind, CommitPages, ReleasePages).
 
     CONTEXT_TOO_LONG: the context would be, or is, as long as the model's longest sequence.
     """
@@ -92,7 +84,7 @@ class FailedPrecondition(JaxctxError):
 
     NO_CHAT_TEMPLATE: the model has no chat template, so messages have no meaning to it.
 
-    WRONG_ROLE: the server is not of the role that this is for (a router, or one with an engine of its own).
+    WRONG_ROLE: the method is for servers of another role (a router, or one with an engine of its own).
 
     NO_STORE: the server has no store, so nothing can be durable.
 
@@ -104,11 +96,9 @@ class FailedPrecondition(JaxctxError):
 
 
 class NotFound(JaxctxError):
-    """No such object in the caller's namespace.
+    """No such object in the caller's namespace. Another tenant's object gives exactly the same error.
 
-    Another tenant's object answers exactly the same.
-
-    CONTEXT_NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same.
+    CONTEXT_NOT_FOUND: the caller has no context of this id.
 
     MODEL_NOT_FOUND: this server serves no model of this id.
 
@@ -118,8 +108,7 @@ class NotFound(JaxctxError):
 
     PUBLICATION_NOT_FOUND: the caller has no publication of this id.
 
-    CONTEXT_EXPIRED: the caller had a context of this id, and its time to live ended. Later this becomes
-    CONTEXT_NOT_FOUND.
+    CONTEXT_EXPIRED: the caller had a context of this id, which has expired. Later this becomes CONTEXT_NOT_FOUND.
 
     SESSION_NOT_FOUND: the caller has no session of this id, or its time to live ended.
 
@@ -153,7 +142,7 @@ class Aborted(JaxctxError):
 
 
 class ResourceExhausted(JaxctxError):
-    """Not enough pages, queue places, time, room in the store or quota.
+    """Not enough pages, places in the queue, time, space in the store, or quota.
 
     OUT_OF_PAGES: not enough free pages now. Waiting may help. RetryInfo: yes.
 
@@ -172,12 +161,12 @@ class ResourceExhausted(JaxctxError):
     QUOTA: the caller may not have so many contexts, sessions, variables, texts, or stored snapshots or bytes. Giving
     up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
 
-    STORE_FULL: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes.
+    STORE_FULL: the store is full. Nothing of the snapshot was kept. RetryInfo: yes.
 
     DEADLINE_UNREACHABLE: judged by what steps take, the request cannot end by the caller's deadline. Most are
-    refused at once; one that waits or generates may be ended later, when it no longer can and others would. What was
-    generated until then stays in the context; a request that did not run yet has changed nothing. It may fit after
-    the time that is told, with the same time to its deadline, or now with more. RetryInfo: yes.
+    refused at once; one that waits or generates may be ended later, when it no longer can make it and others could.
+    What was generated until then stays in the context; a request that did not run yet has changed nothing. It may
+    succeed after `retry_after_s` with as much time to its deadline, or now with more. RetryInfo: yes.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -192,9 +181,10 @@ class Unavailable(JaxctxError):
     DRAINING: the server finishes what it has and takes nothing new. RetryInfo: yes.
 
     ENGINE_FAILED: the engine met an internal error that it cannot recover from. The process ends and may be
-    restarted. Of an output of a program: so many engines in turn were lost with it. RetryInfo: yes.
+    restarted. As the error of a program's output: several engines in turn were lost while they computed it.
+    RetryInfo: yes.
 
-    STORE_FAILED: the store cannot be written or read now. What it had acknowledged it still has. RetryInfo: yes.
+    STORE_FAILED: the store cannot be written or read now. Acknowledged snapshots are still there. RetryInfo: yes.
 
     ENGINE_LOST: the router lost the engine, or has none that could do this now. Work may have been lost; retry.
     RetryInfo: yes.
@@ -212,7 +202,7 @@ class DeadlineExceeded(JaxctxError):
 
 
 class Cancelled(JaxctxError):
-    """The caller went away, or the context was closed under it. What was computed stays in a context that lives."""
+    """The caller cancelled, or the context was closed. What was computed stays in a context that is still open."""
 
     code = "CANCELLED"
     default_reason = "CANCELLED"
@@ -237,3 +227,22 @@ class DataLoss(JaxctxError):
 
     code = "DATA_LOSS"
     default_reason = "DATA_LOSS"
+
+
+# The class of each gRPC status that this project raises.
+BY_CODE: dict[str, type[JaxctxError]] = {
+    Internal.code: Internal,
+    InvalidArgument.code: InvalidArgument,
+    OutOfRange.code: OutOfRange,
+    FailedPrecondition.code: FailedPrecondition,
+    NotFound.code: NotFound,
+    AlreadyExists.code: AlreadyExists,
+    Aborted.code: Aborted,
+    ResourceExhausted.code: ResourceExhausted,
+    Unavailable.code: Unavailable,
+    DeadlineExceeded.code: DeadlineExceeded,
+    Cancelled.code: Cancelled,
+    Unauthenticated.code: Unauthenticated,
+    PermissionDenied.code: PermissionDenied,
+    DataLoss.code: DataLoss,
+}

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """`at` is when it ends (None: never), `seconds` what was asked for, `sliding` whether a use starts it again."""
+    """When an object expires: `at` (None: never); `seconds` were requested; `sliding`: every use starts them again."""
 
     at: float | None = None
     seconds: float | None = None
@@ -23,15 +23,15 @@ class Lifetime:
 
     @classmethod
     def begin(cls, seconds: float | None, sliding: bool, now: float) -> "Lifetime":
-        """From `now` on; `seconds` None: for ever."""
+        """A lifetime of so many seconds from `now` on; None: for ever."""
         return FOREVER if seconds is None else cls(now + seconds, seconds, sliding)
 
     def anew(self, now: float) -> "Lifetime":
-        """The same, begun at `now`."""
+        """The same lifetime, started at `now`."""
         return self.begin(self.seconds, self.sliding, now)
 
     def used(self, now: float) -> "Lifetime":
-        """After a use: a sliding one begins again. One that is over stays over."""
+        """The lifetime after a use at `now`: a sliding one starts again, unless it has ended."""
         return self.anew(now) if self.sliding and not self.over(now) else self
 
     def over(self, now: float) -> bool:
@@ -43,16 +43,16 @@ FOREVER = Lifetime()
 
 
 class DeadlineQueue(Generic[T]):
-    """Who is due when. Everybody has one alarm at most; to set it anew costs O(log n), however often it is done."""
+    """Owners by their deadlines. Each owner has at most one; setting it again costs O(log n), however often."""
 
     def __init__(self) -> None:
-        # When, number, owner; an alarm stands if that is the owner's number below.
+        # (deadline, number, owner); an entry is valid if its number is the owner's in `_numbers`, else it was replaced.
         self._heap: list[tuple[float, int, T]] = []
         self._numbers: dict[T, int] = {}
         self._count = itertools.count()
 
     def set(self, owner: T, at: float | None) -> None:
-        """Instead of the alarm that it had; None: never."""
+        """Replace the owner's deadline; None: it has none any more."""
         self._numbers.pop(owner, None)
         if at is None:
             return
@@ -63,7 +63,7 @@ class DeadlineQueue(Generic[T]):
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> list[T]:
-        """Whose alarm has come, in order; they have none any more."""
+        """The owners whose deadline has passed, in the order of deadlines; their deadlines are removed."""
         owners: list[T] = []
         while self._heap and self._heap[0][0] <= now:
             _, number, owner = heapq.heappop(self._heap)
@@ -74,5 +74,5 @@ class DeadlineQueue(Generic[T]):
 
     @property
     def next(self) -> float | None:
-        """Nobody is due before this; None: nobody at all."""
+        """A time before which no deadline passes; None: there are no deadlines."""
         return self._heap[0][0] if self._heap else None

@@ -1,14 +1,16 @@
-"""The wire: methods of the contract through a channel, and errors, `jaxctx.errors` to the trailers of a call and back.
+"""gRPC for both ends: services and methods of the contract, channel options, and errors as statuses and back.
 
-The server calls `to_status`, the client `from_rpc_error`; the pair is here so that what one writes the other reads. The
+The server calls `to_status`, the client `from_rpc_error`; both are here so that one reads what the other writes. The
 form is `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo (google/rpc/error_details.proto), as
 protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an error.
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, cast
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
@@ -16,7 +18,14 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from jaxctx.errors import BY_CODE, FieldViolation, JaxctxError
-from jaxctx.services import METHODS
+from jaxctx.v1 import (
+    admin_service_pb2,
+    context_service_pb2,
+    engine_service_pb2,
+    model_service_pb2,
+    session_service_pb2,
+    snapshot_service_pb2,
+)
 
 DOMAIN = "jaxctx"
 UNSPECIFIED = "UNSPECIFIED"  # the reason of an error that names none
@@ -24,9 +33,22 @@ UNSPECIFIED = "UNSPECIFIED"  # the reason of an error that names none
 # Trailers travel in HTTP/2 headers, which peers bound to 8 KiB together. These keep the longest status below that.
 MAX_MESSAGE_BYTES = 512
 MAX_VIOLATIONS = 16
-MAX_FIELD_BYTES = 96  # `labels[KEY]` with the longest key, and room
+MAX_FIELD_BYTES = 96  # more than `labels[KEY]` with the longest key takes
 MAX_DESCRIPTION_BYTES = 128
 
+# The services of protos/jaxctx/v1 by their names.
+SERVICES: Mapping[str, ServiceDescriptor] = {
+    "AdminService": admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    "ContextService": context_service_pb2.DESCRIPTOR.services_by_name["ContextService"],
+    "EngineService": engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"],
+    "ModelService": model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+    "SessionService": session_service_pb2.DESCRIPTOR.services_by_name["SessionService"],
+    "SnapshotService": snapshot_service_pb2.DESCRIPTOR.services_by_name["SnapshotService"],
+}
+# All methods of all services by their names, which are unique.
+METHODS: Mapping[str, MethodDescriptor] = {
+    method.name: method for service in SERVICES.values() for method in service.methods
+}
 
 CHANNEL_OPTIONS = [
     # A prefill may be silent for long; a server that is gone must show all the same.
@@ -40,26 +62,36 @@ CHANNEL_OPTIONS = [
 
 
 def method_of(channel: Any, rpc: str) -> Any:
-    """What calls a method of the contract, by its name, through a channel of `grpc` or `grpc.aio`."""
+    """A callable for a method that is known by its name only, on a channel of `grpc` or `grpc.aio`.
+
+    Where the method is known, use the generated stubs. This one is for frontends that map URLs to methods.
+    """
     method = METHODS[rpc]
-    write, read = GetMessageClass(method.input_type).SerializeToString, GetMessageClass(method.output_type).FromString
-    kind = channel.unary_stream if method.server_streaming else channel.unary_unary  # the contract has no others
-    return kind(f"/{method.containing_service.full_name}/{rpc}", write, read)
+    serialize = GetMessageClass(method.input_type).SerializeToString
+    deserialize = GetMessageClass(method.output_type).FromString
+    path = f"/{method.containing_service.full_name}/{rpc}"
+    if method.server_streaming:  # requests never are a stream
+        return channel.unary_stream(path, serialize, deserialize)
+    return channel.unary_unary(path, serialize, deserialize)
 
 
 def to_status(error: JaxctxError) -> grpc.Status:
-    """`code`, `details` and `trailing_metadata` with which to end a call: `abort_with_status(s)`, or on asyncio
-    `abort(s.code, s.details, s.trailing_metadata)`. Overlong texts are cut and violations past the 16th left out.
+    """The status with which a server ends a call: its `code`, `details` and `trailing_metadata`.
+
+    A blocking servicer calls `abort_with_status(status)`, one on asyncio `abort(status.code, status.details,
+    status.trailing_metadata)`. Overlong texts are cut and violations after the 16th left out.
     """
-    code, message = grpc.StatusCode[error.code].value[0], _cut(error.message, MAX_MESSAGE_BYTES)
-    status = status_pb2.Status(code=code, message=message)
+    code = grpc.StatusCode[error.code].value[0]
+    status = status_pb2.Status(code=code, message=_cut(error.message, MAX_MESSAGE_BYTES))
     status.details.add().Pack(ErrorInfo(domain=DOMAIN, reason=error.reason))
     if error.violations:
-        told = [
-            {"field": _cut(each.field, MAX_FIELD_BYTES), "description": _cut(each.description, MAX_DESCRIPTION_BYTES)}
-            for each in error.violations[:MAX_VIOLATIONS]
-        ]
-        status.details.add().Pack(BadRequest(field_violations=told))
+        bad_request = BadRequest()
+        for violation in error.violations[:MAX_VIOLATIONS]:
+            bad_request.field_violations.add(
+                field=_cut(violation.field, MAX_FIELD_BYTES),
+                description=_cut(violation.description, MAX_DESCRIPTION_BYTES),
+            )
+        status.details.add().Pack(bad_request)
     if error.retry_after_s is not None:
         status.details.add().Pack(RetryInfo(retry_delay=timedelta(seconds=error.retry_after_s)))
     return cast(grpc.Status, rpc_status.to_status(status))
@@ -74,19 +106,21 @@ def from_rpc_error(rpc_error: grpc.RpcError) -> JaxctxError:
     call = cast(grpc.Call, rpc_error)  # every RpcError that ends a call also is one, or answers like one
     code = call.code().name
     error_class = BY_CODE.get(code, JaxctxError)
-    says_no_more = error_class.default_reason in (error_class.code, "NOT_SERVING")  # than the code does
-    plain_reason = error_class.default_reason if says_no_more else UNSPECIFIED
-    found = info, bad_request, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    # The class's own reason follows from the code alone only where it says no more than the code does.
+    code_implies_reason = error_class.default_reason in (error_class.code, "NOT_SERVING")
+    reason_without_details = error_class.default_reason if code_implies_reason else UNSPECIFIED
+    info, bad_request, retry = ErrorInfo(), BadRequest(), RetryInfo()
     try:
         status = rpc_status.from_call(call)
         for detail in status.details if status else ():
-            for message in found:
-                detail.Unpack(message)  # does nothing to a message of another type
+            detail.Unpack(info)  # Unpack does nothing to a message of another type
+            detail.Unpack(bad_request)
+            detail.Unpack(retry)
     except (ValueError, DecodeError):
         pass  # something between us and the server rewrote the status: its code and message still stand
     error = error_class(
         call.details() or code,
-        reason=info.reason or plain_reason,
+        reason=info.reason or reason_without_details,
         violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
     )

@@ -1,4 +1,4 @@
-"""Seeds of draws that belong together, of one that was asked for."""
+"""Seeds of several random draws that belong together, derived from one seed."""
 
 import hashlib
 
@@ -6,10 +6,10 @@ SEED_BITS = 63
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of draw `index` of several from `seed`, 0 to 2**63 - 1: `seed` itself for the first.
+    """The seed of the draw number `index`, from a `seed` of 0 to 2**63 - 1; the first draw has `seed` itself.
 
-    A hash of both, so that neighbouring seeds share none: with `seed + index`, five outputs of seed 42 and five of 43
-    would have four in common.
+    A hash of both, so that neighbouring seeds have none in common: with `seed + index`, five outputs of seed 42 and
+    five of 43 would share four.
     """
     if index == 0:
         return seed

@@ -1,13 +1,9 @@
-"""Services and methods of protos/jaxctx/v1, by name.
-
-The descriptors are those of the generated modules; nothing here repeats what a proto file says.
-"""
+"""Superseded: what the server still looks up by name. SERVICES and METHODS are those of `jaxctx.rpc`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-
+from jaxctx.rpc import METHODS, SERVICES
 from jaxctx.types import (
     CreateContextRequest,
     ForwardRequest,
@@ -18,31 +14,16 @@ from jaxctx.types import (
     UpdateContextRequest,
 )
 from jaxctx.v1 import (
-    admin_service_pb2,
     admin_service_pb2_grpc,
-    context_service_pb2,
     context_service_pb2_grpc,
-    engine_service_pb2,
     engine_service_pb2_grpc,
-    model_service_pb2,
     model_service_pb2_grpc,
-    session_service_pb2,
     session_service_pb2_grpc,
-    snapshot_service_pb2,
     snapshot_service_pb2_grpc,
 )
 
-SERVICES: Mapping[str, ServiceDescriptor] = {
-    "AdminService": admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"],
-    "ContextService": context_service_pb2.DESCRIPTOR.services_by_name["ContextService"],
-    "EngineService": engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"],
-    "ModelService": model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
-    "SessionService": session_service_pb2.DESCRIPTOR.services_by_name["SessionService"],
-    "SnapshotService": snapshot_service_pb2.DESCRIPTOR.services_by_name["SnapshotService"],
-}
-METHODS: Mapping[str, MethodDescriptor] = {
-    method.name: method for service in SERVICES.values() for method in service.methods
-}
+__all__ = ["ENGINE_CALLS", "METHODS", "SERVE", "SERVICES"]
+
 # What has a server serve a servicer.
 SERVE: Mapping[str, Callable[[Any, Any], None]] = {
     "AdminService": admin_service_pb2_grpc.add_AdminServiceServicer_to_server,

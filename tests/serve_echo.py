@@ -13,7 +13,7 @@ MAX_POSITIONS = 8192
 
 
 def put_echo_in_place() -> None:
-    """From now on `engine_builder.load` finds the echo model, whatever directory it is given."""
+    """From now on `engine_builder.build_engine` finds the echo model, whatever directory it is given."""
     engine_builder._model = lambda config, mesh, progress: echo_model(max_positions=MAX_POSITIONS)
 
 

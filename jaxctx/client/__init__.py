@@ -1,11 +1,19 @@
 """The Python client: contexts and programs on a jaxctx server as objects.
 
-`clients`, `contexts` and `sessions` are the asyncio client; `link` says how its calls travel and what its `async with`
-blocks do, and `loops` are programs over contexts. Operations that are one call each are generated from the contract
-(jaxctx/v1/operations.py). The blocking client is generated from all of these: the same words without `await`
-(jaxctx/v1/blocking, by scripts/stubs).
+    client.py      Client: a connection, and every call that is not of one context or session
+    context.py     Context and Stream: operations on a context, and its outputs as they come
+    session.py     Session and Variable: programs of many calls
+    channel.py     the gRPC channel with its stubs: retries, deadlines, the caller's key
+    decoding/      beam search, best of n, speculative and windowed decoding, as programs over contexts
 
-The same for both are `requests`, which makes messages of what a caller chooses (jaxctx/v1/options.py), `streams`, what
-comes of a context, and `templates`, what programs of sessions are written with; `jaxctx.types` is what a client is
-told. `gathering` is where the two differ. It is the server that checks and decides.
+These are the asyncio client. The blocking client in `_sync/` is the same code without `await`, written from it by
+scripts/sync_client.py; neither is a wrapper of the other. Shared by both, as they call nobody:
+
+    requests.py    arguments as request messages
+    options.py     options of outputs, for type checkers
+    streams.py     pieces of an output, and whole outputs
+    templates.py   prompt templates of semantic calls
+    gathering.py   several calls at once: the one place where the two clients differ by more than words
+
+Results are the dataclasses of `jaxctx.types`. Values are checked by the server alone.
 """

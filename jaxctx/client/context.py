@@ -1,74 +1,166 @@
-"""What is known of a context, and what can be done with it; and its outputs as they come."""
+"""A context on the server: its counters, the operations on it, and its outputs as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self, Unpack
 
+import grpc
+
+from jaxctx import convert
 from jaxctx.client import requests
-from jaxctx.client.channel import AsyncCloseable, Channel
-from jaxctx.client.operations import ContextCalls
-from jaxctx.client.options import GenerateOptions
-from jaxctx.client.streams import CUT_SHORT, Completion, Piece, joined
-from jaxctx.convert import decode
+from jaxctx.client.channel import AsyncCloseable, Channel, RequestT, ResponseT
+from jaxctx.client.options import ForwardOutputOptions, GenerateOptions
+from jaxctx.client.streams import CUT_SHORT, Completion, Piece, join_pieces, piece_from_proto
 from jaxctx.errors import JaxctxError, NotFound
-from jaxctx.types import Comparison, ContextInfo, ContextPages, ContextState, FillResult, GetContextResult
+from jaxctx.types import (
+    Comparison,
+    ContextInfo,
+    ContextPages,
+    ContextState,
+    FillResult,
+    ForwardResult,
+    GetContextResult,
+    PlanResult,
+    Publication,
+    Snapshot,
+)
+from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 
-A = TypeVar("A")
-
-# A writer that was cancelled lets go of its context within one step of the engine; until then it is BUSY. So the
+# A writer that was cancelled releases its context within one step of the engine; until then the context is BUSY. So the
 # operation after one that was cut short first asks, with these pauses, until it is not.
 SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class Context(ContextCalls, AsyncCloseable):
-    """A context on the server: its id, its counters as of the last answer, and what can be done with it.
+class Context(AsyncCloseable):
+    """A context on the server: its id, its counters as of the last answer, and the operations on it.
 
-    Made by `Client.create`, `Client.context`, `Client.open` and `fork`. Leaving its `async with` block closes it;
-    otherwise it lives on until `close`. One task at a time; other clients may use the same context: of two writers
-    one gets Aborted.
+    Made by `Client.create`, `Client.context`, `Client.open`, `Client.take` and `fork`. Leaving its `async with` block
+    closes it; otherwise it stays on the server until `close` or the end of its time to live.
+
+    One task at a time. Other clients may use the same context: of two writers one gets Aborted.
     """
 
-    def __init__(self, link: Channel, context_id: str, info: ContextInfo | None = None) -> None:
+    def __init__(self, channel: Channel, context_id: str, info: ContextInfo | None = None) -> None:
         self.id = context_id
-        self._link = link
+        self._channel = channel
         self._info = info
         self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
         self._closed = False
-        self.opened: FillResult | None = None  # of one from a snapshot: where its KV came from
+        self.opened: FillResult | None = None  # for a context from a snapshot: where its KV came from
+
+    def __repr__(self) -> str:
+        known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
+        return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
+
+    # --- Counters as of the last answer
 
     @property
     def info(self) -> ContextInfo:
-        """The counters as of the last answer. RuntimeError for a fork whose first output is still being generated."""
+        """All counters as of the last answer.
+
+        Raises RuntimeError for a fork whose first output is still being generated.
+        """
         if self._info is None:
             raise RuntimeError(f"the counters of {self.id} come with the last piece of its output, or by refresh()")
         return self._info
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens whose KV is computed."""
+        return self.info.seq_len
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens known but not computed yet: deferred fills and the last sampled token."""
+        return self.info.buffered_tokens
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.info.page_size
+
+    @property
+    def engine_id(self) -> str:
+        """The engine that holds the context: behind a router the engine's address, else "local".
+
+        It changes when the router moves the context. Empty: unknown.
+        """
+        return self.info.engine_id
 
     def learn(self, info: ContextInfo) -> ContextInfo:
         """Take newer counters."""
         self._info = info
         return info
 
+    async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
+        """Ask the server for the counters."""
+        return (await self._get(timeout_s)).context
+
+    # --- Operations that write
+
+    async def fill(
+        self,
+        text: str | None = None,
+        *,
+        defer: bool = False,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> FillResult:
+        """Append text, tokens or messages, and compute whatever of it no cached page holds.
+
+        Exactly one of `text`, `tokens` and `messages` is given.
+
+        Args:
+            text: Text of 1 byte to 2 MiB, tokenised on its own.
+            defer: Only buffer the tokens; the next operation that computes takes them along.
+            tokens: Token ids, used as they are.
+            messages: Messages, written by the model's chat template; in a context that has tokens, as the next turns.
+            add_generation_prompt: Whether `messages` end with what opens an answer of the assistant. None: if the last
+                role is "user" or "tool".
+            add_special_tokens: Whether the tokenizer adds its special tokens (beginning of sequence) to `text`. None:
+                if the context is empty.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        content = requests.content_fields(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        request = requests.build_request(context_service_pb2.FillRequest, context_id=self.id, defer=defer, **content)
+        response = await self._write(self._channel.contexts.Fill, request, timeout_s)
+        result = convert.fill_result_from_proto(response)
+        self.learn(result.context)
+        return result
+
+    async def flush(self, *, timeout_s: float | None = None) -> FillResult:
+        """Compute whatever is buffered."""
+        request = requests.build_request(context_service_pb2.FlushRequest, context_id=self.id)
+        response = await self._write(self._channel.contexts.Flush, request, timeout_s)
+        result = convert.flush_response_from_proto(response)
+        self.learn(result.context)
+        return result
+
     def generate(self, *, n: int = 1, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
 
         With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
-        output's fork, which is the caller's to close.
+        output's fork, which the caller closes.
         """
-        request = self._link.request("Generate", context_id=self.id, n=n, **requests.said(options, GenerateOptions))
-        return Stream(self, lambda: self._link.begin("Generate", request, timeout_s))
-
-    def __repr__(self) -> str:
-        known = "" if self._info is None else f" seq_len={self._info.seq_len} {self._info.state.value}"
-        return f"<{type(self).__module__}.{type(self).__name__} {self.id}{known}>"
+        request = requests.build_request(
+            context_service_pb2.GenerateRequest,
+            context_id=self.id,
+            n=n,
+            **requests.output_fields(options, GenerateOptions),
+        )
+        return Stream(self, request, timeout_s)
 
     async def complete(
         self, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion[Context]:
-        """Continue the context and wait for the whole output."""
+        """Continue the context and wait for the whole output. Options are those of `generate`."""
         return (await self.completions(1, timeout_s=timeout_s, **options))[0]
 
     async def completions(
@@ -78,62 +170,260 @@ class Context(ContextCalls, AsyncCloseable):
         pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
         async for piece in self.generate(n=n, timeout_s=timeout_s, **options):
             pieces[piece.index].append(piece)
-        return [joined(index, pieces[index]) for index in range(n)]
+        return [join_pieces(index, pieces[index]) for index in range(n)]
+
+    async def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] = (),
+        masks: Sequence[Sequence[tuple[int, int]]] = (),
+        keep_working: bool = False,
+        outputs: Sequence[ForwardOutputOptions] = (),
+        timeout_s: float | None = None,
+    ) -> ForwardResult:
+        """One pass over explicit tokens, positions and attention masks.
+
+        All of it is done or, on any error, nothing; only after a deadline or a cancelled call may tokens be left in the
+        context: `rewind` removes them.
+
+        Args:
+            tokens: Token ids; 1 to max_context_tokens of them.
+            positions: The position of each token, 0 to max_context_tokens - 1. Empty: its index in the context.
+            masks: For each token the indices that it attends to, as ranges (start, stop); up to 65,536 ranges
+                together. Empty: each token attends to every token up to itself.
+            keep_working: Full pages stay working pages, so that `truncate` can remove their tokens, until the next
+                operation that computes.
+            outputs: What to return of the distributions; up to 256, each for a different token.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            context_service_pb2.ForwardRequest,
+            context_id=self.id,
+            tokens=tokens,
+            positions=positions,
+            masks=requests.mask_fields(masks),
+            keep_working=keep_working,
+            outputs=[requests.forward_output_fields(output) for output in outputs],
+        )
+        response = await self._write(self._channel.contexts.Forward, request, timeout_s)
+        result = convert.forward_result_from_proto(response)
+        self.learn(result.context)
+        return result
 
     async def fork(
         self, n: int | None = None, *, ids: Sequence[str] | None = None, timeout_s: float | None = None
     ) -> list[Context]:
         """n children (default: one, or one per id) that begin as this context stands now. All or none."""
-        forks = await self._write("Fork", timeout_s, n=n, child_ids=ids)
-        return [self._another(each.context_id, decode(each, ContextInfo)) for each in forks]
+        request = requests.build_request(context_service_pb2.ForkRequest, context_id=self.id, n=n, child_ids=ids)
+        response = await self._write(self._channel.contexts.Fork, request, timeout_s)
+        children = [convert.context_info_from_proto(child) for child in response.contexts]
+        return [self._other_context(child.context_id, child) for child in children]
 
-    async def refresh(self, *, timeout_s: float | None = None) -> ContextInfo:
-        """Ask for the counters."""
-        return (await self._get(timeout_s)).context
+    async def truncate(self, tokens: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Drop trailing tokens that are in no committed page. Pages stay reserved.
+
+        Raises OutOfRange for more tokens than are buffered and in working pages.
+        """
+        request = requests.build_request(context_service_pb2.TruncateRequest, context_id=self.id, tokens=tokens)
+        response = await self._write(self._channel.contexts.Truncate, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def rewind(self, to: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Keep the first `to` tokens only, across committed pages, without computing.
+
+        Raises OutOfRange for more tokens than the context has, buffered ones included.
+        """
+        request = requests.build_request(context_service_pb2.RewindRequest, context_id=self.id, to=to)
+        response = await self._write(self._channel.contexts.Rewind, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Allocate so many more working pages, so that later operations do not wait for them.
+
+        Waits for pages until the deadline. Raises ResourceExhausted at once for more than the pool has at all.
+        """
+        request = requests.build_request(context_service_pb2.ReservePagesRequest, context_id=self.id, pages=pages)
+        response = await self._write(self._channel.contexts.ReservePages, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def commit(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Make the first so many working pages immutable and shareable.
+
+        Raises FailedPrecondition (PAGE_NOT_FULL) for a partial page, OutOfRange for more pages than there are.
+        """
+        request = requests.build_request(context_service_pb2.CommitPagesRequest, context_id=self.id, pages=pages)
+        response = await self._write(self._channel.contexts.CommitPages, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def release(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
+        """Give back the last so many working pages, with the tokens in them.
+
+        Raises OutOfRange for more pages than there are.
+        """
+        request = requests.build_request(context_service_pb2.ReleasePagesRequest, context_id=self.id, pages=pages)
+        response = await self._write(self._channel.contexts.ReleasePages, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def update(
+        self,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        pin_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> ContextInfo:
+        """Change priority, pin, time to live or labels. What is None stays as it is.
+
+        Args:
+            priority: -100 to 100; higher runs first.
+            pinned: Whether the context is never evicted under memory pressure. More than the caller may pin raises
+                ResourceExhausted (PIN_BUDGET).
+            labels: All labels from now on.
+            ttl_s: Seconds to live from now on; `math.inf`: for ever.
+            sliding: Every use starts the time to live again; needs `ttl_s`.
+            pin_s: Seconds to stay pinned from now on; above 0, up to 10 years; needs `pinned`. None: until unpinned.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            context_service_pb2.UpdateContextRequest,
+            context_id=self.id,
+            priority=priority,
+            pinned=pinned,
+            labels=requests.labels_fields(labels),
+            ttl=requests.ttl_fields(ttl_s, sliding),
+            pin_for=requests.duration_field("pin_for", pin_s),
+        )
+        response = await self._write(self._channel.contexts.UpdateContext, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
+    async def save(
+        self,
+        name: str,
+        *,
+        durable: bool | None = None,
+        overwrite_version: int | None = None,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Snapshot:
+        """Save the context's present state as a snapshot. The context goes on as it is.
+
+        Args:
+            name: The snapshot's name. One that exists raises AlreadyExists, unless `overwrite_version` is given.
+            durable: Return only when the snapshot would survive a loss of power; a server without a store raises
+                FailedPrecondition (NO_STORE). Otherwise it is kept in memory until the server ends.
+            overwrite_version: The latest version, which the new one replaces as the latest. It is kept as history; a
+                server may have a limit, and then drops the oldest version. Any other number raises Aborted
+                (VERSION_MISMATCH).
+            ttl_s: Seconds to keep it; `math.inf`, or None: for ever.
+            sliding: Every use starts the time to live again; needs `ttl_s`.
+            labels: The caller's notes, with the limits of `Client.create`.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            snapshot_service_pb2.SaveRequest,
+            context_id=self.id,
+            name=name,
+            durable=durable,
+            overwrite_version=overwrite_version,
+            ttl=requests.ttl_fields(ttl_s, sliding),
+            labels=labels,
+        )
+        response = await self._write(self._channel.snapshots.Save, request, timeout_s)
+        return convert.snapshot_from_proto(response.snapshot)
+
+    async def publish(
+        self,
+        *,
+        ttl_s: float | None = None,
+        sliding: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Publication:
+        """Let contexts of all tenants share the full pages of this context.
+
+        Args:
+            ttl_s: Seconds to publish it; `math.inf`, or None: until `Client.unpublish`.
+            sliding: Every use starts the time to live again; needs `ttl_s`.
+            labels: The caller's notes, with the limits of `Client.create`.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            snapshot_service_pb2.PublishRequest,
+            context_id=self.id,
+            ttl=requests.ttl_fields(ttl_s, sliding),
+            labels=labels,
+        )
+        response = await self._write(self._channel.snapshots.Publish, request, timeout_s)
+        return convert.publication_from_proto(response.publication)
+
+    # --- Operations that read
+
+    async def plan(
+        self,
+        text: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> PlanResult:
+        """What `fill` with the same arguments would find in the cache and need, without doing it."""
+        content = requests.content_fields(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        request = requests.build_request(context_service_pb2.PlanRequest, context_id=self.id, **content)
+        response = await self._channel.call(self._channel.contexts.Plan, request, timeout_s)
+        return convert.plan_result_from_proto(response)
 
     async def tokens(self, *, timeout_s: float | None = None) -> list[int]:
         """All tokens, buffered ones at the end."""
-        told = (await self._get(timeout_s, include_tokens=True)).tokens
-        return list(told.ids) if told else []
+        tokens = (await self._get(timeout_s, include_tokens=True)).tokens
+        return list(tokens.ids) if tokens else []
 
     async def pages(self, *, timeout_s: float | None = None) -> ContextPages:
         """The physical pages."""
         return (await self._get(timeout_s, include_pages=True)).pages or ContextPages()
 
     async def ancestors(self, *, timeout_s: float | None = None) -> list[tuple[str, int]]:
-        """The way up the fork tree, its parent first: ids, closed ones too, and the tokens that each had then."""
+        """The contexts that this one was forked from, its parent first, closed ones too: id and tokens at the fork."""
         return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
 
     async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
-        """Where this context (a) and another one (b), or one of that id, part."""
-        b = getattr(other, "id", other)  # of a context of the other client too
-        return await self._link.ask("Compare", timeout_s, Comparison, a=self.id, b=b)
+        """Where this context (a) and another one (b), given as an object or by its id, part."""
+        other_id = getattr(other, "id", other)  # an object of the other client works too
+        request = requests.build_request(context_service_pb2.CompareRequest, a=self.id, b=other_id)
+        response = await self._channel.call(self._channel.contexts.Compare, request, timeout_s)
+        return convert.comparison_from_proto(response)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
         if self._closed:
             return
+        request = requests.build_request(context_service_pb2.CloseContextRequest, context_id=self.id)
         with contextlib.suppress(NotFound):
-            await self._link.call("CloseContext", timeout_s, context_id=self.id)
+            await self._channel.call(self._channel.contexts.CloseContext, request, timeout_s)
         self._closed = True
 
-    async def _write(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
+    # --- How calls are made
+
+    async def _write(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        timeout_s: float | None,
+    ) -> ResponseT:
+        """Call a method that writes to this context, once the server is done with one that was cut short."""
         await self._settle()
         try:
-            return await self._link.call(method, timeout_s, context_id=self.id, **fields)
+            return await self._channel.call(method, request, timeout_s)
         except CUT_SHORT:
             self.cut_short = True
             raise
-
-    async def _change(self, method: str, timeout_s: float | None, kind: type[A], /, **fields: Any) -> A:
-        """As `_write`, with an answer of this class; the counters that it brings are the newest."""
-        answer = decode(await self._write(method, timeout_s, **fields), kind)
-        if isinstance(info := getattr(answer, "context", answer), ContextInfo):
-            self.learn(info)
-        return answer
-
-    def _another(self, context_id: str, info: ContextInfo | None = None) -> Self:
-        return type(self)(self._link, context_id, info)
 
     async def _settle(self) -> None:
         """After a call that was cut short: wait for a moment while the server still works on it."""
@@ -145,10 +435,29 @@ class Context(ContextCalls, AsyncCloseable):
                     return
                 await asyncio.sleep(pause_s)
 
-    async def _get(self, timeout_s: float | None, **wanted: bool) -> GetContextResult:
-        told = await self._link.ask("GetContext", timeout_s, GetContextResult, context_id=self.id, **wanted)
-        self.learn(told.context)
-        return told
+    async def _get(
+        self,
+        timeout_s: float | None,
+        *,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
+    ) -> GetContextResult:
+        request = requests.build_request(
+            context_service_pb2.GetContextRequest,
+            context_id=self.id,
+            include_pages=include_pages,
+            include_tokens=include_tokens,
+            include_ancestors=include_ancestors,
+        )
+        response = await self._channel.call(self._channel.contexts.GetContext, request, timeout_s)
+        result = convert.get_context_result_from_proto(response)
+        self.learn(result.context)
+        return result
+
+    def _other_context(self, context_id: str, info: ContextInfo | None = None) -> Self:
+        """The object of another context on the same channel."""
+        return type(self)(self._channel, context_id, info)
 
 
 class Stream(AsyncIterator[Piece[Context]]):
@@ -157,22 +466,27 @@ class Stream(AsyncIterator[Piece[Context]]):
     After that the counters of its contexts are old: what was generated and not read may have joined them (`refresh`).
     """
 
-    def __init__(self, source: Context, begin: Callable[[], Any]) -> None:
+    def __init__(self, source: Context, request: context_service_pb2.GenerateRequest, timeout_s: float | None) -> None:
         self._contexts = {source.id: source}
         self._source = source
-        self._begin = begin
+        self._request = request
+        self._timeout_s = timeout_s
         self._ended = False
-        # Begun here unless something must be waited for first, so that streams made one after the other run together.
-        self._call = None if source.cut_short else begin()
+        # Started here unless the source must settle first, so that streams made one after the other run together.
+        self._call = None if source.cut_short else self._start()
+
+    def _start(self) -> Any:
+        channel = self._source._channel
+        return channel.start(channel.contexts.Generate, self._request, self._timeout_s)
 
     async def __anext__(self) -> Piece[Context]:
         if self._ended:
             raise StopAsyncIteration
         if self._call is None:
             await self._source._settle()
-            self._call = self._begin()
+            self._call = self._start()
         try:
-            response = await self._source._link.read(self._call)
+            response = await self._source._channel.read(self._call)
         except CUT_SHORT:
             self.close()
             raise
@@ -184,10 +498,10 @@ class Stream(AsyncIterator[Piece[Context]]):
             raise StopAsyncIteration
         context = self._contexts.get(response.context_id)
         if context is None:
-            context = self._contexts[response.context_id] = self._source._another(response.context_id)
+            context = self._contexts[response.context_id] = self._source._other_context(response.context_id)
         if response.HasField("context"):
-            context.learn(decode(response.context, ContextInfo))
-        return decode(response, Piece, context=context)
+            context.learn(convert.context_info_from_proto(response.context))
+        return piece_from_proto(response, context)
 
     def close(self) -> None:
         """Cancel the rest. Idempotent; nothing happens after the last piece."""

@@ -1,7 +1,7 @@
-"""Several calls at once, where the two clients differ by more than words.
+"""Several calls at once: the one place where the two clients differ by more than words.
 
-Those of the asyncio client run together. Those of the blocking one, which is generated from it, have been made one
-after another by the time that there is a list of them.
+Calls of the asyncio client run together. The blocking client, which is generated from it, has made them one after
+another by the time that there is a list of them.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ T = TypeVar("T")
 
 
 async def gather_all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """The results of calls that run together; or the first error, once every call has ended: none is left behind at
-    work on a context.
+    """The results of calls that run together.
+
+    Raises the first error once every call has ended, so that none still works on a context.
     """
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
@@ -23,5 +24,5 @@ async def gather_all(calls: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def in_turn(results: list[T]) -> list[T]:
-    """In the blocking client's place of `await gather_all`: what was a list of calls is one of results there."""
+    """The blocking client's `await gather_all`: its list of calls is one of results."""
     return results

@@ -1,4 +1,4 @@
-"""Arguments of the clients' methods as fields of requests. Ranges are checked by the server, and only there.
+"""Arguments of the client's methods as request messages. The server alone checks ranges.
 
 What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here, which
 names the field as the server would.
@@ -7,103 +7,165 @@ names the field as the server would.
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import SamplingOptions
+from jaxctx.client.options import ForwardOutputOptions, SamplingOptions
 from jaxctx.errors import InvalidArgument
 
-M = TypeVar("M", bound=Message)
-REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # of protobuf's constructors
+MessageT = TypeVar("MessageT", bound=Message)
+REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)  # raised by protobuf's constructors
 
 
-def make(kind: type[M], /, **fields: Any) -> M:
-    """A message of these fields; messages in it are dicts of theirs. Raises InvalidArgument for what it cannot hold."""
+def build_request(message_class: type[MessageT], /, **fields: Any) -> MessageT:
+    """A message with these fields; None leaves a field unset, and messages inside it are given as dicts.
+
+    Raises InvalidArgument, with the path of the field, for a value that the message cannot hold.
+    """
     try:
-        return kind(**fields)
+        return message_class(**fields)
     except REFUSALS as error:
-        raise InvalidArgument.field(_refused(kind, fields), "is not of its type, or out of its range") from error
+        path = _path_of_refused_field(message_class, fields)
+        raise InvalidArgument.field(path, "is not of its type, or out of its range") from error
 
 
-def _refused(kind: type[Message], fields: Mapping[str, Any]) -> str:
-    """The path of the first of these fields that a message of this class cannot hold; empty if it can hold each."""
+def _path_of_refused_field(message_class: type[Message], fields: Mapping[str, Any]) -> str:
+    """The path of the first field that the message class refuses; empty if it takes each of them."""
     for name, value in fields.items():
         try:
-            kind(**{name: value})
+            message_class(**{name: value})
         except REFUSALS:
-            inner = getattr(kind.DESCRIPTOR.fields_by_name.get(str(name)), "message_type", None)
-            entries = {f"{name}[{place}]": each for place, each in enumerate(value)} if isinstance(value, list) else {}
-            for path, each in (entries or {str(name): value}).items():
-                if inner is not None and not inner.GetOptions().map_entry:
-                    if not isinstance(each, dict):
-                        return path
-                    if below := _refused(GetMessageClass(inner), each):
-                        return f"{path}.{below}"
-            return str(name)
+            return _path_below(message_class, str(name), value)
     return ""
 
 
-def ttl(ttl_s: float | None, sliding: bool | None) -> dict[str, Any] | None:
-    """The field of this name. One that is infinite has no duration."""
-    if ttl_s is not None:
-        return {"duration": None if ttl_s == math.inf else duration("ttl.duration", ttl_s), "sliding": sliding}
-    if sliding:
-        raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
-    return None
+def _path_below(message_class: type[Message], name: str, value: object) -> str:
+    """The path of what is refused in the value of this field: the field itself, or a field of a message in it."""
+    field = message_class.DESCRIPTOR.fields_by_name.get(name)
+    if field is None or field.message_type is None or field.message_type.GetOptions().map_entry:
+        return name
+    inner_class = GetMessageClass(cast(Descriptor, field.message_type))
+    if isinstance(value, list) and value:
+        values_by_path = {f"{name}[{position}]": entry for position, entry in enumerate(value)}
+    else:
+        values_by_path = {name: value}
+    for path, inner_fields in values_by_path.items():
+        if not isinstance(inner_fields, dict):
+            return path
+        inner_path = _path_of_refused_field(inner_class, inner_fields)
+        if inner_path:
+            return f"{path}.{inner_path}"
+    return name
 
 
-def duration(path: str, seconds: float | None) -> timedelta | None:
-    """Seconds as the field at this path; None is unset. Raises InvalidArgument for what is no number of seconds."""
+def ttl_fields(ttl_s: float | None, sliding: bool | None) -> dict[str, Any] | None:
+    """The fields of a Ttl message; None if no time to live is given. `math.inf` seconds are no duration: for ever.
+
+    Raises InvalidArgument for `sliding` without `ttl_s`.
+    """
+    if ttl_s is None:
+        if sliding:
+            raise InvalidArgument.field("ttl.sliding", "needs ttl_s")
+        return None
+    if ttl_s == math.inf:
+        return {"duration": None, "sliding": sliding}
+    return {"duration": duration_field("ttl.duration", ttl_s), "sliding": sliding}
+
+
+def duration_field(path: str, seconds: float | None) -> timedelta | None:
+    """Seconds as the value of the Duration field at this path; None leaves it unset.
+
+    Raises InvalidArgument for what is no number of seconds.
+    """
+    if seconds is None:
+        return None
     try:
-        return None if seconds is None else timedelta(seconds=seconds)
+        return timedelta(seconds=seconds)
     except REFUSALS as error:
         raise InvalidArgument.field(path, "must be a number of seconds") from error
 
 
-def content(
+def labels_fields(labels: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """The fields of a Labels message, which replaces all labels; None leaves them as they are."""
+    return None if labels is None else {"labels": labels}
+
+
+def content_fields(
     text: str | None,
-    tokens: Sequence[int] | None = None,
-    messages: Sequence[dict[str, str]] | None = None,
-    add_generation_prompt: bool | None = None,
-    add_special_tokens: bool | None = None,
+    tokens: Sequence[int] | None,
+    messages: Sequence[dict[str, str]] | None,
+    add_generation_prompt: bool | None,
+    add_special_tokens: bool | None,
 ) -> dict[str, Any]:
-    """The fields of what to append to a context: exactly one of text, tokens and messages, and its flag."""
-    given = [name for name, value in (("text", text), ("tokens", tokens), ("messages", messages)) if value is not None]
+    """The fields of what a Fill appends or a Plan plans to: exactly one of text, tokens and messages, and its flag.
+
+    Raises InvalidArgument if none or several are given.
+    """
+    contents = {"text": text, "tokens": tokens, "messages": messages}
+    given = [name for name, content in contents.items() if content is not None]
     if len(given) != 1:
         raise InvalidArgument.field("content", f"give one of text, tokens and messages, not {given or 'none'}")
     if isinstance(text, (bytes, list, tuple)):
         raise InvalidArgument.field("text", "a str; token ids go to tokens=, messages to messages=")
-    chat = {"messages": messages, "add_generation_prompt": add_generation_prompt}
     return {
         "text": text,
         "tokens": None if tokens is None else {"ids": tokens},
-        "messages": None if messages is None else chat,
+        "messages": None if messages is None else chat_fields(messages, add_generation_prompt),
         "add_special_tokens": add_special_tokens,
     }
 
 
-def said(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options of an output as fields, `sampling` of how tokens are drawn. A single stop string may stand for itself.
+def chat_fields(messages: Sequence[dict[str, str]], add_generation_prompt: bool | None) -> dict[str, Any]:
+    """The fields of a ChatMessages message."""
+    return {"messages": messages, "add_generation_prompt": add_generation_prompt}
 
-    Raises TypeError for an option that `kind` does not have.
+
+def output_fields(options: Mapping[str, Any], options_class: type) -> dict[str, Any]:
+    """Options of an output as fields of a GenerateRequest or CallOutput: those of sampling go into `sampling`.
+
+    A single stop string may be given without a list. Raises TypeError for an option that `options_class` (a TypedDict)
+    does not have.
     """
-    if unknown := options.keys() - kind.__annotations__.keys():
+    unknown = options.keys() - options_class.__annotations__.keys()
+    if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(map(str, unknown)))}")
-    drawn = {name: value for name, value in options.items() if name in SamplingOptions.__annotations__}
-    fields: dict[str, Any] = {name: value for name, value in options.items() if name not in drawn}
+    sampling: dict[str, Any] = {}
+    fields: dict[str, Any] = {"sampling": sampling}
+    for name, value in options.items():
+        if name in SamplingOptions.__annotations__:
+            sampling[name] = value
+        else:
+            fields[name] = value
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    return {"sampling": drawn, **fields}
+    return fields
 
 
-def masks(of_tokens: Sequence[Sequence[tuple[int, int]]]) -> list[dict[str, Any]]:
-    """The field of this name of ForwardRequest."""
-    made = []
-    for place, ranges in enumerate(of_tokens):
+def forward_output_fields(output: ForwardOutputOptions) -> dict[str, Any]:
+    """The fields of a ForwardOutput message."""
+    return {
+        "index": output.index,
+        "sample": output.sample,
+        "logprob_ids": output.logprob_ids,
+        "top": output.top,
+        "logits": output.logits,
+        "entropy": output.entropy,
+    }
+
+
+def mask_fields(masks: Sequence[Sequence[tuple[int, int]]]) -> list[dict[str, Any]]:
+    """The fields of the AttentionMask messages of a ForwardRequest, one for each token.
+
+    Raises InvalidArgument for a mask that is not of pairs.
+    """
+    fields = []
+    for position, ranges in enumerate(masks):
         try:
-            made.append({"bounds": [bound for start, stop in ranges for bound in (start, stop)]})
+            bounds = [bound for start, stop in ranges for bound in (start, stop)]
         except REFUSALS as error:
-            raise InvalidArgument.field(f"masks[{place}]", "must be pairs of start and stop") from error
-    return made
+            raise InvalidArgument.field(f"masks[{position}]", "must be pairs of start and stop") from error
+        fields.append({"bounds": bounds})
+    return fields

@@ -1,4 +1,4 @@
-"""Prompts with places, as functions: the docstring is the template, the parameters are what stands at its places.
+"""Prompt templates as functions: the docstring is the template, the parameters are the values of its places.
 
     @semantic
     def review(code: Input, about: Input, said: Output = Output(max_tokens=32)) -> None:
@@ -7,7 +7,7 @@
 
     said = review(session, code=draft, about="names")["said"]
 
-The function is never run. Which `{{name}}` are places, and what may stand there, is the server's to say (SubmitCall).
+The function is never run. The server decides which `{{name}}` are places, and which values they may have (SubmitCall).
 The same for both clients.
 """
 
@@ -23,35 +23,36 @@ Variable = TypeVar("Variable")  # that of a client
 
 
 class Input:
-    """Annotates a parameter at whose place a text stands: a str, a variable, or the last output of a call."""
+    """Annotates a parameter that takes a text: a str, a variable, or the last output of a call."""
 
 
 class Output:
-    """What the model says at a place, and how; annotates a parameter for it too, whose default then has the options."""
+    """An output that the model generates at a place. Also annotates a parameter, whose default then has the options."""
 
     def __init__(self, **options: Unpack[CallOutputOptions]) -> None:
-        """Raises TypeError for an option that there is not."""
-        self.fields = requests.said(options, CallOutputOptions)
+        """Raises TypeError for an unknown option."""
+        self.fields = requests.output_fields(options, CallOutputOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A prompt with places: what of a semantic call does not change. Calling it submits a call of it to a session."""
+    """A prompt with places, the constant part of a semantic call. Calling it submits a call to a session."""
 
     text: str = ""  # with `{{name}}` for places
-    function: str = ""  # instead, of a native step: the server's that makes the one output of what stands at the others
+    function: str = ""  # for a native step, instead of a text: the server's function, which makes the one output
     model_id: str = ""  # the model to compute with. Empty: the server's default
     limit_s: float | None = None  # how long a call may wait and run once it is asked for. None: the server's default
-    inputs: frozenset[str] = frozenset()  # names of places that every call has to fill
-    given: Mapping[str, str | Output] = field(default_factory=dict)  # what stands at places that a call does not name
+    inputs: frozenset[str] = frozenset()  # names of places that every call must give a value
+    given: Mapping[str, str | Output] = field(default_factory=dict)  # values of places that a call does not name
 
     def __call__(self, session: Any, /, *, timeout_s: float | None = None, **places: Any) -> Any:
         """As `session.call` of this template, for a session of either client."""
         return session.call(self, timeout_s=timeout_s, **places)
 
-    def filled(self, places: Mapping[str, Any]) -> dict[str, Any]:
-        """What stands at all places. Raises TypeError for an input that is missing."""
-        if missing := self.inputs - places.keys():
+    def fill_places(self, places: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all places, by name. Raises TypeError for an input that is missing."""
+        missing = self.inputs - places.keys()
+        if missing:
             raise TypeError(f"nothing is given for {', '.join(sorted(missing))}")
         return {**self.given, **places}
 
@@ -72,8 +73,8 @@ class Call(Generic[Variable]):
         return list(self.outputs.values())[-1]
 
 
-def standing(value: Any) -> dict[str, Any]:
-    """The field of a parameter for what stands at a place: an output of this call, a variable of any or a text."""
+def parameter_value(value: Any) -> dict[str, Any]:
+    """The field of a Parameter message for the value of a place: an output of this call, a variable, or a text."""
     if isinstance(value, Output):
         return {"output": value.fields}
     if isinstance(value, Call):
@@ -84,9 +85,10 @@ def standing(value: Any) -> dict[str, Any]:
 def semantic(function: Callable[..., Any], /) -> Template:
     """Decorates a function: its docstring as a `Template`, whose settings `dataclasses.replace` changes.
 
-    It is taken as Python shows it, without its indentation and with tabs as spaces: where that matters in what it says,
-    the text begins on the line after the quotes. Parameters are annotated with `Input`, whose default is a text, or
-    `Output`, whose default has the options. Raises TypeError for one without such an annotation or a place in the text.
+    The text is the docstring as `inspect.getdoc` returns it: without its indentation and with tabs as spaces. Where
+    that matters, begin the text on the line after the quotes. Parameters are annotated with `Input`, whose default is a
+    text, or `Output`, whose default has the options. Raises TypeError for a parameter without such an annotation, or
+    without a place in the text.
     """
     text, kinds = inspect.getdoc(function) or "", get_type_hints(function)
     inputs, given = [], {}

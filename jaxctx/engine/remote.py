@@ -1,108 +1,206 @@
-"""RemoteEngine: an engine in another process, called by the contract that its clients call.
+"""RemoteEngine: an engine in another process, called through the same gRPC services that its clients call.
 
-It is called for any tenant, with the cluster's key. All calls are meant for one incarnation of the process: where another one
-answers at the same address they are refused.
+Calls are made in the name of any tenant, with the cluster's key. They are meant for one incarnation of the process:
+another one that answers at the same address refuses them. Every call may raise the errors of `jaxctx.errors`, and
+Unavailable (ENGINE_LOST) if the engine does not answer.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.convert import decode, encode
+from jaxctx import convert
 from jaxctx.engine.interface import Caller, ProgramEngine
 from jaxctx.errors import Unavailable
-from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error, method_of
-from jaxctx.services import METHODS
+from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error, method_of
 from jaxctx.types import (
     ContextInfo,
     CreateContextRequest,
     EngineStats,
-    EngineStatus,
     FillResult,
     GeneratePiece,
     GenerateRequest,
+    GetContextResult,
+    OpenRequest,
+    SaveRequest,
+    Snapshot,
     UpdateContextRequest,
 )
+from jaxctx.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    content_pb2,
+    context_service_pb2,
+    context_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    snapshot_service_pb2,
+    snapshot_service_pb2_grpc,
+)
 
-TENANT_HEADER, INCARNATION_HEADER = (
-    "jaxctx-tenant",
-    "jaxctx-incarnation",
-)  # headers, see protos/jaxctx/v1/engine_service.proto
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+# Headers: see protos/jaxctx/v1/engine_service.proto.
+TENANT_HEADER = "jaxctx-tenant"
+INCARNATION_HEADER = "jaxctx-incarnation"
+
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
-engine_lost = partial(Unavailable, "the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
+
+
+def engine_lost() -> Unavailable:
+    """The error of all calls to an engine that does not answer."""
+    return Unavailable("the engine does not answer", reason="ENGINE_LOST", retry_after_s=1.0)
 
 
 def authorization_metadata(key: str) -> tuple[tuple[str, str], ...]:
-    """The header that shows a key, if there is one."""
+    """The header that shows a key; no header for the empty key."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 class RemoteEngine(ProgramEngine):
-    """An engine that listens at `address`. Its `info` is there once it was asked for its `stats`."""
+    """An engine that listens at `address`. Its `info` is known once it was asked for its `stats`.
+
+    Its stubs (`contexts`, `snapshots`, `models`, `admin`) are for frontends that pass messages on as they are:
+    `await engine.call(engine.contexts.Plan, caller, request)`.
+    """
 
     def __init__(
         self, address: str, incarnation: str, key: str, clock: Callable[[], float], silence_s: float = SILENCE_S
     ) -> None:
-        """`key` is the cluster's ("": none); `clock` is that of deadlines; one that has not told its load for
-        `silence_s` is taken for lost. `aclose` at the end.
+        """`key` is the cluster's (empty: none), `clock` the one of callers' deadlines.
+
+        An engine that does not report its load within `silence_s` is taken for lost. Call `aclose` at the end.
         """
         self._channel = grpc.aio.insecure_channel(address, options=ENGINE_CHANNEL_OPTIONS)
+        self.contexts = context_service_pb2_grpc.ContextServiceStub(self._channel)
+        self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
+        self.models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+        self.admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
         self._headers = (*authorization_metadata(key), (INCARNATION_HEADER, incarnation))
-        self._clock, self._silence_s = clock, silence_s
-        self._calls: set[Any] = set()  # that are under way
+        self._clock = clock
+        self._silence_s = silence_s
+        self._calls: set[Any] = set()  # calls under way
         self._is_gone = False
+
+    # --- The engine and its model
+
+    async def stats(self) -> EngineStats:
+        """Load and memory now. An engine that does not answer this answers nothing else: all calls end with it."""
+        caller = Caller(deadline=self._clock() + self._silence_s)
+        try:
+            response = await self.call(self.admin.GetStats, caller, admin_service_pb2.GetStatsRequest())
+        except BaseException:
+            self._cut()
+            raise
+        engine = convert.engine_status_from_proto(response.engines[0])
+        self.info = engine.info
+        return engine.stats
+
+    async def clear_cache(self, caller: Caller) -> int:
+        response = await self.call(self.admin.ClearCache, caller, admin_service_pb2.ClearCacheRequest())
+        return response.pages_dropped
+
+    async def encode(self, text: str, start: bool) -> Sequence[int]:
+        """Token ids of a text; with the special tokens of a sequence's beginning if it stands at the `start`."""
+        request = model_service_pb2.TokenizeRequest(text=text, add_special_tokens=start)
+        response = await self.call(self.models.Tokenize, Caller(), request)
+        return list(response.tokens)
+
+    # --- Contexts
+
+    async def create(self, caller: Caller, request: CreateContextRequest) -> ContextInfo:
+        message = convert.create_context_request_to_proto(request)
+        response = await self.call(self.contexts.CreateContext, caller, message)
+        return convert.context_info_from_proto(response.context)
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> FillResult:
-        rpc, added = ("Fill", {"tokens": {"ids": tokens}, "defer": defer}) if tokens else ("Flush", {})
-        return decode(await self.ask(rpc, caller, context_id=context_id, **added), FillResult)
-
-    async def stats(self) -> EngineStats:
-        """Its load. An engine that does not answer this answers nothing else: all calls end with that."""
-        try:
-            told = await self.ask("GetStats", Caller(deadline=self._clock() + self._silence_s))
-        except BaseException:
-            self._cut()
-            raise
-        engine = decode(told.engines[0], EngineStatus)
-        self.info = engine.info
-        return engine.stats
-
-    async def encode(self, text: str, start: bool) -> Sequence[int]:
-        """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        return list((await self.ask("Tokenize", Caller(), text=text, add_special_tokens=start)).tokens)
-
-    async def create(self, caller: Caller, request: CreateContextRequest) -> ContextInfo:
-        told = await self.ask("CreateContext", caller, request)
-        return decode(told.context, ContextInfo)
-
-    async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
-        told = await self.ask("UpdateContext", caller, request, context_id=context_id)
-        return decode(told.context, ContextInfo)
-
-    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
-        told = await self.ask("Rewind", caller, context_id=context_id, to=to)
-        return decode(told.context, ContextInfo)
-
-    async def close(self, caller: Caller, context_id: str) -> None:
-        await self.ask("CloseContext", caller, context_id=context_id)
+        if not tokens:
+            flush_request = context_service_pb2.FlushRequest(context_id=context_id)
+            flush_response = await self.call(self.contexts.Flush, caller, flush_request)
+            return convert.flush_response_from_proto(flush_response)
+        request = context_service_pb2.FillRequest(
+            context_id=context_id, tokens=content_pb2.TokenIds(ids=tokens), defer=defer
+        )
+        return convert.fill_result_from_proto(await self.call(self.contexts.Fill, caller, request))
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
-        async with self.begun("Generate", caller, request) as call:
-            async for each in call:
-                yield decode(each, GeneratePiece)
+        message = convert.generate_request_to_proto(request)
+        async with self.started(self.contexts.Generate, caller, message) as call:
+            async for response in call:
+                yield convert.generate_piece_from_proto(response)
 
-    async def clear_cache(self, caller: Caller) -> int:
-        told = await self.ask("ClearCache", caller)
-        return int(told.pages_dropped)
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
+        request = context_service_pb2.RewindRequest(context_id=context_id, to=to)
+        response = await self.call(self.contexts.Rewind, caller, request)
+        return convert.context_info_from_proto(response.context)
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
+        message = convert.update_context_request_to_proto(request, context_id=context_id)
+        response = await self.call(self.contexts.UpdateContext, caller, message)
+        return convert.context_info_from_proto(response.context)
+
+    async def inspect(
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
+    ) -> GetContextResult:
+        """One context, with what is asked for."""
+        request = context_service_pb2.GetContextRequest(
+            context_id=context_id,
+            include_pages=include_pages,
+            include_tokens=include_tokens,
+            include_ancestors=include_ancestors,
+        )
+        return convert.get_context_result_from_proto(await self.call(self.contexts.GetContext, caller, request))
+
+    async def list(
+        self, caller: Caller, page_token: str, limit: int, include_program_contexts: bool = False
+    ) -> Sequence[ContextInfo]:
+        """Up to `limit` contexts of the caller's with ids after `page_token`, in the order of the ids."""
+        request = context_service_pb2.ListContextsRequest(
+            page_token=page_token, limit=limit, include_program_contexts=include_program_contexts
+        )
+        response = await self.call(self.contexts.ListContexts, caller, request)
+        return [convert.context_info_from_proto(context) for context in response.contexts]
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        request = context_service_pb2.CloseContextRequest(context_id=context_id)
+        await self.call(self.contexts.CloseContext, caller, request)
+
+    # --- Snapshots
+
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
+        """Save a context's present state as a snapshot."""
+        response = await self.call(self.snapshots.Save, caller, convert.save_request_to_proto(request))
+        return convert.snapshot_from_proto(response.snapshot)
+
+    async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
+        """Open the latest version of a snapshot as a new context, and delete the snapshot."""
+        message = convert.take_request_to_proto(request)
+        return convert.take_response_from_proto(await self.call(self.snapshots.Take, caller, message))
+
+    async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
+        """Delete one version of a name (None: all of them). Returns how many versions were deleted."""
+        request = snapshot_service_pb2.DeleteSnapshotRequest(name=name, version=version)
+        response = await self.call(self.snapshots.DeleteSnapshot, caller, request)
+        return response.versions_deleted
+
+    # --- How calls are made
 
     async def aclose(self) -> None:
         """End all calls, and make no more."""
@@ -111,40 +209,60 @@ class RemoteEngine(ProgramEngine):
         await self._channel.close()
 
     def _cut(self) -> None:
+        """Cancel all calls under way, which then raise Unavailable (ENGINE_LOST)."""
         calls, self._calls = self._calls, set()
         for call in calls:
             call.cancel()
 
-    async def ask(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> Any:
-        """The response of a method of the contract that has one."""
-        async with self.begun(rpc, caller, request, **fields) as call:
-            return await call
+    async def call(
+        self, method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT], caller: Caller, request: RequestT
+    ) -> ResponseT:
+        """The response of a stub's method to this message."""
+        async with self.started(method, caller, request) as call:
+            response: ResponseT = await call
+            return response
 
     @asynccontextmanager
-    async def begun(self, rpc: str, caller: Caller, request: object = None, /, **fields: Any) -> AsyncIterator[Any]:
-        """A call of the contract, which ends with the block. What the engine raises is raised in it; Unavailable
-        (ENGINE_LOST) if the engine falls silent.
+    async def started(self, method: Any, caller: Caller, request: Message) -> AsyncIterator[Any]:
+        """A started call of a stub's method, which ends with the `async with` block.
+
+        The engine's errors are raised in the block; Unavailable (ENGINE_LOST) if the engine falls silent.
         """
         if self._is_gone:
             raise engine_lost()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT_HEADER, caller.tenant))
-        kind = GetMessageClass(METHODS[rpc].input_type)
-        message = kind(**fields) if request is None else encode(request, kind, **fields)
-        call = method_of(self._channel, rpc)(message, timeout=timeout_s, metadata=headers)
+        call = method(request, timeout=timeout_s, metadata=headers)
         self._calls.add(call)
         try:
             yield call
-        except grpc.RpcError as error:
-            told = from_rpc_error(error)
-            raise (
-                engine_lost() if told.reason == "NOT_SERVING" else told
-            ) from error  # what gRPC says of who is not there
+        except grpc.RpcError as rpc_error:
+            error = from_rpc_error(rpc_error)
+            if error.reason == "NOT_SERVING":  # gRPC's own answer for a process that is not there
+                error = engine_lost()
+            raise error from rpc_error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if call in self._calls or (task is not None and task.cancelling()):  # its caller was, and not only the call
+            caller_was_cancelled = task is not None and task.cancelling() > 0
+            if call in self._calls or caller_was_cancelled:  # not `_cut`, or not `_cut` alone
                 raise
             raise engine_lost() from None
         finally:
             self._calls.discard(call)
             call.cancel()
+
+    # --- By name: superseded by `call` and `started`, until the router uses those
+
+    async def ask(self, rpc: str, caller: Caller, request: Message | None = None, /, **fields: Any) -> Any:
+        """The response of a method by its name."""
+        async with self.begun(rpc, caller, request, **fields) as call:
+            return await call
+
+    @asynccontextmanager
+    async def begun(
+        self, rpc: str, caller: Caller, request: Message | None = None, /, **fields: Any
+    ) -> AsyncIterator[Any]:
+        """A started call of a method by its name. `request` is a message as it is, else `fields` are its fields."""
+        message = GetMessageClass(METHODS[rpc].input_type)(**fields) if request is None else request
+        async with self.started(method_of(self._channel, rpc), caller, message) as call:
+            yield call

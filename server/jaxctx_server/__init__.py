@@ -1,16 +1,24 @@
-"""The doors of jaxctx, and the command that opens them.
+"""The server of jaxctx, and the command that starts it.
 
-    grpc/           the gRPC services: decode, validate, hand to the engine, encode
-    validate/       the one validator behind every door: requests in, requests of the Engine interface out
-    content.py      text and messages to tokens, long ones off the event loop
-    access.py       who may call what, and the keys file; keys.py reads that again while the server runs
-    serving.py      loading, ready, draining: what doors ask before they take work
-    config.py       everything that can be set, once, by flags, environment and file
-    command.py      `jaxctx-serve`         serve.py its life from start to drain
-    assemble.py     a model directory to a running engine
-    addresses.py    what may be listened on
-    start.py, progress.py, logs.py   what it prints: banner, mistakes and exit status; progress; logs
+    grpc/            the gRPC transport: one method an RPC
+    http/            HTTP beside a server: the OpenAI API, programs, the page (`jaxctx-serve http`)
+    service/         what each call does, whatever its transport; the call pipeline: keys, limits, validation, errors
+    validate/        the one validator of requests
+    router/          the same services on a router, by the engines of other processes
+    services.py      the services of one server, by its role
+    lifecycle.py     loading, ready, draining; what is served
+    tokenizer_pool.py  text and messages to tokens, long ones off the event loop
+    auth.py          who may call what, and the keys file; key_store.py reads it again while the server runs
+    config.py        everything that can be set, once, by flags, environment and file
+    cli.py           `jaxctx-serve`; server.py one run of a server, from start to drain
+    engine_builder.py  a model directory to a running engine
+    cluster.py       what the servers of one cluster know each other by; an engine's registration with its router
+    deploy/          engines on a Ray cluster (`jaxctx-serve ray`), a manifest for Kubernetes
+    graph_svg.py     the graph of a session as a picture (`jaxctx-serve draw`)
+    addresses.py     which addresses may be listened on
+    errors.py, banner.py, progress.py, logs.py
+                     exit statuses, and what the process prints
 
-The doors translate and decide nothing about a request that is valid. They see an engine only through
-`jaxctx.engine.interface`.
+The server decodes, authorises, validates and translates, and decides nothing about a request that is valid. It sees an
+engine only through `jaxctx.engine.interface`.
 """

@@ -1,6 +1,6 @@
-"""Addresses to listen on: whether they may be, whether they are free. Says what is wrong before a model is loaded.
+"""Addresses to listen on: which ones are allowed, and whether they are free. Checked before a model is loaded.
 
-The transport would take a Unix socket away from a server that uses it, and reports all other trouble alike; so each
+gRPC would take a Unix socket away from a server that uses it, and reports every other failure in the same words: each
 address is tried here first.
 """
 
@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from jaxctx_server.startup import ADDRESS, StartError
+from jaxctx_server.errors import ADDRESS, StartError
 
 MAX_UNIX_PATH_BYTES = 107
 REASONS = {

@@ -1,7 +1,7 @@
-"""Access: who may call what. Deny by default, whatever the door.
+"""Access: who may call what. Whatever is not allowed here is refused, by every transport.
 
-A role is attached to the method, not to a path of a door: a route of another door names the method that it stands for.
-The contract says which services need role admin. A method that neither it nor the table has is refused for everybody.
+A role is attached to the method of the contract; a route of another transport names the method that it stands for. The
+contract says which services need role admin or cluster. A method that is not in `METHODS` is refused for everybody.
 
 The keys file has one key a line, hashed, with the tenant and the role that it stands for:
 
@@ -20,10 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.descriptor import ServiceDescriptor
+
 from jaxctx.errors import PermissionDenied, Unauthenticated
 from jaxctx.services import SERVICES
 from jaxctx.v1 import rules_pb2
-from jaxctx_server.startup import StartError
+from jaxctx_server.errors import StartError
 
 MAX_KEY_BYTES = 512  # longer ones are not hashed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,7 +33,7 @@ SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
 class Role(enum.IntEnum):
-    """Each role may do what those before it may."""
+    """What a caller may do. Each role may do what those before it may."""
 
     ANYONE = 0  # no key needed
     USER = 1
@@ -41,7 +43,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that the server accepts, and whoever calls with it. The key itself is not kept."""
+    """A key that the server accepts. Only the hash of it is kept."""
 
     name: str
     sha256: bytes
@@ -49,15 +51,23 @@ class Key:
     role: Role
 
 
-ROLES = {rules_pb2.admin: Role.ADMIN, rules_pb2.cluster: Role.CLUSTER}  # by the option of a service
+def role_of(service: ServiceDescriptor) -> Role:
+    """The role that the methods of a service of the contract need, by its options (rules.proto)."""
+    options = service.GetOptions()
+    if options.Extensions[rules_pb2.admin]:
+        return Role.ADMIN
+    if options.Extensions[rules_pb2.cluster]:
+        return Role.CLUSTER
+    return Role.USER
+
+
+# The role that each method needs, by its full name.
 METHODS: Mapping[str, Role] = {
     "/grpc.health.v1.Health/Check": Role.ANYONE,
     "/grpc.health.v1.Health/Watch": Role.ANYONE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.USER,
 } | {
-    f"/{service.full_name}/{method.name}": next(
-        (role for option, role in ROLES.items() if service.GetOptions().Extensions[option]), Role.USER
-    )
+    f"/{service.full_name}/{method.name}": role_of(service)
     for service in SERVICES.values()
     for method in service.methods
 }
@@ -67,10 +77,10 @@ NOBODY = Key("", b"", "", Role.ANYONE)
 
 
 def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None) -> Key:
-    """Whose call of `method` this is, by its `authorization` header. `keys` None: the server has none, and everybody
+    """The key of the caller of `method`, by its `authorization` header. `keys` None: the server has none, and everybody
     who reaches it is `LOCAL`.
 
-    Raises Unauthenticated for no key or an unknown one, PermissionDenied for one of too small a role.
+    Raises Unauthenticated for no key or an unknown one, PermissionDenied for one whose role is too low.
     """
     role = METHODS.get(method)
     if role is None:
@@ -83,13 +93,13 @@ def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None
     if scheme.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_BYTES:
         raise Unauthenticated("a key is needed: metadata `authorization: Bearer KEY`")
     digest = hashlib.sha256(secret.strip().encode(errors="replace")).digest()
-    # With every key, in constant time, so that time tells nothing about which came close.
-    found = [key for key in keys if hmac.compare_digest(key.sha256, digest)]
-    if not found:
+    # Compared with every key, in constant time, so that the time tells nothing about which one came close.
+    matching = [key for key in keys if hmac.compare_digest(key.sha256, digest)]
+    if not matching:
         raise Unauthenticated("unknown key")
-    if found[0].role < role:
+    if matching[0].role < role:
         raise PermissionDenied(f"this method needs a key of role {role.name.lower()}")
-    return found[0]
+    return matching[0]
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
@@ -119,11 +129,12 @@ def _text(option: str, path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"{option}: {path}: {getattr(error, 'strerror', 'not text')}") from error
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise StartError(f"{option}: {path}: {reason}") from error
 
 
 def _key(line: str, where: str) -> Key:
-    """Says what is wrong with a line without repeating it: it may hold a key by mistake."""
+    """The key of a line. Raises StartError, whose message does not quote the line: it may hold a secret by mistake."""
     name, digest, tenant, role, *more = [*line.split(":"), *([""] * 3)]
     roles = {"": Role.USER, "user": Role.USER, "admin": Role.ADMIN}
     if not all(NAME.fullmatch(part) for part in (name, tenant)):

@@ -1,4 +1,4 @@
-"""`jaxctx-serve`: the command line. Exit statuses are in `startup.py`.
+"""`jaxctx-serve`: the command line. Exit statuses are in `errors.py`.
 
     main ──▶ read_config ──▶ run_command ──▶ one function for each command
 
@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.startup import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
@@ -133,7 +133,7 @@ def serve(config: "ServeConfig") -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         on_signals(loop, stop, lambda: end_now(config.unix_socket))
-        loop.add_signal_handler(signal.SIGHUP, keys.ask)  # by the way, it no longer ends the process
+        loop.add_signal_handler(signal.SIGHUP, keys.request_reload)  # by the way, it no longer ends the process
         return await server.serve(config, keys, load_engine, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -179,11 +179,11 @@ def end_now(unix_socket: Path | None = None) -> None:
 def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
     from jaxctx.model import weights
-    from jaxctx_server.engine_builder import mendable
-    from jaxctx_server.progress import shown
+    from jaxctx_server.engine_builder import user_errors
+    from jaxctx_server.progress import progress_shown
 
     dtype = None if config.dtype == "auto" else config.dtype
-    with mendable(config.src), shown(sys.stderr) as progress:
+    with user_errors(config.src), progress_shown(sys.stderr) as progress:
         weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
     print(f"wrote {config.dst}")
     return OK
@@ -194,10 +194,10 @@ def compile_ahead(config: "CompileConfig") -> int:
     if config.compile_cache is None:
         raise StartError("--compile-cache: must be a directory")
     from jaxctx_server.engine_builder import build_engine
-    from jaxctx_server.progress import shown
+    from jaxctx_server.progress import progress_shown
 
     without_tiers = replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
-    with shown(sys.stderr) as progress:
+    with progress_shown(sys.stderr) as progress:
         engine, _ = build_engine(without_tiers, progress)
         engine.stop()
     print(f"compiled into {config.compile_cache}")
@@ -207,9 +207,9 @@ def compile_ahead(config: "CompileConfig") -> int:
 def plan(config: "PlanConfig") -> int:
     """Print what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server import engine_builder
-    from jaxctx_server.progress import shown
+    from jaxctx_server.progress import progress_shown
 
-    with shown(sys.stderr) as progress:
+    with progress_shown(sys.stderr) as progress:
         found = engine_builder.plan(config, progress)
     print(f"{config.model or 'bundled'} on {config.target}")
     for name, value in asdict(found).items():

@@ -19,7 +19,7 @@ from cyclopts.config import Dict
 from cyclopts.validators import Number
 
 from jaxctx_server.deploy.ray.autoscaling import EngineBounds
-from jaxctx_server.startup import OK, StartError
+from jaxctx_server.errors import OK, StartError
 
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1

@@ -21,41 +21,40 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
-from jaxctx.types import named
 from jaxctx_server.config import PlanConfig, ServeConfig
+from jaxctx_server.errors import MODEL, StartError
 from jaxctx_server.progress import Progress
-from jaxctx_server.startup import MODEL, StartError
 
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
     """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
 
-    The engine is to be stopped with its `stop`. Raises StartError for what the user can mend.
+    The engine is to be stopped with its `stop`. Raises StartError for what the user can correct.
     """
-    with mendable(config.model):
+    with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        sizes = _engine_config(config, served.model, _fitting(config, served, mesh, progress))
+        sizes = _engine_config(config, served.model, _fitting_pages(config, served, mesh, progress))
         return open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled), served.text
 
 
 def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
     """What a server with these settings takes on one chip of the target. Raises StartError as `build_engine` does."""
-    with mendable(config.model), compiling_for(config.target) as (devices, memory):
+    with user_errors(config.model), compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
             raise InvalidArgument.field("tensor", "a plan is for one chip")
         path = Path(config.model or BUNDLED)
         shape = read_config(path if path.exists() else SHAPES / path)
         dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
         stored = "float32" if shape.dtype == "float32" else "bfloat16"
-        return _measured(config, *abstract(shape, dtype or stored, kv_dtype=kv_dtype), devices[0], memory, progress)
+        return _measure(config, *abstract(shape, dtype or stored, kv_dtype=kv_dtype), devices[0], memory, progress)
 
 
 @contextmanager
-def mendable(model: str | Path | None) -> Iterator[None]:
-    """Raise StartError for what the user can mend, of this directory (None: the bundled one's) or of a setting."""
+def user_errors(model: str | Path | None) -> Iterator[None]:
+    """Raise StartError for what the user can correct: of this model directory (None: the bundled one), or a setting."""
     try:
         yield
     except CheckpointError as error:
@@ -79,26 +78,34 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
     loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)
-    known = named(ServedModel, loaded, loaded.model, loaded.model.config)
-    return ServedModel(**known, text=text, model_id="bundled" if config.model is None else path.resolve().name)
+    return ServedModel(
+        model=loaded.model,
+        params=loaded.params,
+        text=text,
+        model_id="bundled" if config.model is None else path.resolve().name,
+        revision=loaded.revision,
+        architecture=loaded.model.config.architecture,
+        parameters=loaded.parameters,
+        dtype=loaded.model.config.dtype,
+    )
 
 
-def _fitting(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
-    """Pages that fit, where nobody said how many there should be."""
+def _fitting_pages(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
+    """How many pages fit; 0 where the configuration says how many there are to be."""
     if config.kv_tokens is not None:
         return 0
     if jax.default_backend() == "cpu":
         return pages_in_host_memory(served.model.kv, config.page_size, config.memory_fraction or CPU_SHARE)
     with compiling_for("here") as (devices, memory):
-        return _measured(config, served.model, served.params, mesh or devices[0], memory, progress).pages
+        return _measure(config, served.model, served.params, mesh or devices[0], memory, progress).pages
 
 
-def _measured(
+def _measure(
     config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int, progress: Progress
 ) -> MemoryPlan:
-    """The plan for chips of `memory` bytes each. It is measured with half of the pages that could fit at most."""
+    """The plan for chips of `memory` bytes each, measured with half of the pages that could fit at most."""
     free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
-    least = -(-(config.max_context_tokens or 0) // config.page_size)  # that what is left be told below zero too
+    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
     sizes = _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
     program = CompiledModel(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
     share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
@@ -106,7 +113,9 @@ def _measured(
 
 
 def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
-    """With the KV that was asked for; else for `max_batch` contexts of full length, or the pages that fit."""
+    """The engine's configuration. Its KV is what the configuration says, else what `max_batch` contexts of full length
+    take, up to the pages that fit.
+    """
     longest = config.max_context_tokens or model.max_positions
     if longest > model.max_positions:
         why = (
@@ -120,21 +129,31 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
-    others = {
-        "pages": pages,
-        "max_context_tokens": min(longest, capacity),
-        "attention_window": model.attention_window,
-        "host_pages": _host_pages(config, model, pages),
-        "disk_pages": config.disk_tokens // config.page_size,
-        "moving_pages": 2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
-        "pinned_pages_per_tenant": None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
-    }
-    return EngineConfig(**named(EngineConfig, config) | others)
+    return EngineConfig(
+        pages=pages,
+        page_size=config.page_size,
+        max_batch=config.max_batch,
+        max_batch_tokens=config.max_batch_tokens,
+        max_context_tokens=min(longest, capacity),
+        attention_window=model.attention_window,
+        queue_limit=config.queue_limit,
+        max_contexts_per_tenant=config.max_contexts_per_tenant,
+        max_snapshots_per_tenant=config.max_snapshots_per_tenant,
+        max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
+        snapshot_history=config.snapshot_history,
+        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
+        default_max_tokens=config.default_max_tokens,
+        draft_tokens=config.draft_tokens,
+        host_pages=_host_pages(config, model, pages),
+        disk_pages=config.disk_tokens // config.page_size,
+        disk_file=config.disk_file,
+        moving_pages=2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
+    )
 
 
 def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:
-    """On a CPU host memory is the device's own, so that nothing is gained unless a disk is to follow: then as much as
-    that has, since pages pass through here on their way.
+    """Pages of the host tier. On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages
+    go on to a disk: then it is as large as the disk tier, up to what fits.
     """
     if config.host_tokens is not None:
         return config.host_tokens // config.page_size

@@ -1,6 +1,6 @@
-"""Serving: whether the server loads, serves or drains, and what it serves. Every door asks here before it takes work.
+"""The state of the server: whether it loads, serves or drains, and what it serves. Every call asks here first.
 
-loading ──opened──▶ ready ──drain──▶ draining ──stop──▶ stopped
+loading ──set_ready──▶ ready ──drain──▶ draining ──stop──▶ stopped
 """
 
 import asyncio
@@ -14,16 +14,18 @@ from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
-from jaxctx.programs.engine_registry import HEARTBEAT_S
+from jaxctx.programs.engine_registry import HEARTBEAT_S, EngineHandle, EngineRegistry
 from jaxctx.programs.executor import PREFIX_TIMEOUT_S
 from jaxctx.programs.native_functions import load_functions
 from jaxctx.programs.sessions import Programs
 from jaxctx.v1.context_service_pb2 import FillRequest
-from jaxctx_server.tokenizer_pool import Nothing, Something, TokenizerPool
+from jaxctx_server.tokenizer_pool import EmptyContext, MiddleOfSequence, TokenizerPool
 from jaxctx_server.validate import Limits
 
 
 class State(enum.Enum):
+    """What the server is doing."""
+
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -32,27 +34,27 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The engine of this process, and the text of its model."""
+    """The engine of this process, and the tokenizer of its model."""
 
     engine: Engine
     texts: TokenizerPool
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
-        """Tokens of a text; with special ones, if it stands at the start of a sequence."""
-        before = Nothing() if start else Something()
-        return await self.texts.tokens(FillRequest(text=text, add_special_tokens=start), before)
+        """Tokens of a text; with special ones, if it is at the start of a sequence."""
+        position = EmptyContext() if start else MiddleOfSequence()
+        return await self.texts.tokens(FillRequest(text=text, add_special_tokens=start), position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """What can be set of programs; see the settings of these names."""
+    """What can be set of programs; see the settings of these names in `jaxctx_server.config`."""
 
     policy: Policy = field(default_factory=Policy)
     prefix_timeout_s: float = PREFIX_TIMEOUT_S
     heartbeat_s: float = HEARTBEAT_S
 
     def programs(self, clock: Callable[[], float]) -> Programs:
-        """With the steps that this server has."""
+        """Programs with these settings and the native functions of this server."""
         return Programs(
             clock,
             load_functions(),
@@ -62,12 +64,12 @@ class ProgramSettings:
         )
 
 
-DEFAULT = ProgramSettings()
+DEFAULT_PROGRAM_SETTINGS = ProgramSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """What a server serves: programs, on its own model or, in a router (None), on other processes' engines."""
+    """What a server serves: programs, and its own model or, on a router (None), the engines of other processes."""
 
     limits: Limits
     programs: Programs
@@ -81,77 +83,97 @@ class ServingState:
         text: ModelText,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
-        settings: ProgramSettings = DEFAULT,
+        settings: ProgramSettings = DEFAULT_PROGRAM_SETTINGS,
     ) -> Self:
-        """One engine, with room for programs. `clock` is that of its deadlines."""
+        """A server of one engine, and of programs on it. `clock` is that of the engine's deadlines."""
         return cls(limits, settings.programs(clock), LocalModel(engine, TokenizerPool(text, limits)), engine.drain)
 
     @classmethod
     def router(
-        cls, limits: Limits, clock: Callable[[], float] = time.monotonic, settings: ProgramSettings = DEFAULT
+        cls,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        settings: ProgramSettings = DEFAULT_PROGRAM_SETTINGS,
     ) -> Self:
-        """Programs, on engines that register."""
+        """A router of engines that register, and programs on them."""
         programs = settings.programs(clock)
         return cls(limits, programs, None, programs.drain)
 
-    async def attend(self) -> None:
+    @property
+    def engines(self) -> EngineRegistry:
+        """The engines that answer now."""
+        return self.programs.dispatcher.engines
+
+    def engine_handles(self) -> list[EngineHandle]:
+        """A handle of each engine that answers now: of the one of this process, or of those of a router."""
+        return list(self.engines.handles.values())
+
+    async def run_programs(self) -> None:
         """Run the programs. Never returns."""
-        watched, engines = [], self.programs.dispatcher.engines
-        if self.model is not None:
-            watched.append(engines.watch(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True))
-        await self.programs.watch(*watched)
+        if self.model is None:
+            await self.programs.watch()
+        else:
+            watch = self.engines.watch(LOCAL_ENGINE, self.model.engine, self.model.encode, patient=True)
+            await self.programs.watch(watch)
 
 
 class ServerLifecycle:
-    """The one state of a server. Lives on the event loop."""
+    """The one state of a server. Used on the event loop."""
 
     def __init__(self) -> None:
         self.state = State.LOADING
-        self.change = asyncio.Event()  # set when `state` changes; take it before reading that, so that none is missed
-        self._served: ServingState | None = None
-        self._drained: asyncio.Task[None] | None = None
-        self._attending: asyncio.Task[None] | None = None
+        self.changed = (
+            asyncio.Event()
+        )  # set when `state` changes; take it before reading `state`, so as to miss no change
+        self._serving: ServingState | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._programs: asyncio.Task[None] | None = None
 
     def served(self) -> ServingState:
-        """What is served. While draining too: the engine refuses what is new and answers what is not."""
-        if self._served is None:
+        """What is served; also while draining, when the engine refuses new work and answers all else.
+
+        Raises Unavailable (NOT_SERVING) while the server loads, and once it has stopped.
+        """
+        if self._serving is None:
             raise Unavailable("the server is loading", reason="NOT_SERVING", retry_after_s=1.0)
         if self.state is State.STOPPED:
             raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=5.0)
-        return self._served
+        return self._serving
 
     def model(self, model_id: str = "") -> LocalModel:
-        """The model of this server. NotFound if it does not have this name, "" for any."""
+        """The model of this server. Raises NotFound (MODEL_NOT_FOUND) if its name is not `model_id` ("": any),
+        FailedPrecondition (WRONG_ROLE) on a router.
+        """
         if (model := self.served().model) is None:
             raise FailedPrecondition("a router has no model: its engines do", reason="WRONG_ROLE")
         if model_id not in ("", model.engine.info.model_id):
             raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
         return model
 
-    def opened(self, served: ServingState) -> None:
-        """Loading is done."""
-        self._served = served
-        self._attending = asyncio.create_task(served.attend())
+    def set_ready(self, serving: ServingState) -> None:
+        """Loading is done: serve this from now on."""
+        self._serving = serving
+        self._programs = asyncio.create_task(serving.run_programs())
         self._enter(State.READY)
 
     async def drain(self) -> None:
         """Refuse new work, and return when running work is done. It goes on if the caller does not wait for it."""
-        served = self.served()
-        if self._drained is None:
+        serving = self.served()
+        if self._draining is None:
             self._enter(State.DRAINING)
-            self._drained = asyncio.create_task(served.drain())
-        await asyncio.shield(self._drained)
+            self._draining = asyncio.create_task(serving.drain())
+        await asyncio.shield(self._draining)
 
     def stop(self) -> None:
         """Answer nothing more."""
-        for task in (self._drained, self._attending):
+        for task in (self._draining, self._programs):
             if task is not None:
                 task.cancel()
-        if self._served is not None and self._served.model is not None:
-            self._served.model.texts.close()
+        if self._serving is not None and self._serving.model is not None:
+            self._serving.model.texts.close()
         self._enter(State.STOPPED)
 
     def _enter(self, state: State) -> None:
         self.state = state
-        self.change.set()
-        self.change = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()

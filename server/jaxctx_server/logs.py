@@ -32,7 +32,7 @@ def configure(level: str, stream: TextIO) -> None:
 
 
 def as_error(exception: Exception, facts: Mapping[str, str]) -> JaxctxError:
-    """What to tell a caller: an error of ours as it is, and of any other nothing but the number of its incident.
+    """The error that a caller gets: one of ours as it is, and for any other one Internal, with the id of an incident.
 
     `facts` (method, request id) go to the log with it.
     """

@@ -1,4 +1,4 @@
-"""One life of the server: listen, load, serve, drain, stop.
+"""One run of a server: listen, load, serve, drain, stop.
 
 It listens before it loads: a port in use shows at once, and probes see a live server that is not ready yet.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import grpc
 
@@ -18,13 +18,14 @@ from jaxctx.errors import JaxctxError
 from jaxctx.programs.dispatcher import Policy
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
 from jaxctx_server.auth import Key
-from jaxctx_server.cluster import ALONE, Cluster, join
+from jaxctx_server.banner import banner
+from jaxctx_server.cluster import ALONE, Cluster, leave_router, register_with_router
 from jaxctx_server.config import ServeConfig
+from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ProgramSettings, ServerLifecycle, ServingState
-from jaxctx_server.progress import Progress, shown
-from jaxctx_server.startup import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError, banner
+from jaxctx_server.progress import Progress, progress_shown
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
@@ -32,80 +33,139 @@ if TYPE_CHECKING:
     from jaxctx.model.text import ModelText
 
 log = logging.getLogger("jaxctx.server")
-LAST_WORDS_S = 5.0  # for messages that are on their way when all work is done
+LAST_MESSAGES_S = 5.0  # for messages that are on their way when all work is done
+LEAVING_SHARE = 0.9  # of the drain's time, for an engine to leave its router
 T = TypeVar("T")
+Load: TypeAlias = "Callable[[ServeConfig, Progress], tuple[LocalEngine, ModelText]]"
 
 
 async def serve(
     config: ServeConfig,
     keys: KeyStore | Sequence[Key] | None,
-    load: Callable[[ServeConfig, Progress], "tuple[LocalEngine, ModelText]"],
+    load: Load,
     stop: asyncio.Event,
     *,
     cluster: Cluster = ALONE,
     out: TextIO = sys.stdout,
     err: TextIO = sys.stderr,
 ) -> int:
-    """Serve until `stop` is set and work is drained; returns the exit status. Raises StartError for what can be mended.
+    """Serve until `stop` is set and work is drained; returns the exit status. Raises StartError for what the user can
+    correct.
 
-    If `stop` is set while loading, returns INTERRUPTED with the loading thread still at it: it is for the caller to end
-    the process before the event loop, which would wait for that thread.
+    If `stop` is set while loading, returns INTERRUPTED with the loading thread still running: the caller is to end the
+    process before the event loop, which would wait for that thread.
     """
-    started = time.monotonic()
-    serving, store = ServerLifecycle(), KeyStore.of(keys)
-    server = make_server(serving, store, max_calls=config.max_calls, cluster=cluster, is_router=config.role == "router")
-    addresses = listen(server, config, keys=store.keys is not None)
-    enter = partial(join, config.router or "", cluster, int(addresses[0].rpartition(":")[2]))
-    await server.start()
-    watching = asyncio.create_task(store.watch())
-    joining, engine = None, None
+    server = Server(config, KeyStore.of(keys), cluster, out, err)
+    await server.listen()
     try:
-        if config.role == "router":
-            limits = Limits(queue_limit=config.queue_limit)
-            serving.opened(ServingState.router(limits, settings=program_settings(config)))
-        else:
-            with shown(err) as progress:
-                loaded = await _unless(stop, asyncio.to_thread(load, config, progress))
-            if loaded is None:
-                return INTERRUPTED
-            engine, text = loaded
-            limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-            served = ServingState.of(engine, text, limits, settings=program_settings(config))
+        return await server.run(load, stop)
+    finally:
+        await server.close()
 
-            async def leave() -> None:
-                await enter(leaving_s=0.9 * config.drain_timeout_s)  # what runs here meanwhile has the rest, too
-                await served.drain()
 
-            serving.opened(replace(served, drain=leave) if config.router and config.store else served)
-        info = None if engine is None else engine.info
-        window = None if engine is None else engine.attention_window
-        print(banner(info, addresses, store.keys, time.monotonic() - started, window=window), file=out, flush=True)
-        if config.router is not None:
-            joining = asyncio.create_task(enter())
-        failure = None if engine is None else await _unless(stop, engine.failure())
+class Server:
+    """One run of a server, on the event loop."""
+
+    def __init__(self, config: ServeConfig, keys: KeyStore, cluster: Cluster, out: TextIO, err: TextIO) -> None:
+        self._config = config
+        self._keys = keys
+        self._cluster = cluster
+        self._out = out
+        self._err = err
+        self._started = time.monotonic()
+        self._lifecycle = ServerLifecycle()
+        self._grpc = make_server(
+            self._lifecycle, keys, max_calls=config.max_calls, cluster=cluster, is_router=config.role == "router"
+        )
+        self._addresses: list[str] = []  # with their real ports
+        self._watching_keys: asyncio.Task[None] | None = None
+        self._registering: asyncio.Task[None] | None = None  # with the router
+
+    async def listen(self) -> None:
+        """Accept calls, which are refused until the server is ready. Raises StartError for an address that is taken."""
+        self._addresses = bind(self._grpc, self._config, keys=self._keys.keys is not None)
+        await self._grpc.start()
+        self._watching_keys = asyncio.create_task(self._keys.watch())
+
+    async def run(self, load: "Load", stop: asyncio.Event) -> int:
+        """Load, serve until `stop` is set or the engine fails, drain. Returns the exit status."""
+        if self._config.role == "router":
+            limits = Limits(queue_limit=self._config.queue_limit)
+            self._lifecycle.set_ready(ServingState.router(limits, settings=program_settings(self._config)))
+            self._print_banner(None)
+            return await self._serve(None, stop)
+        with progress_shown(self._err) as progress:
+            loaded = await result_unless(stop, asyncio.to_thread(load, self._config, progress))
+        if loaded is None:
+            return INTERRUPTED
+        engine, text = loaded
+        self._lifecycle.set_ready(self._state_of(engine, text))
+        self._print_banner(engine)
+        if self._config.router is not None:
+            self._registering = asyncio.create_task(
+                register_with_router(self._config.router, self._cluster, self._port())
+            )
+        status = await self._serve(engine, stop)
+        await asyncio.to_thread(engine.stop)
+        return status
+
+    async def close(self) -> None:
+        """End everything at once; nothing happens to what has ended."""
+        for task in (self._watching_keys, self._registering):
+            if task is not None:
+                task.cancel()
+        self._lifecycle.stop()
+        await self._grpc.stop(0)
+        if self._config.unix_socket is not None:
+            self._config.unix_socket.unlink(missing_ok=True)
+
+    async def _serve(self, engine: "LocalEngine | None", stop: asyncio.Event) -> int:
+        """Serve until `stop` is set or the engine fails, then drain and stop. Returns the exit status."""
+        failure = None if engine is None else await result_unless(stop, engine.failure())
         if failure is None:
             await stop.wait()
-            status = OK if await _drain(serving, config.drain_timeout_s) else CUT_OFF
+            drained = await drain(self._lifecycle, self._config.drain_timeout_s)
+            status = OK if drained else CUT_OFF
         else:
             log.critical("the engine failed: %s", failure)
             status = DEFECT  # a supervisor then restarts the process
-        serving.stop()
-        await server.stop(0 if status == CUT_OFF else LAST_WORDS_S)
-        if engine is not None:
-            await asyncio.to_thread(engine.stop)
+        self._lifecycle.stop()
+        await self._grpc.stop(0 if status == CUT_OFF else LAST_MESSAGES_S)
         return status
-    finally:
-        watching.cancel()
-        if joining is not None:
-            joining.cancel()
-        serving.stop()
-        await server.stop(0)
-        if config.unix_socket is not None:
-            config.unix_socket.unlink(missing_ok=True)
+
+    def _state_of(self, engine: "LocalEngine", text: "ModelText") -> ServingState:
+        """What a server of this engine serves. An engine of a router that has a store drains by leaving that first."""
+        limits = Limits.of(engine.info, queue_limit=self._config.queue_limit)
+        state = ServingState.of(engine, text, limits, settings=program_settings(self._config))
+        if not self._config.router or not self._config.store:
+            return state
+        return replace(state, drain=partial(self._leave_and_drain, self._config.router, state))
+
+    async def _leave_and_drain(self, router: str, state: ServingState) -> None:
+        """Have the router move the contexts to other engines, then drain; what runs here meanwhile has the rest of the
+        drain's time, too.
+        """
+        timeout_s = LEAVING_SHARE * self._config.drain_timeout_s
+        await leave_router(router, self._cluster, self._port(), timeout_s)
+        await state.drain()
+
+    def _port(self) -> int:
+        """The TCP port that it listens on."""
+        return int(self._addresses[0].rpartition(":")[2])
+
+    def _print_banner(self, engine: "LocalEngine | None") -> None:
+        text = banner(
+            None if engine is None else engine.info,
+            self._addresses,
+            self._keys.keys,
+            time.monotonic() - self._started,
+            window=None if engine is None else engine.attention_window,
+        )
+        print(text, file=self._out, flush=True)
 
 
 def program_settings(config: ServeConfig) -> ProgramSettings:
-    """Those of programs among the settings."""
+    """The settings of programs."""
     policy = Policy(
         task_groups=config.dispatch_task_groups,
         same_prefix=config.dispatch_same_prefix,
@@ -116,7 +176,7 @@ def program_settings(config: ServeConfig) -> ProgramSettings:
     return ProgramSettings(policy=policy, prefix_timeout_s=config.prefix_timeout_s, heartbeat_s=config.beat_s)
 
 
-def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:
+def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:
     """Give the server its addresses; returns them with their real ports."""
     check_host(config.host, keys=keys)
     wanted = [tcp_address(config.host, config.grpc_port)]
@@ -132,12 +192,12 @@ def listen(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[
     return bound
 
 
-async def _drain(serving: ServerLifecycle, timeout_s: float) -> bool:
+async def drain(lifecycle: ServerLifecycle, timeout_s: float) -> bool:
     """Whether all running work finished in time."""
     log.info("draining: no new work; running work has %.0f s (a second signal stops at once)", timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            await serving.drain()
+            await lifecycle.drain()
     except TimeoutError:
         log.warning("the drain's time is up; what still runs is cut off")
         return False
@@ -148,8 +208,8 @@ async def _drain(serving: ServerLifecycle, timeout_s: float) -> bool:
     return True
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work, or None if `stop` is set before it is there."""
+async def result_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work, or None if `stop` is set before the work is done."""
     stopping, result = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     await asyncio.wait((stopping, result), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -1,10 +1,10 @@
 """Content to tokens: tokenizer and chat template of the served model, with long texts off the event loop.
 
-Special tokens: text gets those that the tokenizer's post-processor adds (a beginning-of-sequence token, if any) when it
-goes into an empty context, unless `add_special_tokens` says otherwise. The chat template writes its own. In a context
-that has tokens, messages are written as the next turns of a conversation: without what the template writes once, at the
-start of one (a beginning-of-sequence token, a system prompt of its own), and behind what is missing of the end of an
-answer (`jaxctx.model.text.turns`).
+Special tokens: a text that goes into an empty context gets those that the tokenizer's post-processor adds (a
+beginning-of-sequence token, if any), unless `add_special_tokens` says otherwise. The chat template writes its own. In a
+context that has tokens, messages are written as the next turns of a conversation: without what the template writes only
+once, at its start (a beginning-of-sequence token, a system prompt of its own), and after whatever is missing of the end
+of the answer before them (`jaxctx.model.text.turns`).
 """
 
 import asyncio
@@ -23,27 +23,28 @@ from jaxctx.types import RenderedChat
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, PlanRequest
 from jaxctx_server.validate import Limits, utf8_size
-from jaxctx_server.validate.cross_field import made
 
-SHORT = 2048  # characters, or tokens, that cost less than a trip to another thread
-LONG = 1 << 16  # from here on they cost so much that they wait for each other, on a thread of their own
-THREADS = 2  # for what is in between
-LOOP_S = 0.02  # of the processor, for a template on the event loop; most take less than a millisecond
-MESSAGE = 32  # characters that a message costs beside its own
-ANSWERED = ("user", "tool")  # roles after which the assistant speaks
+MAX_INLINE_SIZE = 2048  # characters or tokens: converting so few costs less than a trip to another thread
+MAX_SHARED_THREAD_SIZE = 1 << 16  # larger texts cost so much that they wait for each other, on a thread of their own
+THREADS = 2  # for sizes in between
+EVENT_LOOP_CPU_S = 0.02  # processor time for a template on the event loop; most take less than a millisecond
+MESSAGE_SIZE = 32  # characters that a message costs beside its own
+ROLES_TO_ANSWER = ("user", "tool")  # roles after whose message the assistant speaks
 T = TypeVar("T")
 
 
-class Before(Protocol):
-    """What a context holds before something is appended. Each is asked only where it makes a difference."""
+class ContentPosition(Protocol):
+    """Where content is to be appended. Each question is asked only where the answer makes a difference."""
 
-    async def is_empty(self) -> bool: ...
+    async def is_empty(self) -> bool:
+        """Whether there is no token before the content."""
 
-    async def tokens(self) -> Sequence[int]: ...
+    async def tokens(self) -> Sequence[int]:
+        """All tokens before the content."""
 
 
-class Nothing:
-    """Before what goes into a new context."""
+class EmptyContext:
+    """The start of a new context."""
 
     async def is_empty(self) -> bool:
         return True
@@ -52,20 +53,26 @@ class Nothing:
         return ()
 
 
-class Something(Nothing):
-    """Before a text that stands in the middle of a sequence, whatever is there."""
+class MiddleOfSequence:
+    """Somewhere within a sequence, for a text that is tokenised by itself: the tokens before it are not looked at."""
 
     async def is_empty(self) -> bool:
         return False
 
+    async def tokens(self) -> Sequence[int]:
+        return ()
+
 
 class TokenizerPool:
-    """Text of one model. Called on the event loop; threads do what takes long. `close` at the end."""
+    """Tokenizer and chat template of one model. Used on the event loop; threads do what takes long.
+
+    Call `close` at the end.
+    """
 
     def __init__(self, text: ModelText, limits: Limits) -> None:
         self._text = text
         self._limits = limits
-        self._is_slow = False  # the template took longer than the event loop has, the last time
+        self._template_is_slow = False  # its last rendering took longer than the event loop may be held up
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-long-text")
         self._adds_special_tokens = bool(text.tokenizer.encode("", add_special_tokens=True))
@@ -73,12 +80,12 @@ class TokenizerPool:
         self._max_bytes = None if longest is None else longest * limits.max_context_tokens
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         for threads in (self._threads, self._long_thread):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def tokens(self, request: FillRequest | PlanRequest, before: Before) -> Sequence[int]:
-        """The tokens of what a request would append to a context: at least one, at most the longest sequence.
+    async def tokens(self, request: FillRequest | PlanRequest, position: ContentPosition) -> Sequence[int]:
+        """The tokens that a request would append at `position`: at least one, at most the longest sequence.
 
         Raises InvalidArgument naming the content's field, FailedPrecondition for messages without a template.
         """
@@ -86,12 +93,14 @@ class TokenizerPool:
             case "tokens":
                 return request.tokens.ids[:]
             case "messages":
-                field, ids = "messages", await self._encode_messages(request.messages, before)
+                field, ids = "messages", await self._encode_messages(request.messages, position)
             case _:
-                field, special = "text", made(request, "add_special_tokens")
+                field = "text"
                 self._check_size(field, request.text)
-                if special is None:
-                    special = self._adds_special_tokens and await before.is_empty()
+                if request.HasField("add_special_tokens"):
+                    special = request.add_special_tokens
+                else:
+                    special = self._adds_special_tokens and await position.is_empty()
                 ids = await self.encode(request.text, add_special_tokens=special)
         limit = self._limits.max_context_tokens
         if not 1 <= len(ids) <= limit:
@@ -118,35 +127,37 @@ class TokenizerPool:
         text = await self._render(chat)
         return RenderedChat(text=text, tokens=await self.encode(text, add_special_tokens=False))
 
-    async def _encode_messages(self, chat: ChatMessages, before: Before) -> list[int]:
-        """Tokens of messages in a context."""
+    async def _encode_messages(self, chat: ChatMessages, position: ContentPosition) -> list[int]:
+        """Tokens of messages at a position of a context."""
         template = self._template()
-        if await before.is_empty():
+        if await position.is_empty():
             text = await self._render(chat)
             self._check_size("messages", text)
             return await self.encode(text, add_special_tokens=False)
-        held, tokenizer = await before.tokens(), self._text.tokenizer
-
-        def write() -> Continuation:
-            return continuation(template, tokenizer, held, _turns(chat), asks=_asks(chat))
-
-        found = await self._rendered(_size(chat) + len(held), write)
+        held = await position.tokens()
+        write = partial(self._write_continuation, template, held, chat)
+        found = await self._run_template(chat_size(chat) + len(held), write)
         self._check_size("messages", found.text)
+        return await self._run(len(found.text), partial(self._encode_continuation, found, held))
 
-        def encode() -> list[int]:
-            if not found.is_anew:
-                return encode_behind(tokenizer, held, found.anchor, found.end + found.text)
-            ids = tokenizer.encode(found.text, add_special_tokens=False)
-            if ids[:1] == [self._text.bos_id]:
-                ids = ids[1:]  # the context began with one
-            return [*tokenizer.encode(found.end, add_special_tokens=False), *ids] if found.end else ids
+    def _write_continuation(self, template: ChatTemplate, held: Sequence[int], chat: ChatMessages) -> Continuation:
+        """Messages as the next turns of a conversation whose tokens are `held`."""
+        return continuation(template, self._text.tokenizer, held, message_dicts(chat), asks=asks_for_answer(chat))
 
-        return await self._run(len(found.text), encode)
+    def _encode_continuation(self, found: Continuation, held: Sequence[int]) -> list[int]:
+        """Tokens of the next turns of a conversation whose tokens are `held`."""
+        tokenizer = self._text.tokenizer
+        if not found.is_anew:
+            return encode_behind(tokenizer, held, found.anchor, found.end + found.text)
+        ids = tokenizer.encode(found.text, add_special_tokens=False)
+        if ids[:1] == [self._text.bos_id]:
+            ids = ids[1:]  # the context began with one
+        return [*tokenizer.encode(found.end, add_special_tokens=False), *ids] if found.end else ids
 
     async def _render(self, chat: ChatMessages) -> str:
-        """Messages as they stand. By themselves they end with what opens an answer if somebody waits for one."""
-        render = partial(self._template().render, _turns(chat), add_generation_prompt=_asks(chat))
-        return await self._rendered(_size(chat), render)
+        """Messages as the template writes them by themselves, and the opening of an answer if one is asked for."""
+        render = partial(self._template().render, message_dicts(chat), add_generation_prompt=asks_for_answer(chat))
+        return await self._run_template(chat_size(chat), render)
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:
@@ -154,45 +165,53 @@ class TokenizerPool:
             raise FailedPrecondition(message, reason="NO_CHAT_TEMPLATE")
         return self._text.chat_template
 
-    async def _rendered(self, size: int, work: Callable[[], T]) -> T:
-        """What a template writes. One that takes long does so on the thread of long texts, for as long as it needs more
-        time there than the event loop has.
+    async def _run_template(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which renders a template over so many characters and tokens.
+
+        A short one runs on the event loop. One that takes long there is run on the thread of long texts instead, and so
+        are the next ones until one of them is quick again.
         """
-
-        def limited(cpu_s: float = CPU_S) -> T:
-            with rendering(cpu_s):
-                return work()
-
-        def patiently() -> T:
-            begun = time.thread_time()
-            try:
-                return limited()
-            finally:
-                self._is_slow = time.thread_time() - begun > LOOP_S
-
-        if size > SHORT:
-            return await self._run(size, limited)
-        if not self._is_slow:
+        if size > MAX_INLINE_SIZE:
+            return await self._run(size, partial(run_limited, work, CPU_S))
+        if not self._template_is_slow:
             with suppress(TooMuchWork):
-                return limited(LOOP_S)
-        return await self._run(LONG + 1, patiently)
+                return run_limited(work, EVENT_LOOP_CPU_S)
+        return await self._run(MAX_SHARED_THREAD_SIZE + 1, partial(self._run_timed, work))
+
+    def _run_timed(self, work: Callable[[], T]) -> T:
+        """Run the rendering of a template on a thread, and note whether it is slow."""
+        began = time.thread_time()
+        try:
+            return run_limited(work, CPU_S)
+        finally:
+            self._template_is_slow = time.thread_time() - began > EVENT_LOOP_CPU_S
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        if size <= SHORT:
+        """The result of `work`, run on the event loop or on the threads for texts of this size."""
+        if size <= MAX_INLINE_SIZE:
             return work()
-        threads = self._threads if size <= LONG else self._long_thread
+        threads = self._threads if size <= MAX_SHARED_THREAD_SIZE else self._long_thread
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-def _turns(chat: ChatMessages) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+def run_limited(work: Callable[[], T], cpu_s: float) -> T:
+    """The result of `work`, which renders a template. Raises TooMuchWork if it takes more processor time than this."""
+    with rendering(cpu_s):
+        return work()
 
 
-def _asks(chat: ChatMessages) -> bool:
-    """Whether an answer is opened behind the messages."""
-    return chat.add_generation_prompt if chat.HasField("add_generation_prompt") else chat.messages[-1].role in ANSWERED
+def message_dicts(chat: ChatMessages) -> list[dict[str, str]]:
+    """Messages as templates read them."""
+    return [{"role": message.role, "content": message.content} for message in chat.messages]
 
 
-def _size(chat: ChatMessages) -> int:
+def asks_for_answer(chat: ChatMessages) -> bool:
+    """Whether an answer is to be opened after the messages."""
+    if chat.HasField("add_generation_prompt"):
+        return chat.add_generation_prompt
+    return chat.messages[-1].role in ROLES_TO_ANSWER
+
+
+def chat_size(chat: ChatMessages) -> int:
     """What messages cost, in characters."""
-    return sum(len(turn.role) + len(turn.content) + MESSAGE for turn in chat.messages)
+    return sum(len(message.role) + len(message.content) + MESSAGE_SIZE for message in chat.messages)

@@ -54,7 +54,7 @@ async def served(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-    serving.opened(ServingState.of(engine, echo_text(), limits, clock))
+    serving.set_ready(ServingState.of(engine, echo_text(), limits, clock))
     yield f"127.0.0.1:{port}"
     serving.stop()
     await server.stop(None)

@@ -28,7 +28,7 @@ from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
 from jaxctx_server.auth import Key, Role
-from jaxctx_server.cluster import ALONE, Cluster, join
+from jaxctx_server.cluster import ALONE, Cluster, register_with_router
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
@@ -41,7 +41,7 @@ USERS = [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for 
 
 
 @dataclass
-class Company:
+class RouterCluster:
     """A router, and servers of engines that may join it."""
 
     clock: Clock
@@ -49,24 +49,24 @@ class Company:
     cluster: Cluster
     router: str = ""
     programs: Any = None
-    serving: Any = None
+    lifecycle: Any = None
     server: Any = None
     engines: dict[str, LocalEngine] = field(default_factory=dict)  # by address
-    joining: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    registrations: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     own: dict[str, Cluster] = field(default_factory=dict)  # as each engine knows it
 
     @property
-    def nodes(self) -> dict[str, Any]:
+    def handles(self) -> dict[str, Any]:
         return dict(self.programs.dispatcher.engines.handles)
 
-    async def joined(self, address: str, cluster: Cluster | None = None) -> None:
+    async def register(self, address: str, cluster: Cluster | None = None) -> None:
         """An engine joins, as this process, or again as the one it was."""
         port, own = int(address.rpartition(":")[2]), self.own.setdefault(address, cluster or self.cluster)
-        self.joining[address] = asyncio.create_task(join(self.router, own, port))
-        await until(lambda: address in self.nodes)
+        self.registrations[address] = asyncio.create_task(register_with_router(self.router, own, port))
+        await until(lambda: address in self.handles)
 
     def leave(self, address: str) -> None:
-        self.joining.pop(address).cancel()
+        self.registrations.pop(address).cancel()
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 15.0) -> None:
@@ -81,49 +81,54 @@ def cluster() -> Cluster:
 
 
 @asynccontextmanager
-async def router_of(company: Company, port: int = 0) -> AsyncIterator[None]:
-    serving = ServerLifecycle()
+async def router_of(router_cluster: RouterCluster, port: int = 0) -> AsyncIterator[None]:
+    lifecycle = ServerLifecycle()
     server = make_server(
-        serving, company.keys, max_calls=1024, clock=company.clock, cluster=company.cluster, is_router=True
+        lifecycle,
+        router_cluster.keys,
+        max_calls=1024,
+        clock=router_cluster.clock,
+        cluster=router_cluster.cluster,
+        is_router=True,
     )
-    company.router = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    router_cluster.router = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
-    router = ServingState.router(Limits(queue_limit=64), company.clock)
-    serving.opened(router)
-    company.programs, company.serving, company.server = router.programs, serving, server
+    router = ServingState.router(Limits(queue_limit=64), router_cluster.clock)
+    lifecycle.set_ready(router)
+    router_cluster.programs, router_cluster.lifecycle, router_cluster.server = router.programs, lifecycle, server
     yield
-    serving.stop()
+    lifecycle.stop()
     await server.stop(None)
 
 
 @pytest.fixture
-async def company(
+async def router_cluster(
     make_engine: Any, echo_served: Any, clock: Clock, keys: Any, cluster: Cluster
-) -> AsyncIterator[Company]:
+) -> AsyncIterator[RouterCluster]:
     """A router that two engines have joined."""
     accepted = None if keys is None else [*keys, cluster.accepted]
-    found = Company(clock, accepted, cluster)
+    found = RouterCluster(clock, accepted, cluster)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(router_of(found))
         for name in ("a", "b"):  # revisions of their own, or they would share a test's device
             engine, own = make_engine(CONFIG, replace(echo_served, revision=name), whole=False), Cluster(cluster.key)
             address = await stack.enter_async_context(served(engine, CONFIG, clock, accepted, own))
             found.engines[address] = engine
-            await found.joined(address, own)
+            await found.register(address, own)
         yield found
-        for task in found.joining.values():
+        for task in found.registrations.values():
             task.cancel()
 
 
 @asynccontextmanager
-async def caller_of(company: Company, key: str | None = None) -> AsyncIterator[Caller]:
-    async with grpc.aio.insecure_channel(company.router) as channel:
+async def caller_of(router_cluster: RouterCluster, key: str | None = None) -> AsyncIterator[Caller]:
+    async with grpc.aio.insecure_channel(router_cluster.router) as channel:
         yield await Caller(SessionServiceStub(channel), key).begin()
 
 
 @pytest.fixture
-async def caller(company: Company) -> AsyncIterator[Caller]:
-    async with caller_of(company) as caller:
+async def caller(router_cluster: RouterCluster) -> AsyncIterator[Caller]:
+    async with caller_of(router_cluster) as caller:
         yield caller
 
 
@@ -135,7 +140,7 @@ async def alone(address: str, prompt: str, tokens: int) -> str:
         return str(await context.complete(max_tokens=tokens, temperature=0, ignore_eos=True))
 
 
-async def test_a_program_says_what_each_prompt_says_alone(company: Company, caller: Caller) -> None:
+async def test_a_program_says_what_each_prompt_says_alone(router_cluster: RouterCluster, caller: Caller) -> None:
     topic = (await caller("CreateVariable", name="topic")).variable.variable_id
     drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=out())
     review = await caller.call(
@@ -143,7 +148,7 @@ async def test_a_program_says_what_each_prompt_says_alone(company: Company, call
     )
     await caller("SetVariable", variable_id=topic, text="pages")
     text = await caller.get(review["b"])
-    address = next(iter(company.engines))
+    address = next(iter(router_cluster.engines))
     draft = await alone(address, SYSTEM + "Draft pages: ", 8)
     assert await caller.get(drafts["draft"]) == draft
     first = await caller.get(review["a"])
@@ -151,29 +156,31 @@ async def test_a_program_says_what_each_prompt_says_alone(company: Company, call
     assert text
     assert "".join([part.text async for part in caller.read(review["b"])]) == text
     tasks = (await caller("GetGraph")).tasks
-    assert {each.engine_id for each in tasks} <= company.engines.keys()
+    assert {each.engine_id for each in tasks} <= router_cluster.engines.keys()
     await caller("DeleteSession")
-    held = [await engine.list(Asker(), include_program_contexts=True) for engine in company.engines.values()]
+    held = [await engine.list(Asker(), include_program_contexts=True) for engine in router_cluster.engines.values()]
     assert all(len(contexts) <= 1 for contexts in held)  # constant prefixes
 
 
-async def test_eight_latency_calls_sit_four_and_four(company: Company, caller: Caller) -> None:
+async def test_eight_latency_calls_sit_four_and_four(router_cluster: RouterCluster, caller: Caller) -> None:
     ids = [(await caller.call("Say {{o}}" + " " * n, o=out(300)))["o"] for n in range(8)]
     reads = [asyncio.create_task(caller.get(each)) for each in ids]
-    await until(lambda: sum(len(node.running) for node in company.nodes.values()) == 8)
-    assert [len(node.running) for node in company.nodes.values()] == [4, 4]
+    await until(lambda: sum(len(node.running) for node in router_cluster.handles.values()) == 8)
+    assert [len(node.running) for node in router_cluster.handles.values()] == [4, 4]
     assert all(await asyncio.gather(*reads))
 
 
-async def test_the_core_tells_of_its_engines(company: Company) -> None:
-    async with jaxctx.aio.Client(company.router, timeout_s=10) as client:
-        await until(lambda: all(node.stats for node in company.nodes.values()))
+async def test_the_core_tells_of_its_engines(router_cluster: RouterCluster) -> None:
+    async with jaxctx.aio.Client(router_cluster.router, timeout_s=10) as client:
+        await until(lambda: all(node.stats for node in router_cluster.handles.values()))
         told = await client.engines()
-        assert [(each.address, each.epoch) for each in told] == [(a, n) for n, a in enumerate(company.engines, 1)]
-        assert told[0].info == next(iter(company.engines.values())).info
+        assert [(each.address, each.epoch) for each in told] == [
+            (a, n) for n, a in enumerate(router_cluster.engines, 1)
+        ]
+        assert told[0].info == next(iter(router_cluster.engines.values())).info
 
 
-async def test_an_engine_that_leaves_in_the_middle_of_an_output(company: Company, caller: Caller) -> None:
+async def test_an_engine_that_leaves_in_the_middle_of_an_output(router_cluster: RouterCluster, caller: Caller) -> None:
     """Its part is kept, and the rest comes from the other; what was there is not said twice."""
     ids = await caller.call("Tell: {{story}}", story=out(400))
     parts: list[str] = []
@@ -184,37 +191,41 @@ async def test_an_engine_that_leaves_in_the_middle_of_an_output(company: Company
 
     reading = asyncio.create_task(read())
     await until(lambda: len(parts) > 3)
-    (busy,) = [address for address, node in company.nodes.items() if node.running]
-    company.leave(busy)
-    await until(lambda: busy not in company.nodes)
+    (busy,) = [address for address, node in router_cluster.handles.items() if node.running]
+    router_cluster.leave(busy)
+    await until(lambda: busy not in router_cluster.handles)
     before = "".join(parts)
     await reading
     text = await caller.get(ids["story"])
     assert "".join(parts) == text
     assert text.startswith(before)
     (task,) = (await caller("GetGraph")).tasks
-    assert task.engine_id in company.engines.keys() - {busy}
+    assert task.engine_id in router_cluster.engines.keys() - {busy}
 
 
-async def test_a_new_core_finds_its_engines_again(company: Company, clock: Clock) -> None:
-    port = int(company.router.rpartition(":")[2])
-    company.serving.stop()
-    await company.server.stop(None)
-    again = Company(clock, None, ALONE)
+async def test_a_new_core_finds_its_engines_again(router_cluster: RouterCluster, clock: Clock) -> None:
+    port = int(router_cluster.router.rpartition(":")[2])
+    router_cluster.lifecycle.stop()
+    await router_cluster.server.stop(None)
+    again = RouterCluster(clock, None, ALONE)
     async with router_of(again, port):
-        await until(lambda: again.nodes.keys() == company.engines.keys())
+        await until(lambda: again.handles.keys() == router_cluster.engines.keys())
         async with caller_of(again) as caller:
             assert await caller.get((await caller.call("Say {{o}}", o=out()))["o"])
 
 
-async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller: Caller, clock: Clock) -> None:
+async def test_what_a_router_leaves_behind_ends_by_itself(
+    router_cluster: RouterCluster, caller: Caller, clock: Clock
+) -> None:
     """A router that is killed closes nothing; its calls' contexts live as long as a call may take, and a while."""
     late = (await caller("CreateVariable", name="late")).variable.variable_id
     ids = await caller.call("First {{a}} then {{late}} and {{b}}", a=out(6), late={"variable_id": late}, b=out(6))
     waiting = asyncio.create_task(caller.get(ids["b"]))
     await caller.get(ids["a"])
     (held,) = [
-        one for engine in company.engines.values() for one in await engine.list(Asker(), include_program_contexts=True)
+        one
+        for engine in router_cluster.engines.values()
+        for one in await engine.list(Asker(), include_program_contexts=True)
     ]
     assert held.labels == {"jaxctx": "program"}
     assert held.expiry is not None
@@ -223,15 +234,15 @@ async def test_what_a_core_leaves_behind_ends_by_itself(company: Company, caller
     waiting.cancel()
 
 
-async def test_a_task_names_its_context_which_can_be_forked(company: Company, caller: Caller) -> None:
-    async with jaxctx.aio.Client(company.router, timeout_s=60) as client:
+async def test_a_task_names_its_context_which_can_be_forked(router_cluster: RouterCluster, caller: Caller) -> None:
+    async with jaxctx.aio.Client(router_cluster.router, timeout_s=60) as client:
         await forked_while_it_lives(caller, client)
         (fork, early) = [each async for each in client.contexts()]
         assert fork.engine_id == early.engine_id
-        assert fork.engine_id in company.engines
+        assert fork.engine_id in router_cluster.engines
 
 
-async def test_native_steps_run_in_the_core(company: Company, caller: Caller) -> None:
+async def test_native_steps_run_in_the_core(router_cluster: RouterCluster, caller: Caller) -> None:
     said = await caller.call("Tell: {{o}}", o=out(8))
     parameters = [{"name": "a", "variable_id": said["o"]}, {"name": "b", "text": "!"}, {"name": "o", "output": {}}]
     step = await caller("SubmitCall", function="join", parameters=parameters)
@@ -239,13 +250,13 @@ async def test_native_steps_run_in_the_core(company: Company, caller: Caller) ->
     assert [bool(task.engine_id) for task in (await caller("GetGraph")).tasks] == [True, False]
 
 
-async def test_a_core_drains(company: Company, caller: Caller) -> None:
+async def test_a_router_drains(router_cluster: RouterCluster, caller: Caller) -> None:
     reading = asyncio.create_task(caller.get((await caller.call("Tell: {{story}}", story=out(300)))["story"]))
-    await until(lambda: any(node.running for node in company.nodes.values()))
+    await until(lambda: any(node.running for node in router_cluster.handles.values()))
     chain = await caller.call("Of {{x}}: {{o}}", x={"text": "a"}, o=out(30))
     following = asyncio.create_task(caller.get(chain["o"]))
-    await until(lambda: sum(len(node.running) for node in company.nodes.values()) == 2)
-    draining = asyncio.create_task(company.serving.drain())
+    await until(lambda: sum(len(node.running) for node in router_cluster.handles.values()) == 2)
+    draining = asyncio.create_task(router_cluster.lifecycle.drain())
     await asyncio.sleep(0)
     with pytest.raises(errors.Unavailable) as error:
         await caller.call("Say {{o}}", o=out())
@@ -254,43 +265,46 @@ async def test_a_core_drains(company: Company, caller: Caller) -> None:
     assert (await asyncio.wait_for(reading, 1), await asyncio.wait_for(following, 1)) != ("", "")
 
 
-async def nothing_held(company: Company) -> None:
+async def nothing_held(router_cluster: RouterCluster) -> None:
     """Every page of every engine is given back, save for constant prefixes."""
     async with asyncio.timeout(120):
         while any(
-            [len(await engine.list(Asker(), include_program_contexts=True)) for engine in company.engines.values()]
+            [
+                len(await engine.list(Asker(), include_program_contexts=True))
+                for engine in router_cluster.engines.values()
+            ]
         ):
             await asyncio.sleep(0.01)
-    assert [(await engine.stats()).running for engine in company.engines.values()] == [0, 0]
+    assert [(await engine.stats()).running for engine in router_cluster.engines.values()] == [0, 0]
 
 
-async def test_a_call_that_is_cancelled_ends_on_its_engine(company: Company, caller: Caller) -> None:
-    for engine in company.engines.values():  # or it may be done too soon
+async def test_a_call_that_is_cancelled_ends_on_its_engine(router_cluster: RouterCluster, caller: Caller) -> None:
+    for engine in router_cluster.engines.values():  # or it may be done too soon
         engine.loop.tell(lambda: time.sleep(0.8))
     output = {"name": "o", **out(1400)}
     call = await caller("SubmitCall", template="Tell: {{o}}", parameters=[output])
     reading = asyncio.create_task(caller.get(call.outputs[0].variable_id))
-    await until(lambda: any(node.running for node in company.nodes.values()))
+    await until(lambda: any(node.running for node in router_cluster.handles.values()))
     await caller("CancelCall", call_id=call.call_id)
     with pytest.raises(errors.Cancelled):
         await reading
-    await nothing_held(company)
+    await nothing_held(router_cluster)
 
 
-async def test_a_task_whose_time_is_over_ends_on_its_engine(company: Company, caller: Caller) -> None:
-    for engine in company.engines.values():  # or it would be done too soon
+async def test_a_task_whose_time_is_over_ends_on_its_engine(router_cluster: RouterCluster, caller: Caller) -> None:
+    for engine in router_cluster.engines.values():  # or it would be done too soon
         engine.loop.tell(lambda: time.sleep(0.8))
     call = await caller(
         "SubmitCall", template="Tell: {{o}}", parameters=[{"name": "o", **out(1400)}], timeout={"nanos": 500_000_000}
     )
     with pytest.raises(errors.DeadlineExceeded):
         await caller.get(call.outputs[0].variable_id)
-    await nothing_held(company)
+    await nothing_held(router_cluster)
 
 
-async def test_a_program_waits_for_pages(company: Company, caller: Caller) -> None:
+async def test_a_program_waits_for_pages(router_cluster: RouterCluster, caller: Caller) -> None:
     """Where other tenants have pinned all of them, on every engine."""
-    for engine in company.engines.values():
+    for engine in router_cluster.engines.values():
         for tenant in ("a", "b"):  # each may pin half
             await engine.create(Asker(tenant), requests.CreateContextRequest(context_id="full"))
             await engine.reserve_pages(Asker(tenant), "full", CONFIG.pages // 2)
@@ -298,10 +312,10 @@ async def test_a_program_waits_for_pages(company: Company, caller: Caller) -> No
     asking = asyncio.create_task(caller.get((await caller.call("Tell: {{o}}", o=out()))["o"]))
     await asyncio.sleep(1.5)
     assert not asking.done()
-    for engine in company.engines.values():
+    for engine in router_cluster.engines.values():
         for tenant in ("a", "b"):
             await engine.close(Asker(tenant), "full")
-    assert await asking == await alone(next(iter(company.engines)), "Tell: ", 8)
+    assert await asking == await alone(next(iter(router_cluster.engines)), "Tell: ", 8)
 
 
 class Forwarder:
@@ -331,26 +345,26 @@ class Forwarder:
             each.close()
 
 
-async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller: Caller) -> None:
-    cut_off, other = company.engines
+async def test_an_engine_that_is_cut_off_and_comes_back(router_cluster: RouterCluster, caller: Caller) -> None:
+    cut_off, other = router_cluster.engines
     forwarder = Forwarder(int(cut_off.rpartition(":")[2]))
     port = await forwarder.begin()
-    incarnation = company.programs.dispatcher.engines.handles[cut_off].engine._headers[-1][1]
-    company.leave(cut_off)
-    company.leave(other)
-    await until(lambda: not company.nodes)
-    async with grpc.aio.insecure_channel(company.router) as channel:
+    incarnation = router_cluster.programs.dispatcher.engines.handles[cut_off].engine._headers[-1][1]
+    router_cluster.leave(cut_off)
+    router_cluster.leave(other)
+    await until(lambda: not router_cluster.handles)
+    async with grpc.aio.insecure_channel(router_cluster.router) as channel:
         registered = EngineServiceStub(channel).Register(RegisterRequest(port=port, incarnation=incarnation))
         epoch = (await registered.read()).epoch
         ids = await caller.call("Tell: {{story}}", story=out(1000))
         reading = asyncio.create_task(caller.get(ids["story"]))
-        await until(lambda: any(node.running for node in company.nodes.values()))
+        await until(lambda: any(node.running for node in router_cluster.handles.values()))
         forwarder.open.clear()
-        await until(lambda: not company.nodes)
+        await until(lambda: not router_cluster.handles)
         assert not reading.done()
         forwarder.open.set()
-        await until(lambda: bool(company.nodes))
-        (node,) = company.nodes.values()
+        await until(lambda: bool(router_cluster.handles))
+        (node,) = router_cluster.handles.values()
         assert node.epoch > epoch
         assert await asyncio.wait_for(reading, 120)
         registered.cancel()
@@ -359,9 +373,9 @@ async def test_an_engine_that_is_cut_off_and_comes_back(company: Company, caller
 # --- who may --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_waits_to_try_again_is_waited_for(company: Company, caller: Caller) -> None:
+async def test_a_task_that_waits_to_try_again_is_waited_for(router_cluster: RouterCluster, caller: Caller) -> None:
     """Of an engine that had no place for it: it is neither running nor waiting for an engine then."""
-    programs, refusals = company.programs, [1, 2]
+    programs, refusals = router_cluster.programs, [1, 2]
     run = programs.dispatcher._run
 
     async def refusing(task: Any, node: Any) -> None:
@@ -373,47 +387,47 @@ async def test_a_task_that_waits_to_try_again_is_waited_for(company: Company, ca
     programs.dispatcher._run = refusing
     reading = asyncio.create_task(caller.get((await caller.call("Say {{o}}", o=out()))["o"]))
     await until(lambda: len(refusals) == 1)
-    await asyncio.wait_for(company.serving.drain(), 120)
+    await asyncio.wait_for(router_cluster.lifecycle.drain(), 120)
     assert refusals == []
     assert await asyncio.wait_for(reading, 5)
 
 
 async def test_before_any_engine_has_come(clock: Clock) -> None:
-    company = Company(clock, None, ALONE)
-    async with router_of(company), caller_of(company) as caller:
+    router_cluster = RouterCluster(clock, None, ALONE)
+    async with router_of(router_cluster), caller_of(router_cluster) as caller:
         with pytest.raises(errors.Unavailable) as error:
             await caller.call("Say {{o}}", o=out())
         assert error.value.reason == "ENGINE_LOST"
 
 
-async def test_registering_again_ends_the_call_before(company: Company) -> None:
+async def test_registering_again_ends_the_call_before(router_cluster: RouterCluster) -> None:
     """As after a connection whose end was not noticed; and a router that stops ends all."""
-    address = next(iter(company.engines))
-    port, node = int(address.rpartition(":")[2]), company.nodes[address]
+    address = next(iter(router_cluster.engines))
+    port, node = int(address.rpartition(":")[2]), router_cluster.handles[address]
     incarnation = node.engine._headers[-1][1]
-    company.leave(address)
-    await until(lambda: address not in company.nodes)
-    async with grpc.aio.insecure_channel(company.router) as channel:
+    router_cluster.leave(address)
+    await until(lambda: address not in router_cluster.handles)
+    async with grpc.aio.insecure_channel(router_cluster.router) as channel:
         calls = []
         for _ in range(2):
             calls.append(EngineServiceStub(channel).Register(RegisterRequest(port=port, incarnation=incarnation)))
-            assert (await calls[-1].read()).epoch == company.nodes[address].epoch
+            assert (await calls[-1].read()).epoch == router_cluster.handles[address].epoch
         assert await asyncio.wait_for(calls[0].read(), 5) is grpc.aio.EOF
-        assert address in company.nodes
-        company.serving.stop()
+        assert address in router_cluster.handles
+        router_cluster.lifecycle.stop()
         assert await asyncio.wait_for(calls[1].read(), 5) is grpc.aio.EOF
-        assert address not in company.nodes
+        assert address not in router_cluster.handles
 
 
 async def test_whoever_fills_an_engine_does_not_make_it_look_lost(
     make_engine: Any, echo_served: Any, clock: Clock
 ) -> None:
-    own, company = Cluster(KEY), Company(clock, [*USERS, Cluster(KEY).accepted], Cluster(KEY))
+    own, router_cluster = Cluster(KEY), RouterCluster(clock, [*USERS, Cluster(KEY).accepted], Cluster(KEY))
     engine = make_engine(CONFIG, replace(echo_served, revision="a"), whole=False)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(router_of(company))
-        address = await stack.enter_async_context(served(engine, CONFIG, clock, company.keys, own, max_calls=2))
-        await company.joined(address, own)
+        await stack.enter_async_context(router_of(router_cluster))
+        address = await stack.enter_async_context(served(engine, CONFIG, clock, router_cluster.keys, own, max_calls=2))
+        await router_cluster.register(address, own)
         separate = [("grpc.use_local_subchannel_pool", 1)]  # a connection has no more streams than the server calls
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=separate)) for _ in range(2)
@@ -424,18 +438,18 @@ async def test_whoever_fills_an_engine_does_not_make_it_look_lost(
         listing = context_service_pb2.ListContextsRequest()
         refusal = ContextServiceStub(channels[1]).ListContexts(listing, metadata=alice, timeout=20)
         assert (await refused(refusal)).reason == "QUEUE_FULL"
-        epoch = company.nodes[address].epoch
-        before = company.nodes[address].stats
-        await until(lambda: company.nodes[address].stats is not before)
-        assert company.nodes[address].epoch == epoch
+        epoch = router_cluster.handles[address].epoch
+        before = router_cluster.handles[address].stats
+        await until(lambda: router_cluster.handles[address].stats is not before)
+        assert router_cluster.handles[address].epoch == epoch
         for each in watches:
             each.cancel()
-        company.leave(address)
+        router_cluster.leave(address)
 
 
-async def test_an_engine_that_does_not_answer_cannot_register(company: Company) -> None:
+async def test_an_engine_that_does_not_answer_cannot_register(router_cluster: RouterCluster) -> None:
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    async with grpc.aio.insecure_channel(company.router) as channel:
+    async with grpc.aio.insecure_channel(router_cluster.router) as channel:
         error = await refused(register(channel, port=silent.sockets[0].getsockname()[1]))
         assert error.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
     silent.close()
@@ -452,14 +466,14 @@ def register(channel: Any, key: str = "", **fields: Any) -> Any:
     return EngineServiceStub(channel).Register(request, metadata=authorization_metadata(key), timeout=20)
 
 
-async def test_who_may_register(company: Company) -> None:
-    async with grpc.aio.insecure_channel(company.router) as channel:
+async def test_who_may_register(router_cluster: RouterCluster) -> None:
+    async with grpc.aio.insecure_channel(router_cluster.router) as channel:
         error = await refused(register(channel, port=1))
         assert error.code == "UNAVAILABLE"
         for fields, name in (({"port": 0}, "port"), ({"port": 70000}, "port"), ({"incarnation": ""}, "incarnation")):
             error = await refused(register(channel, **fields))
             assert [each.field for each in error.violations] == [name]
-    async with grpc.aio.insecure_channel(next(iter(company.engines))) as channel:
+    async with grpc.aio.insecure_channel(next(iter(router_cluster.engines))) as channel:
         assert (await refused(register(channel))).reason == "WRONG_ROLE"
 
 
@@ -472,20 +486,20 @@ class TestWithKeys:
     def cluster(self) -> Cluster:
         return Cluster(KEY)
 
-    async def test_registering_needs_the_clusters_key(self, company: Company) -> None:
-        async with grpc.aio.insecure_channel(company.router) as channel:
+    async def test_registering_needs_the_clusters_key(self, router_cluster: RouterCluster) -> None:
+        async with grpc.aio.insecure_channel(router_cluster.router) as channel:
             assert isinstance(await refused(register(channel)), errors.Unauthenticated)
             assert isinstance(await refused(register(channel, "alice")), errors.PermissionDenied)
 
-    async def test_a_program_is_its_tenants_on_the_engine(self, company: Company) -> None:
-        async with caller_of(company, "alice") as caller:
+    async def test_a_program_is_its_tenants_on_the_engine(self, router_cluster: RouterCluster) -> None:
+        async with caller_of(router_cluster, "alice") as caller:
             assert await caller.get((await caller.call(SYSTEM + "{{o}}", o=out()))["o"])
         async with asyncio.timeout(120):
             while (
                 len(
                     left := [
                         one
-                        for each in company.engines.values()
+                        for each in router_cluster.engines.values()
                         for one in await each.list(Asker("alice"), include_program_contexts=True)
                     ]
                 )
@@ -493,12 +507,12 @@ class TestWithKeys:
             ):
                 await asyncio.sleep(0.01)  # the call's own is given back in the background
         assert [each.labels for each in left] == [{"jaxctx": "program"}]
-        for engine in company.engines.values():
+        for engine in router_cluster.engines.values():
             assert not await engine.list(Asker("bob"), include_program_contexts=True)
             assert not await engine.list(Asker(""), include_program_contexts=True)
 
-    async def test_the_headers_of_a_core_are_a_cores_alone(self, company: Company) -> None:
-        address, engine = next(iter(company.engines.items()))
+    async def test_the_headers_of_a_router_are_a_cores_alone(self, router_cluster: RouterCluster) -> None:
+        address, engine = next(iter(router_cluster.engines.items()))
         await engine.create(Asker("bob"), requests.CreateContextRequest(context_id="bobs"))
         wanted = context_service_pb2.GetContextRequest(context_id="bobs")
         async with grpc.aio.insecure_channel(address) as channel:

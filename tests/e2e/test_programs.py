@@ -95,7 +95,7 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
     assert text == await alone(f"Review of {draft}: ", 5)
     assert "".join([part.text async for part in caller.read(review["review"])]) == text
     tasks = (await caller("GetGraph")).tasks
-    assert [each.phase for each in tasks] == [pb.PHASE_DONE] * 2
+    assert [each.phase for each in tasks] == [pb.TASK_PHASE_DONE] * 2
     assert tasks[1].inputs == [tasks[0].output]
     assert tasks[0].engine_id == "local"
     assert tasks[0].why
@@ -199,7 +199,7 @@ async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engin
     reading = caller.read(ids["a"])
     await reading.read()
     running = (await caller("GetGraph")).tasks[0]
-    assert running.phase == pb.PHASE_STARTED
+    assert running.phase == pb.TASK_PHASE_STARTED
     assert running.context_id
     assert running.engine_id in (engine_id, running.engine_id if not engine_id else "")
     context = await client.context(running.context_id)
@@ -208,7 +208,7 @@ async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engin
 
     first = await caller.get(ids["a"])
     done, idle = (await caller("GetGraph")).tasks
-    assert (done.phase, done.context_id, idle.context_id) == (pb.PHASE_DONE, context.id, "")
+    assert (done.phase, done.context_id, idle.context_id) == (pb.TASK_PHASE_DONE, context.id, "")
     (fork,) = await context.fork()
     assert (fork.info.labels, fork.info.parent_id, fork.engine_id) == ({}, context.id, done.engine_id)
     whole = await fork.tokens()
@@ -223,7 +223,7 @@ async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engin
     assert str(await fork.complete(max_tokens=6, temperature=0, ignore_eos=True)) == last
     await early.complete(max_tokens=3, temperature=0, ignore_eos=True)
     ended = (await caller("GetGraph")).tasks
-    assert [(task.phase, task.context_id) for task in ended] == [(pb.PHASE_DONE, "")] * 2
+    assert [(task.phase, task.context_id) for task in ended] == [(pb.TASK_PHASE_DONE, "")] * 2
     await caller("DeleteSession")
     assert await listed(client, programs=False) == {early.id, fork.id}, "they outlive the session"
     assert await fork.tokens()
@@ -243,7 +243,7 @@ async def test_a_step_between_calls(caller: Caller, client: jaxctx.aio.Client) -
         assert text == str(await context.complete(max_tokens=5, temperature=0, ignore_eos=True))
     tasks = (await caller("GetGraph")).tasks
     assert [each.function for each in tasks] == ["", "split", ""]
-    assert (tasks[1].call_id, tasks[1].engine_id, tasks[1].phase) == (step.call_id, "", pb.PHASE_DONE)
+    assert (tasks[1].call_id, tasks[1].engine_id, tasks[1].phase) == (step.call_id, "", pb.TASK_PHASE_DONE)
     assert (await caller("GetSession")).session.calls == 3
 
 

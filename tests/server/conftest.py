@@ -1,4 +1,4 @@
-"""The gRPC door on a free loopback port, in front of a fake engine: contexts of plain token lists, scripted outputs."""
+"""A gRPC server on a loopback port, in front of a fake engine: contexts of plain token lists, scripted outputs."""
 
 from __future__ import annotations
 
@@ -451,15 +451,15 @@ class FakeEngine:
 
 
 @dataclass
-class Door:
+class GrpcServer:
     """A running server and stubs of a client of it."""
 
     server: grpc.aio.Server
-    serving: ServerLifecycle
+    lifecycle: ServerLifecycle
     engine: FakeEngine
     target: str
     channel: grpc.aio.Channel
-    unopened: ServingState  # what `serving` opens
+    state: ServingState  # what it serves once it is ready
 
     @property
     def contexts(self) -> Any:
@@ -508,8 +508,8 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def open_door(text: ModelText) -> Callable[..., Any]:
-    """`async with open_door(…) as door`: one that is ready, unless told otherwise."""
+def open_grpc_server(text: ModelText) -> Callable[..., Any]:
+    """`async with open_grpc_server(…) as grpc_server`: one that is ready, unless told otherwise."""
 
     @asynccontextmanager
     async def opened(
@@ -519,27 +519,27 @@ def open_door(text: ModelText) -> Callable[..., Any]:
         address: str = "127.0.0.1:0",
         max_calls: int = 100,
         text: ModelText = text,
-    ) -> AsyncIterator[Door]:
-        serving, engine = ServerLifecycle(), FakeEngine()
+    ) -> AsyncIterator[GrpcServer]:
+        lifecycle, engine = ServerLifecycle(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
-        served = ServingState.of(engine, text, limits)
-        server = make_server(serving, keys, max_calls=max_calls, clock=lambda: 1000.0)
+        state = ServingState.of(engine, text, limits)
+        server = make_server(lifecycle, keys, max_calls=max_calls, clock=lambda: 1000.0)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await server.start()
         if ready:
-            serving.opened(served)
+            lifecycle.set_ready(state)
         try:
             async with grpc.aio.insecure_channel(target) as channel:
-                yield Door(server, serving, engine, target, channel, served)
+                yield GrpcServer(server, lifecycle, engine, target, channel, state)
         finally:  # a server that is left to itself holds up the end of the tests
-            serving.stop()
+            lifecycle.stop()
             await server.stop(0)
 
     return opened
 
 
 @pytest.fixture
-async def door(open_door: Callable[..., Any]) -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
+async def grpc_server(open_grpc_server: Callable[..., Any]) -> AsyncIterator[GrpcServer]:
+    async with open_grpc_server() as grpc_server:
+        yield grpc_server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxctx_server.addresses import check_host, tcp_address, unix_address
-from jaxctx_server.startup import ADDRESS, USAGE, StartError
+from jaxctx_server.errors import ADDRESS, USAGE, StartError
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])

@@ -20,7 +20,7 @@ from jaxctx_server.config import (
     default_compile_cache,
     read_config,
 )
-from jaxctx_server.startup import USAGE, StartError
+from jaxctx_server.errors import USAGE, StartError
 
 
 def read(*argv: str, environ: dict[str, str] | None = None) -> ServeConfig:

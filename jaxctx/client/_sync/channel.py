@@ -1,34 +1,35 @@
 # Generated from jaxctx/client/channel.py by scripts/stubs. Not edited by hand.
-"""How calls travel: channel options, retries, metadata and deadlines, and the steps of one call; and what is closed
-when its `with` block is left.
-"""
+"""The connection to a server: its stubs, retries, metadata and deadlines; and what `with` closes."""
 
-import copy
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.requests import make
-from jaxctx.convert import decode
 from jaxctx.errors import InvalidArgument, JaxctxError
-from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error, method_of
-from jaxctx.services import METHODS
+from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error
+from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
+from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from jaxctx.v1.snapshot_service_pb2_grpc import SnapshotServiceStub
 
-T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
 # The contract says which methods may be repeated. Others may have happened: whoever wants to make a context once
 # chooses its id, and takes AlreadyExists for the answer that was lost.
-_REPEATABLE = [each for each in METHODS.values() if each.GetOptions().idempotency_level]
+_REPEATABLE_METHODS = [method for method in METHODS.values() if method.GetOptions().idempotency_level]
 _RETRIES = {
-    "name": [{"service": each.containing_service.full_name, "method": each.name} for each in _REPEATABLE],
+    "name": [{"service": method.containing_service.full_name, "method": method.name} for method in _REPEATABLE_METHODS],
     "retryPolicy": {
         "maxAttempts": 4,
         "initialBackoff": "0.1s",
@@ -45,12 +46,17 @@ _OPTIONS = [
 
 
 class Channel:
-    """One channel to a server. Opens lazily; lives until it is closed."""
+    """One channel to a server, with a stub for each service. Opens with the first call; stays open until `close`.
+
+    A call is one of the stubs' methods with its request: `channel.call(channel.contexts.Fill, request, 10.0)`.
+    """
 
     def __init__(
         self, target: str, credentials: grpc.ChannelCredentials | None, api_key: str | None, timeout_s: float | None
     ) -> None:
-        """Space around the key (a file's last line feed) is not part of it.
+        """White space around the key (a file's last line feed) is not part of it.
+
+        `timeout_s` is the deadline of calls that have none of their own; None: none.
 
         Raises InvalidArgument for a key that no header can carry; an empty one is a setting that was forgotten.
         """
@@ -59,80 +65,86 @@ class Channel:
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._timeout_s = timeout_s
-        self._about: dict[str, str] = {}
         if credentials is None:
-            self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         else:
-            self.channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
-        self._methods = {rpc: method_of(self.channel, rpc) for rpc in METHODS}
+            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        self.contexts = ContextServiceStub(self._channel)
+        self.snapshots = SnapshotServiceStub(self._channel)
+        self.sessions = SessionServiceStub(self._channel)
+        self.models = ModelServiceStub(self._channel)
+        self.admin = AdminServiceStub(self._channel)
 
-    def about(self, **fields: str) -> Self:
-        """The same channel, for requests that all have these fields."""
-        link = copy.copy(self)
-        link._about = self._about | fields
-        return link
+    def start(self, method: Any, request: Message, timeout_s: float | None, *, endless: bool = False) -> Any:
+        """Start a call of a stub's method, with the client's key.
 
-    def request(self, method: str, /, **fields: Any) -> Message:
-        """What a method is asked with these fields."""
-        return make(GetMessageClass(METHODS[method].input_type), **self._about, **fields)
+        Its deadline is `timeout_s`, else the client's; a call that is `endless` has none unless it is given here.
+        """
+        deadline_s = self._timeout_s if timeout_s is None and not endless else timeout_s
+        return method(request, timeout=deadline_s, metadata=self._metadata)
 
-    def begin(self, method: str, request: object, timeout_s: float | None, *, endless: bool = False) -> Any:
-        """Begin a call with the client's key, and its deadline if the call has none of its own and is not `endless`."""
-        timeout_s = self._timeout_s if timeout_s is None and not endless else timeout_s
-        return self._methods[method](request, timeout=timeout_s, metadata=self._metadata)
+    def call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        timeout_s: float | None,
+    ) -> ResponseT:
+        """Call a method that has one response. Raises the errors of `jaxctx.errors`."""
+        try:
+            response: ResponseT = self.start(method, request, timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return response
 
-    def call(self, method: str, timeout_s: float | None, /, **fields: Any) -> Any:
-        """Call a method with a request of these fields; its response, or of a response with one field what that holds.
+    def read(self, call: Any) -> Any:
+        """The next response of a streaming call that was started; None after the last.
 
         Raises the errors of `jaxctx.errors`.
         """
-        try:
-            response = self.begin(method, self.request(method, **fields), timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        told = response.DESCRIPTOR.fields
-        return getattr(response, told[0].name) if len(told) == 1 else response
-
-    def read(self, call: Any) -> Any:
-        """The next response of a streaming call; None after the last."""
         try:
             return next(iter(call), None)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
     def stream(
-        self, method: str, timeout_s: float | None, /, *, endless: bool = False, **fields: Any
-    ) -> Generator[Any, None, None]:
-        """The responses of a streaming call, of a request of these fields. Leaving the iteration cancels the rest."""
-        call = self.begin(method, self.request(method, **fields), timeout_s, endless=endless)
+        self,
+        method: grpc.UnaryStreamMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        timeout_s: float | None,
+        *,
+        endless: bool = False,
+    ) -> Generator[ResponseT, None, None]:
+        """The responses of a streaming call. Leaving the iteration cancels the rest."""
+        call = self.start(method, request, timeout_s, endless=endless)
         try:
             while (response := self.read(call)) is not None:
                 yield response
         finally:
             call.cancel()
 
-    def ask(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> T:
-        """As `call`; what comes, as an answer of this class."""
-        told = self.call(method, timeout_s, **fields)
-        answer: T = decode(told, kind) if isinstance(told, Message) else told
-        return answer
+    def pages(
+        self, method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT], request: RequestT, timeout_s: float | None
+    ) -> Generator[ResponseT, None, None]:
+        """The responses of a method that lists, page after page. The request's `page_token` is set on the way."""
+        next_request: Any = request
+        while True:
+            response: Any = self.call(method, next_request, timeout_s)
+            yield response
+            if not response.next_page_token:
+                return
+            next_request.page_token = response.next_page_token
 
-    def items(self, method: str, timeout_s: float | None, kind: type[T], /, **fields: Any) -> Iterator[T]:
-        """A list that comes in parts: answers of this class, in the first field of the responses."""
-        page_token: str | None = ""
-        while page_token is not None:
-            response = self.call(method, timeout_s, page_token=page_token, **fields)
-            for message in getattr(response, response.DESCRIPTOR.fields[0].name):
-                yield decode(message, kind)
-            page_token = response.next_page_token or None
+    def close(self) -> None:
+        """Close the connection; calls under way end with Cancelled."""
+        self._channel.close()
 
 
-class AsyncCloseable(ABC):
-    """To be closed by hand, or by leaving its `with` block."""
+class Closeable(ABC):
+    """An object that leaving its `with` block closes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what it is of."""
+        """Give up what this object stands for."""
 
     def __enter__(self) -> Self:
         return self

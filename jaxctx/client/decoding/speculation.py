@@ -1,7 +1,7 @@
-"""Speculative decoding: somebody guesses the next tokens, and one pass verifies all of them at once.
+"""Speculative decoding: a caller's function drafts the next tokens, and one pass verifies all of them at once.
 
-Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), greedy. Right guesses save
-passes; wrong ones are rolled back before any page with them is committed, and cost only their computation.
+Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), greedy. Right drafts save
+passes; wrong ones are removed before any page with them is committed, and cost only their computation.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ async def speculative(
     ended = max_tokens < 1
     try:
         while not ended:
-            room = prompt + max_tokens - len(tokens)
-            guessed = list(drafts(list(tokens)))[: room - 1]
+            remaining = prompt + max_tokens - len(tokens)
+            guessed = list(drafts(list(tokens)))[: remaining - 1]
             asked = [ForwardOutputOptions(index=row, sample={"temperature": 0.0}) for row in range(1 + len(guessed))]
             # Nothing is committed before it is known to be right.
             result = await context.forward([tokens[-1], *guessed], keep_working=True, outputs=asked)
@@ -37,7 +37,7 @@ async def speculative(
             right = next((row for row, guess in enumerate(guessed) if guess != greedy[row]), len(guessed))
             stop = next((row for row in range(right) if greedy[row] in stop_token_ids), right)
             accepted = greedy[: stop + 1]
-            ended = len(accepted) == room or accepted[-1] in stop_token_ids
+            ended = len(accepted) == remaining or accepted[-1] in stop_token_ids
             if wrong := 1 + len(guessed) - len(accepted):  # all but the last accepted token are in the context
                 await context.truncate(wrong)
             tokens += accepted

@@ -1,8 +1,9 @@
-"""Attention sinks and a sliding window: each new token sees the first tokens and the latest ones, and nothing between.
+"""Attention sinks and a sliding window: each new token attends to the first tokens and the latest ones only.
 
-Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023). What a window leaves out is
-skipped, not given up, as KV belongs to its position; with `most` the context is cut back to sinks and window now and
-then, and the window computed anew at the positions behind the sinks, so that output has no end and pages do.
+Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023). Tokens outside
+the window are masked but stay in the context, as KV belongs to its position. With `most`, the context is now and then
+cut back to sinks and window, and the window computed again at the positions after the sinks: so output may be endless
+while the number of pages stays bounded.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from jaxctx.seeds import derive_seed
 
 
 def mask(index: int, sinks: int, window: int) -> list[tuple[int, int]]:
-    """What the token at `index` sees: the first `sinks` tokens, and the `window` latest ones, itself included."""
+    """The ranges that the token at `index` attends to: the first `sinks` tokens and the `window` latest, itself too."""
     start = max(index + 1 - window, 0)
     if start <= sinks:
         return [(0, index + 1)]
@@ -32,11 +33,12 @@ async def windowed(
     sample: SamplingOptions | None = None,
     stop_token_ids: Sequence[int] = (),
 ) -> list[int]:
-    """Continue a context; returns the new tokens. The prompt is as it was filled: it saw all of itself.
+    """Continue a context; returns the new tokens. The prompt was filled before, with full attention to itself.
 
-    `most` tokens, more than sinks and window together, are in the context at once; in the end it has what is left then.
-    `sample` is as in `ForwardOutputOptions`, by default greedy; with a seed, the first token is drawn with it and each
-    other one with a hash of it and the token's number: behind a cut all are drawn at the same few positions.
+    At most `most` tokens, which is more than sinks and window together, are in the context at once; afterwards it has
+    those that are left. `sample` is as in `ForwardOutputOptions`, by default greedy. With a seed, the first token is
+    sampled with it and each other one with a hash of it and the token's number, as after a cut all tokens are sampled
+    at the same few positions.
     """
     if most is not None and most <= sinks + window:
         raise InvalidArgument.field("most", f"must be more than {sinks} + {window}")

@@ -1,11 +1,9 @@
-"""The gRPC door: a thin translation between the contract's messages and what stands behind every door.
+"""The gRPC transport: from the wire to the service layer and back, with one explicit method for each RPC.
 
-server.py     the server: services, addresses, options of the transport
-pipeline.py   every call's way in and out: keys, request ids, limits, errors as statuses
-reading.py    requests from bytes to what a method may see: counted, parsed, validated, within their caller's budget
-service.py    what every service does with a request: decode, and encode what comes of it
-router.py     what a router does with calls that are no program's, and with engines: which one answers
-model_services.py, session_service.py, admin_service.py
-
-[authorise ─▶ request id ─▶ limit] ─▶ bytes ─▶ scan ─▶ parse ─▶ validate ─▶ decode ─▶ engine ─▶ encode ─▶ bytes
+server.py       the server: services, and options of the transport
+interceptor.py  the call pipeline around every method; errors as statuses
+caller.py       the Caller of a call: tenant and deadline
+context_service.py, snapshot_service.py, model_service.py, session_service.py, admin_service.py, engine_service.py
+                the servicers, which call `jaxctx_server.service`
+health_service.py  grpc.health.v1
 """

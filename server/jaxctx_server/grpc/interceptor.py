@@ -1,51 +1,37 @@
-"""Every call's way in and out: who calls, under which id, among how many; then the method; errors become statuses.
+"""The gRPC side of the call pipeline: around every method of the server, the contract's and gRPC's own.
 
-The request is received behind all that, and no method sees one that is not valid (`reading.py`): to gRPC every method
-takes a stream, of which one message is read.
+The request is received within the pipeline, so that nothing of it is read before its caller is known. For that every
+method is registered as one that takes a stream, of which one message is read as bytes. Errors become statuses with
+trailers (`jaxctx.rpc.to_status`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import re
-import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from jaxctx import rpc
 from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER
-from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
-from jaxctx_server.auth import LOCAL, METHODS, Key, Role
-from jaxctx_server.grpc.request_reader import KINDS, RequestReader, of_others
-from jaxctx_server.key_store import KeyStore
-from jaxctx_server.logs import as_error
+from jaxctx.errors import InvalidArgument, JaxctxError
+from jaxctx_server.grpc.caller import CURRENT_KEY, Context
+from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
+from jaxctx_server.service.request_reader import NOT_ONE_MESSAGE, REQUEST_TYPES
+from jaxctx_server.validate.scan import NO_MESSAGE
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-log = logging.getLogger("jaxctx.calls")
-MAX_OPEN_CALLS = 64  # of methods that need no key
-KEY: ContextVar[Key] = ContextVar("key")  # of whom the running method serves
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
+MAX_FOREIGN_BYTES = 1 << 16  # of a message of gRPC's own services, which have no rules
+REQUEST_ID_HEADER = "x-request-id"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The only interceptor of the server."""
 
-    def __init__(self, keys: KeyStore, max_calls: int, incarnation: str, reading: RequestReader) -> None:
-        """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
-        who have none cannot use up the places of others. `incarnation` is that of this process, for its router.
-        """
-        self._keys, self._life, self._reading = keys, incarnation, reading
-        # By whether the method is open to anyone.
-        self._places_of_router = asyncio.Semaphore(max_calls)  # or others could make an engine look lost to its router
-        self._places = {True: asyncio.Semaphore(MAX_OPEN_CALLS), False: asyncio.Semaphore(max_calls)}
+    def __init__(self, pipeline: CallPipeline) -> None:
+        self._pipeline = pipeline
 
     async def intercept_service(
         self,
@@ -54,88 +40,97 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """The method's handler within the pipeline; None for a method that does not exist."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else self._wrap(handler_call_details.method, handler)
-
-    def _wrap(self, method: str, handler: Handler) -> Handler:
-        served: Any = handler  # whichever of its four behaviours there is
-
-        async def valid(context: Context) -> Any:
-            """The one request of a call."""
-            if method in KINDS:
-                return await self._reading.request(method, _caller(context), context.read)
-            data = await context.read()
-            if not isinstance(data, bytes):
-                raise InvalidArgument.field("request", "must be one message")
-            return of_others(served.request_deserializer, data)
-
-        async def unary(requests: AsyncIterator[bytes], context: Context) -> object:
-            async with self._call(method, context):
-                return await served.unary_unary(await valid(context), context)
-
-        async def stream(requests: AsyncIterator[bytes], context: Context) -> None:
-            async with self._call(method, context):
-                if handler.request_streaming:  # none of the contract's
-                    parsed = (of_others(served.request_deserializer, each) async for each in requests)
-                    responses = served.stream_stream(parsed, context)
-                else:
-                    responses = served.unary_stream(await valid(context), context)
-                async with aclosing(responses):  # at once, if the caller goes away
-                    async for response in responses:
-                        await context.write(response)
-
+        if handler is None:
+            return None
+        method = InterceptedMethod(handler_call_details.method, handler, self._pipeline)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(method.call_stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(method.call_unary, None, handler.response_serializer)
+
+
+class InterceptedMethod:
+    """One method of a servicer within the pipeline."""
+
+    def __init__(self, name: str, handler: Handler, pipeline: CallPipeline) -> None:
+        self._name = name
+        self._handler: Any = handler  # has whichever of the four behaviours the method is of
+        self._pipeline = pipeline
+
+    async def call_unary(self, requests: AsyncIterator[bytes], context: Context) -> object:
+        """The response of a method that has one."""
+        async with self._admitted(context) as call:
+            request = await self._read_request(call, context)
+            return await self._handler.unary_unary(request, context)
+
+    async def call_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Write the responses of a method that streams them. Its generator is closed at once if the caller leaves."""
+        async with self._admitted(context) as call:
+            if self._handler.request_streaming:  # none of the contract's
+                responses = self._handler.stream_stream(self._parsed(requests), context)
+            else:
+                request = await self._read_request(call, context)
+                responses = self._handler.unary_stream(request, context)
+            async with aclosing(responses):
+                async for response in responses:
+                    await context.write(response)
 
     @asynccontextmanager
-    async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around one call. Nothing of the request has been looked at before it is known that its caller may.
-
-        One that may be made is a line of the log, at level DEBUG.
-        """
-        facts, key = {"method": method, "request_id": ""}, None
-        started, outcome = time.monotonic(), "CANCELLED"
+    async def _admitted(self, context: Context) -> AsyncIterator[Call]:
+        """Around one call: within the pipeline, with the caller's key for the servicer, and errors as statuses."""
+        call = Call(call_metadata(self._name, context))
         try:
-            known = key = self._keys.authorise(method, _header(context, "authorization"))
-            places = self._places[METHODS[method] is Role.ANYONE]
-            if key.role is Role.CLUSTER:
-                key, incarnation = (
-                    replace(key, tenant=_header(context, TENANT_HEADER) or key.tenant),
-                    _header(context, INCARNATION_HEADER),
-                )
-                places = self._places_of_router if incarnation else places
-                if incarnation not in (None, self._life):
-                    message = "meant for an earlier incarnation of this engine"
-                    raise Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
-            KEY.set(key)
-            given = _header(context, "x-request-id") or ""
-            facts["request_id"] = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-            context.set_trailing_metadata((("x-request-id", facts["request_id"]),))
-            if places.locked():
-                raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
-            async with places, self._keys.held(known):
-                yield
-            outcome = "OK"
-        except grpc.aio.BaseError:
-            raise  # the transport's: the caller is gone
-        except Exception as error:
-            told = as_error(error, facts)
-            outcome, status = told.code, rpc.to_status(told)
-            trailers = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
+            async with self._pipeline.admit(call, transport_errors=(grpc.aio.BaseError,)):
+                CURRENT_KEY.set(call.key)
+                context.set_trailing_metadata(request_id_trailers(call))
+                yield call
+        except JaxctxError as error:
+            status = rpc.to_status(error)
+            trailers = (*request_id_trailers(call), *(status.trailing_metadata or ()))
             await context.abort(status.code, status.details, trailers)
-        finally:
-            if key is not None:
-                seconds = round(time.monotonic() - started, 6)
-                log.debug("call", extra=facts | {"caller": key.name, "code": outcome, "seconds": seconds})
+
+    async def _read_request(self, call: Call, context: Context) -> Any:
+        """The one request of a call; of the contract's methods it is valid. Raises InvalidArgument."""
+        if self._name in REQUEST_TYPES:
+            return await self._pipeline.read_request(call, context.read)
+        data = await context.read()
+        if not isinstance(data, bytes):
+            raise InvalidArgument.field("request", NOT_ONE_MESSAGE)
+        return parse_foreign(self._handler.request_deserializer, data)
+
+    async def _parsed(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        """The messages of a stream of requests, of a service that is not the contract's."""
+        async for data in requests:
+            yield parse_foreign(self._handler.request_deserializer, data)
 
 
-def _caller(context: Context) -> tuple[str, ...]:
-    """Whose budget a request is read by: without keys each connection has one."""
-    key = KEY.get()
-    return (context.peer() if key.name == LOCAL.name else key.name, key.tenant)
+def parse_foreign(parse: Callable[[bytes], Any], data: bytes) -> Any:
+    """A message of a service that is not the contract's. Raises InvalidArgument for a large one or none."""
+    if len(data) > MAX_FOREIGN_BYTES:
+        raise InvalidArgument.field("request", f"must be a message of up to {MAX_FOREIGN_BYTES} bytes")
+    try:
+        return parse(data)
+    except DecodeError:
+        raise InvalidArgument.field("request", NO_MESSAGE) from None
 
 
-def _header(context: Context, name: str) -> str | None:
-    """A request header; of several with one name, the first."""
+def call_metadata(method: str, context: Context) -> CallMetadata:
+    """What the headers and the connection say of a call."""
+    return CallMetadata(
+        method=method,
+        peer=context.peer(),
+        authorization=header(context, "authorization"),
+        request_id=header(context, REQUEST_ID_HEADER),
+        tenant=header(context, TENANT_HEADER),
+        incarnation=header(context, INCARNATION_HEADER),
+    )
+
+
+def request_id_trailers(call: Call) -> tuple[tuple[str, str], ...]:
+    """The trailer that returns the request id; none while the caller is not known."""
+    return ((REQUEST_ID_HEADER, call.request_id),) if call.request_id else ()
+
+
+def header(context: Context, name: str) -> str | None:
+    """A request header; of several with one name, the first. None: not sent, or not text."""
     value = next((value for key, value in context.invocation_metadata() or () if key == name), None)
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""The gRPC server: services, addresses, and the options of its transport."""
+"""The gRPC server: its services, its addresses, and the options of its transport."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,28 +7,41 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jaxctx.services import SERVE
 from jaxctx.services import SERVICES as CONTRACT
+from jaxctx.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from jaxctx.v1.context_service_pb2_grpc import add_ContextServiceServicer_to_server
+from jaxctx.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
+from jaxctx.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
+from jaxctx.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
+from jaxctx.v1.snapshot_service_pb2_grpc import add_SnapshotServiceServicer_to_server
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
-from jaxctx_server.grpc.admin_service import AdminService, HealthService
+from jaxctx_server.grpc.admin_service import AdminServicer
+from jaxctx_server.grpc.caller import CallerFactory
+from jaxctx_server.grpc.context_service import ContextServicer
+from jaxctx_server.grpc.engine_service import EngineServicer
+from jaxctx_server.grpc.health_service import HealthServicer
 from jaxctx_server.grpc.interceptor import CallInterceptor
-from jaxctx_server.grpc.model_services import ContextService, ModelService, SnapshotService
-from jaxctx_server.grpc.request_reader import RequestReader
-from jaxctx_server.grpc.router import ROUTED, Router
-from jaxctx_server.grpc.session_service import SessionService
+from jaxctx_server.grpc.model_service import ModelServicer
+from jaxctx_server.grpc.session_service import SessionServicer
+from jaxctx_server.grpc.snapshot_service import SnapshotServicer
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.service.pipeline import CallPipeline
+from jaxctx_server.service.request_reader import RequestReader
+from jaxctx_server.services import Services
 
 HEALTH = "grpc.health.v1.Health"
 SERVICES = tuple(service.full_name for service in CONTRACT.values())
+# Those that a router has its engines answer.
+SERVICES_OF_ENGINES = ("jaxctx.v1.ContextService", "jaxctx.v1.SnapshotService", "jaxctx.v1.ModelService")
 
 
 def options(max_calls: int) -> list[tuple[str, int]]:
-    """Of the transport. Sizes in bytes, times in milliseconds."""
+    """Options of the transport. Sizes in bytes, times in milliseconds."""
     return [
-        ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or the ids of a long context, and room
-        ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
+        ("grpc.max_receive_message_length", 8 << 20),  # a text of 2 MiB, or the ids of a long context, and some more
+        ("grpc.max_send_message_length", 64 << 20),  # all tokens of a long context, or the logits of a forward pass
         ("grpc.max_metadata_size", 8 << 10),
         ("grpc.absolute_max_metadata_size", 16 << 10),
         ("grpc.max_concurrent_streams", max_calls),
@@ -45,7 +58,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
 
 
 def make_server(
-    serving: ServerLifecycle,
+    lifecycle: ServerLifecycle,
     keys: KeyStore | Sequence[Key] | None,
     *,
     max_calls: int,
@@ -57,13 +70,17 @@ def make_server(
 
     `clock` is the engine's clock of deadlines. `is_router`: engines elsewhere answer what needs a model.
     """
-    pipeline = CallInterceptor(KeyStore.of(keys), max_calls, cluster.incarnation, RequestReader(serving))
-    server = grpc.aio.server(interceptors=[pipeline], options=options(max_calls))
-    router = Router(serving, clock, cluster.key)
-    SERVE["EngineService"](router, server)
-    for kind in (ContextService, SnapshotService, SessionService, ModelService, AdminService):
-        is_routed = is_router and kind.__name__ in ROUTED
-        SERVE[kind.__name__](router if is_routed else kind(serving, clock), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(serving, SERVICES), server)
+    reader = RequestReader(lifecycle)
+    pipeline = CallPipeline(KeyStore.of(keys), reader, max_calls=max_calls, incarnation=cluster.incarnation)
+    server = grpc.aio.server(interceptors=[CallInterceptor(pipeline)], options=options(max_calls))
+    services = Services.make(lifecycle, clock, cluster.key, is_router=is_router)
+    callers = CallerFactory(clock)
+    add_ContextServiceServicer_to_server(ContextServicer(services.contexts, callers), server)
+    add_SnapshotServiceServicer_to_server(SnapshotServicer(services.snapshots, callers), server)
+    add_ModelServiceServicer_to_server(ModelServicer(services.models, callers), server)
+    add_SessionServiceServicer_to_server(SessionServicer(services.sessions, callers), server)
+    add_AdminServiceServicer_to_server(AdminServicer(services.admin, callers), server)
+    add_EngineServiceServicer_to_server(EngineServicer(services.engines), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(lifecycle, SERVICES, SERVICES_OF_ENGINES), server)
     reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     return server

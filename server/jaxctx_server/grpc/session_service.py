@@ -1,79 +1,59 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""SessionService: sessions, variables, and calls of whoever calls."""
+"""SessionService over gRPC: sessions, variables and calls. Each method calls its namesake of the service layer."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from google.protobuf.message import Message
-
-from jaxctx.programs.sessions import Session
-from jaxctx.types import Criterion, SubmitCallRequest
 from jaxctx.v1 import session_service_pb2 as pb
-from jaxctx_server.grpc.interceptor import Context
-from jaxctx_server.grpc.service import Service, page_of, told
-from jaxctx_server.validate.cross_field import Part, made
-
-SESSION_TTL_S = 3600.0
+from jaxctx.v1.session_service_pb2_grpc import SessionServiceServicer
+from jaxctx_server.grpc.caller import CallerFactory, Context
+from jaxctx_server.service.interface import SessionService
 
 
-def of_session(rpc: str, method: Callable[..., Any], parts: Sequence[Part] = ()) -> Callable[..., Awaitable[Any]]:
-    """A call of the contract that hands parts of its request, see `made`, to this method of the session, and tells the
-    `info` of what comes of it.
-    """
-
-    async def call(self: "SessionService", request: Message, context: Context) -> Any:
-        found = method(self.session(context, request), *(made(request, part) for part in parts))
-        return told(rpc, [each.info for each in found] if isinstance(found, list) else found and found.info)
-
-    return call
-
-
-class SessionService(Service):
+class SessionServicer(SessionServiceServicer):
     """See the service in protos/jaxctx/v1/session_service.proto."""
 
-    GetSession = of_session("GetSession", lambda session: session)
-    CreateVariable = of_session("CreateVariable", Session.create_variable, ["name", "description", "text"])
-    SetVariable = of_session("SetVariable", Session.set_variable, ["variable_id", "text"])
-    SubmitCall = of_session("SubmitCall", Session.submit, [SubmitCallRequest])
-    CancelCall = of_session("CancelCall", Session.cancel, ["call_id"])
-    GetGraph = of_session("GetGraph", Session.tasks)
+    def __init__(self, service: SessionService, callers: CallerFactory) -> None:
+        self._service = service
+        self._callers = callers
 
-    async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> Any:
-        served, caller = self.valid(context, request)
-        ttl_s = request.ttl.ToNanoseconds() / 1e9 if request.HasField("ttl") else SESSION_TTL_S
-        return told("CreateSession", served.programs.create(caller.tenant, ttl_s, made(request, "session_id")).info)
+    async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
+        return await self._service.create_session(self._callers.caller(context), request)
 
-    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> Any:
-        served, caller = self.valid(context, request)
-        return page_of("ListSessions", request, (each.info for each in served.programs.sessions(caller.tenant)))
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        return await self._service.get_session(self._callers.caller(context), request)
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
+        return await self._service.list_sessions(self._callers.caller(context), request)
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
-        served, caller = self.valid(context, request)
-        await served.programs.delete(caller.tenant, request.session_id)
-        return pb.DeleteSessionResponse()
+        return await self._service.delete_session(self._callers.caller(context), request)
 
-    async def GetVariable(self, request: pb.GetVariableRequest, context: Context) -> Any:
-        session = self.session(context, request)
-        variable = session.variable(request.variable_id)
-        if request.criterion:
-            session.request(variable.id, Criterion(request.criterion))
-        if request.wait:
-            await variable.wait()
-        return told("GetVariable", variable.info)
+    async def CreateVariable(self, request: pb.CreateVariableRequest, context: Context) -> pb.CreateVariableResponse:
+        return await self._service.create_variable(self._callers.caller(context), request)
+
+    async def SetVariable(self, request: pb.SetVariableRequest, context: Context) -> pb.SetVariableResponse:
+        return await self._service.set_variable(self._callers.caller(context), request)
+
+    async def GetVariable(self, request: pb.GetVariableRequest, context: Context) -> pb.GetVariableResponse:
+        return await self._service.get_variable(self._callers.caller(context), request)
 
     async def ReadVariable(
         self, request: pb.ReadVariableRequest, context: Context
-    ) -> AsyncIterator[pb.ReadVariableResponse]:
-        criterion = Criterion(request.criterion or Criterion.LATENCY)
-        async for part in self.session(context, request).request(request.variable_id, criterion).read():
-            yield pb.ReadVariableResponse(text=part)
+    ) -> AsyncGenerator[pb.ReadVariableResponse, None]:
+        caller = self._callers.caller(context)
+        async with aclosing(self._service.read_variable(caller, request)) as responses:
+            async for response in responses:
+                yield response
 
-    async def ListVariables(self, request: pb.ListVariablesRequest, context: Context) -> Any:
-        variables = self.session(context, request).variables.values()
-        return page_of("ListVariables", request, (replace(each.info, text="") for each in variables))
+    async def ListVariables(self, request: pb.ListVariablesRequest, context: Context) -> pb.ListVariablesResponse:
+        return await self._service.list_variables(self._callers.caller(context), request)
 
-    def session(self, context: Context, request: Any) -> Session:
-        """The session that a request is about, which is used by that."""
-        served, caller = self.valid(context, request)
-        return served.programs.session(caller.tenant, request.session_id)
+    async def SubmitCall(self, request: pb.SubmitCallRequest, context: Context) -> pb.SubmitCallResponse:
+        return await self._service.submit_call(self._callers.caller(context), request)
+
+    async def CancelCall(self, request: pb.CancelCallRequest, context: Context) -> pb.CancelCallResponse:
+        return await self._service.cancel_call(self._callers.caller(context), request)
+
+    async def GetGraph(self, request: pb.GetGraphRequest, context: Context) -> pb.GetGraphResponse:
+        return await self._service.get_graph(self._callers.caller(context), request)

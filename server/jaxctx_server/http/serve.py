@@ -8,9 +8,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from jaxctx_server.config import HttpConfig
+from jaxctx_server.errors import ADDRESS, OK, StartError
 from jaxctx_server.http.app import make_app
 from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
-from jaxctx_server.startup import ADDRESS, OK, StartError
 
 HOST = "127.0.0.1"
 SHUTDOWN_TIMEOUT_S = 5  # for streams that are being read when the process is told to end

@@ -1,8 +1,8 @@
 """The rules that the contract states of its fields (protos/jaxctx/v1/rules.proto), checked of a whole request.
 
-What is to be checked of a message class is worked out once, as a function of the message. A check yields what is wrong
-as pairs: where below the value that it is given ("", "[3]", ".temperature"), and what would be accepted, which repeats
-no text. Rules between fields that the contract states in words alone are functions of `requests.py`.
+What is to be checked of a message type is worked out once for each set of limits, as a `MessageCheck` of one
+`FieldCheck` for each field. A check yields violations as pairs: the path below the value that it is given ("", "[3]",
+".temperature"), and what would be accepted, which never quotes a text of the request.
 """
 
 import functools
@@ -11,6 +11,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -21,25 +22,25 @@ from google.protobuf.message_factory import GetMessageClass
 from jaxctx.errors import FieldViolation, InvalidArgument
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1.rules_pb2 import FieldRules
-from jaxctx_server.validate.cross_field import BETWEEN, Limits, Violations
+from jaxctx_server.validate.cross_field import CROSS_FIELD_RULES, Limits, Violations
 
 MAX_VIOLATIONS = 16  # reported of one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # never shown in a way that control characters could bend
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # no control character can disturb how it is shown
 MAX_NAME_BYTES = 100
-NS = 10**9  # a second
-LARGEST = {  # how large a number of the type may be, or how far below zero
+NS_PER_S = 10**9
+LARGEST = {  # the largest number of a type; the smallest is the negative of it
     FieldDescriptor.TYPE_INT32: 2**31 - 1,
     FieldDescriptor.TYPE_INT64: 2**63 - 1,
     FieldDescriptor.TYPE_DOUBLE: sys.float_info.max,
 }
-Check = Callable[[Any], Violations]
+ValueCheck = Callable[[Any], Violations]
 
 
 def validate(limits: Limits, request: Message) -> None:
-    """Raise one InvalidArgument for everything that is wrong with a request, and before that nothing."""
+    """Raise one InvalidArgument for everything that is wrong with a request."""
     wrong: dict[str, str] = {}
-    for path, description in _message(request.DESCRIPTOR, limits)(request):
+    for path, description in message_check(request.DESCRIPTOR, limits).violations(request):
         wrong.setdefault(path.removeprefix("."), description)
         if len(wrong) == MAX_VIOLATIONS:
             break
@@ -48,40 +49,102 @@ def validate(limits: Limits, request: Message) -> None:
         raise InvalidArgument(message, violations=[FieldViolation(*each) for each in wrong.items()])
 
 
-@functools.cache
-def _message(kind: Descriptor, limits: Limits) -> Check:
-    """Of a message of this class: first each field, then fields beside each other."""
-    rules = [(field, field.GetOptions().Extensions[rules_pb2.rule]) for field in kind.fields]
-    fields = [(each.name, each.has_presence, rule.required, _field(each, rule, limits)) for each, rule in rules]
-    lists = {field.name for field in kind.fields if field.is_repeated}
-    beside: list[Callable[..., Violations]] = []
-    if any(rule.needs or rule.excludes or rule.one_for_each for _, rule in rules):
-        beside.append(functools.partial(_beside, {field.name: rule for field, rule in rules}))
-    between: list[Callable[..., Violations]] = [rule] if (rule := BETWEEN.get(GetMessageClass(kind))) else []
-    required = [each for each in kind.oneofs if each.GetOptions().Extensions[rules_pb2.choice].required]
-    choices = [(each.name, [field.name for field in each.fields]) for each in required]
+@dataclass(frozen=True, slots=True)
+class FieldCheck:
+    """What is to be checked of one field of a message."""
 
-    def check(message: Message) -> Violations:
-        refused = set()
-        for name, has_presence, is_required, value in fields:
-            if not has_presence or message.HasField(name):
-                for path, description in value(getattr(message, name)):
-                    refused.add(name + path)
-                    yield f".{name}{path}", description
-            elif is_required:
-                yield f".{name}", "must be set"
-        for choice, names in choices:
-            if message.WhichOneof(choice) is None:
-                yield f".{choice}", f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be set"
-        few = lists.isdisjoint(refused)  # else a list may be far too long to look at
-        for other in beside + between if few else beside:
-            for path, description in other(message, limits):
+    name: str
+    has_presence: bool  # then it is checked only where it is set
+    is_required: bool
+    violations: ValueCheck
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredChoice:
+    """A oneof of which one field must be set."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCheck:
+    """What is to be checked of a message type: first each field, then fields together."""
+
+    limits: Limits
+    fields: list[FieldCheck]
+    choices: list[RequiredChoice]
+    list_names: frozenset[str]  # of its lists and maps
+    field_rules: dict[str, FieldRules] | None  # by field name, if any field has a rule about another one
+    cross_field: Callable[[Any, Limits], Violations] | None  # see cross_field.py
+
+    def violations(self, message: Message) -> Violations:
+        """All that is wrong with a message."""
+        wrong: set[str] = set()  # paths below the message
+        for check in self.fields:
+            if not check.has_presence or message.HasField(check.name):
+                for path, description in check.violations(getattr(message, check.name)):
+                    wrong.add(check.name + path)
+                    yield f".{check.name}{path}", description
+            elif check.is_required:
+                yield f".{check.name}", "must be set"
+        for choice in self.choices:
+            if message.WhichOneof(choice.name) is None:
+                yield f".{choice.name}", choice.description
+        if self.field_rules is not None:
+            for path, description in _field_pairs(self.field_rules, message):
+                yield f".{path}", description
+        if self.cross_field is not None and self.list_names.isdisjoint(
+            wrong
+        ):  # else a list may be far too long to read
+            for path, description in self.cross_field(message, self.limits):
                 yield f".{path}", description
 
-    return check
+
+@functools.cache
+def message_check(kind: Descriptor, limits: Limits) -> MessageCheck:
+    """The check of a message type."""
+    rules = {field.name: field_rules(field) for field in kind.fields}
+    fields = [
+        FieldCheck(field.name, field.has_presence, rules[field.name].required, _field(field, rules[field.name], limits))
+        for field in kind.fields
+    ]
+    choices = []
+    for oneof in kind.oneofs:
+        if oneof.GetOptions().Extensions[rules_pb2.choice].required:
+            names = [field.name for field in oneof.fields]
+            description = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be set"
+            choices.append(RequiredChoice(oneof.name, description))
+    has_pairs = any(rule.needs or rule.excludes or rule.one_for_each for rule in rules.values())
+    return MessageCheck(
+        limits=limits,
+        fields=fields,
+        choices=choices,
+        list_names=frozenset(field.name for field in kind.fields if field.is_repeated),
+        field_rules=rules if has_pairs else None,
+        cross_field=CROSS_FIELD_RULES.get(GetMessageClass(kind)),
+    )
 
 
-def _beside(rules: Mapping[str, FieldRules], message: Message, limits: Limits) -> Violations:
+def field_rules(field: FieldDescriptor) -> FieldRules:
+    """The rules that the contract states of a field."""
+    rules: FieldRules = field.GetOptions().Extensions[rules_pb2.rule]
+    return rules
+
+
+def limit_named(limits: Limits, name: str) -> int:
+    """The limit that a rule refers to by this name (rules.proto)."""
+    match name:
+        case "vocab_size":
+            return limits.vocab_size
+        case "max_context_tokens":
+            return limits.max_context_tokens
+        case "queue_limit":
+            return limits.queue_limit
+    raise ValueError(f"rules.proto has no limit {name!r}")
+
+
+def _field_pairs(rules: Mapping[str, FieldRules], message: Message) -> Violations:
     """What is wrong with a field because of another one."""
     sent = {field.name: value for field, value in message.ListFields()}
     for name, value in sent.items():
@@ -90,60 +153,80 @@ def _beside(rules: Mapping[str, FieldRules], message: Message, limits: Limits) -
             yield name, f"needs {rule.needs}"
         if rule.excludes in sent:
             yield name, f"must not be set with {rule.excludes}"
-        if rule.one_for_each in sent and len(value) != (most := len(sent[rule.one_for_each])):
-            yield name, f"must have one entry for each of the {most} {rule.one_for_each}, or none, not {len(value)}"
+        if rule.one_for_each in sent:
+            expected = len(sent[rule.one_for_each])
+            if len(value) != expected:
+                description = f"must have one entry for each of the {expected} {rule.one_for_each}, or none, not "
+                yield name, f"{description}{len(value)}"
 
 
-def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
-    """Of all that a field holds."""
+def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueCheck:
+    """The check of all that a field holds."""
     if not field.is_repeated:
         return _value(field, rule, limits)
-    low, high = rule.min_items, getattr(limits, rule.max_items_of) if rule.max_items_of else rule.max_items
-    checks: list[Check] = []
+    checks: list[ValueCheck] = []
     if rule.ranges:
-        checks.append(functools.partial(_ranges, _span(field, rule, limits)[1]))
-    elif field.message_type is not None and field.message_type.GetOptions().map_entry:
-        key, value = field.message_type.fields
-        checks.append(functools.partial(_pairs, _value(key, rule.keys, limits), _value(value, rule, limits)))
+        checks.append(functools.partial(_ranges, number_bounds(field, rule, limits)[1]))
+    elif (entry := map_entry(field)) is not None:
+        key, value = entry.fields
+        checks.append(functools.partial(_map, _value(key, rule.keys, limits), _value(value, rule, limits)))
+    elif field.type == field.TYPE_INT32:
+        bounds = number_bounds(field, rule, limits)
+        checks.append(functools.partial(_numbers, bounds, _value(field, rule, limits)))
     else:
-        span = _span(field, rule, limits) if field.type == field.TYPE_INT32 else None
-        checks.append(functools.partial(_entries, _value(field, rule, limits), span))
+        checks.append(functools.partial(_entries, _value(field, rule, limits)))
     if rule.unique:
         checks.append(_unique)
     if rule.max_total_bytes:
-        checks.append(functools.partial(_together, rule.max_total_bytes))
-
-    def check(values: Collection[Any]) -> Violations:
-        if low <= len(values) <= high:
-            for each in checks:
-                yield from each(values)
-        else:
-            yield "", f"must have {low} to {high} entries, not {len(values)}" if values else "must not be empty"
-
-    return check
+        checks.append(functools.partial(_total_bytes, rule.max_total_bytes))
+    max_items = limit_named(limits, rule.max_items_of) if rule.max_items_of else rule.max_items
+    return functools.partial(_list, rule.min_items, max_items, checks)
 
 
-def _entries(check: Check, span: tuple[float, float] | None, values: Sequence[Any]) -> Violations:
-    """Of each entry of a list. There may be very many whole numbers, which are looked at together first."""
-    if span and (not (plain := values[:]) or (span[0] <= min(plain) and max(plain) <= span[1])):
-        return
+def map_entry(field: FieldDescriptor) -> Descriptor | None:
+    """The type of the entries of a map, a message of key and value; None for a field that is no map."""
+    if field.message_type is None or not field.message_type.GetOptions().map_entry:
+        return None
+    return field.message_type
+
+
+def _list(low: int, high: int, checks: Sequence[ValueCheck], values: Collection[Any]) -> Violations:
+    """A list or map of `low` to `high` entries. One of another length is not looked at further."""
+    if low <= len(values) <= high:
+        for check in checks:
+            yield from check(values)
+    else:
+        yield "", f"must have {low} to {high} entries, not {len(values)}" if values else "must not be empty"
+
+
+def _entries(check: ValueCheck, values: Sequence[Any]) -> Violations:
+    """Each entry of a list."""
     for place, value in enumerate(values):
         for path, description in check(value):
             yield f"[{place}]{path}", description
 
 
-def _pairs(check_key: Check, check_value: Check, values: Mapping[Any, Any]) -> Violations:
-    """Of each entry of a map."""
+def _numbers(bounds: tuple[float, float], check: ValueCheck, values: Sequence[int]) -> Violations:
+    """Each entry of a list of whole numbers. There may be very many, which are looked at all at once first."""
+    numbers = values[:]
+    if numbers and (min(numbers) < bounds[0] or max(numbers) > bounds[1]):
+        yield from _entries(check, values)
+
+
+def _map(check_key: ValueCheck, check_value: ValueCheck, values: Mapping[Any, Any]) -> Violations:
+    """Each entry of a map. A text key that is wrong is no part of a path."""
     for key, value in values.items():
-        place, is_text = f"[{key}]", isinstance(key, str)
+        place = f"[{key}]"
         for _, description in check_key(key):
-            yield ".key" if is_text else place, description
-            place = "[]" if is_text else place  # a text that is wrong is no part of a path
+            yield ".key" if isinstance(key, str) else place, description
+            if isinstance(key, str):
+                place = "[]"
         for path, description in check_value(value):
             yield place + path, description
 
 
 def _unique(values: Sequence[Any]) -> Violations:
+    """Entries of a list are different."""
     seen = set()
     for place, value in enumerate(values):
         if value in seen:
@@ -151,80 +234,119 @@ def _unique(values: Sequence[Any]) -> Violations:
         seen.add(value)
 
 
-def _together(most: int, messages: Sequence[Message]) -> Violations:
-    """Of the texts in messages. One that is too large by itself is refused elsewhere."""
-    sizes = [utf8_size(text) for each in messages for _, text in each.ListFields() if isinstance(text, str)]
-    if sum(sizes) > most >= max(sizes):
-        yield "", f"must be up to {most} bytes together"
+def _total_bytes(max_total_bytes: int, messages: Sequence[Message]) -> Violations:
+    """The texts of all messages of a list together. One that is too large by itself is a violation of its own."""
+    sizes = [utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)]
+    if sum(sizes) > max_total_bytes >= max(sizes):
+        yield "", f"must be up to {max_total_bytes} bytes together"
 
 
 def _ranges(high: float, bounds: Sequence[int]) -> Violations:
-    """Of start, stop, start, stop, ..."""
-    plain = bounds[:]
-    starts, stops = plain[::2], plain[1::2]
+    """A list that is start, stop, start, stop, ... of ranges."""
+    numbers = bounds[:]
+    starts, stops = numbers[::2], numbers[1::2]
     in_order = all(map(operator.lt, starts, stops)) and all(map(operator.le, stops, starts[1:]))
     if len(starts) != len(stops):
         yield "", "must be start and stop of each range"
-    elif not in_order or min(plain, default=0) < 0 or max(plain, default=0) > high:
+    elif not in_order or min(numbers, default=0) < 0 or max(numbers, default=0) > high:
         yield "", f"must be ranges of indices, start below stop, ascending and apart, within 0 to {high}"
 
 
-def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> Check:
-    """Of one value: of a field that is no list, of an entry of one, or of a key or value of a map."""
+def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueCheck:
+    """The check of one value: of a field that is no list, of an entry of a list, or of a key or value of a map."""
     if rule.id:
-        return _one(ID.fullmatch, "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit")
+        return functools.partial(
+            _matches, is_id, "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
     if rule.name:
         description = f"must be text of 1 to {MAX_NAME_BYTES} bytes without control characters"
-        return _one(lambda text: NAME.fullmatch(text) and utf8_size(text) <= MAX_NAME_BYTES, description)
+        return functools.partial(_matches, is_name, description)
     if field.type == field.TYPE_STRING:
         return functools.partial(_text, rule.min_bytes, rule.max_bytes)
     if field.type == field.TYPE_BOOL:
-        return lambda value: iter(())
-    if (enum := field.enum_type) is not None:
-        return _one({each.number for each in enum.values}.__contains__, f"must be a value of {enum.name}, not {{}}")
-    if (kind := field.message_type) is not None and kind.full_name != Duration.DESCRIPTOR.full_name:
-        return _message(kind, limits)
-    if kind is not None:
-        low, high = rule.gt * NS, rule.lte * NS
-        description = f"must be above {rule.gt:.15g} and up to {rule.lte:.15g} seconds"
-        return _one(lambda value: 0 <= value.nanos < NS and low < value.ToNanoseconds() <= high, description)
-    low, high = _span(field, rule, limits)
+        return _anything
+    if field.enum_type is not None:
+        numbers = frozenset(value.number for value in field.enum_type.values)
+        return functools.partial(_enum, numbers, field.enum_type.name)
+    if field.message_type is not None:
+        if field.message_type.full_name == Duration.DESCRIPTOR.full_name:
+            return functools.partial(_duration, rule.gt, rule.lte)
+        return message_check(field.message_type, limits).violations
+    low, high = number_bounds(field, rule, limits)
     if field.type != field.TYPE_DOUBLE:
         noun = "token id" if rule.token_id else "whole number"
-        return _one(lambda value: low <= value <= high, f"must be a {noun} from {low} to {high}, not {{}}")
+        return functools.partial(_integer, int(low), int(high), noun)
     bounds = f"above {rule.gt:g} and up to {high:g}" if rule.HasField("gt") else f"from {low:g} to {high:g}"
-    return _one(lambda value: low <= value <= high, f"must be a number {bounds}, not {{:.6g}}")  # NaN is not
+    return functools.partial(_double, low, high, bounds)
 
 
-def _one(accepts: Callable[[Any], object], description: str) -> Check:
-    """Of a value as a whole. The description may show a number, as "{}", and no text."""
-
-    def check(value: Any) -> Violations:
-        if not accepts(value):
-            yield "", description.format(value)
-
-    return check
+def is_id(text: str) -> bool:
+    """Whether a text has the form of an id."""
+    return ID.fullmatch(text) is not None
 
 
-def _span(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[float, float]:
-    """The least and the greatest number that a field may hold."""
-    largest = LARGEST[field.type]
-    low = rule.gt if rule.HasField("gt") else rule.gte if rule.HasField("gte") else 0 if rule.token_id else -largest
-    high = min(
-        rule.lte if rule.HasField("lte") else largest,
-        getattr(limits, rule.lte_of) if rule.lte_of else largest,
-        getattr(limits, rule.lt_of) - 1 if rule.lt_of else largest,
-        limits.vocab_size - 1 if rule.token_id else largest,
-    )
-    if field.type == field.TYPE_DOUBLE:
-        return math.nextafter(low, math.inf) if rule.HasField("gt") else low, high
-    return int(low) + rule.HasField("gt"), int(high)
+def is_name(text: str) -> bool:
+    """Whether a text may be a snapshot's name."""
+    return NAME.fullmatch(text) is not None and utf8_size(text) <= MAX_NAME_BYTES
+
+
+def _matches(accepts: Callable[[str], bool], description: str, text: str) -> Violations:
+    if not accepts(text):
+        yield "", description
+
+
+def _anything(value: object) -> Violations:
+    yield from ()
+
+
+def _enum(numbers: Collection[int], name: str, value: int) -> Violations:
+    if value not in numbers:
+        yield "", f"must be a value of {name}, not {value}"
+
+
+def _duration(low_s: float, high_s: float, value: Duration) -> Violations:
+    if not (0 <= value.nanos < NS_PER_S and low_s * NS_PER_S < value.ToNanoseconds() <= high_s * NS_PER_S):
+        yield "", f"must be above {low_s:.15g} and up to {high_s:.15g} seconds"
+
+
+def _integer(low: int, high: int, noun: str, value: int) -> Violations:
+    if not low <= value <= high:
+        yield "", f"must be a {noun} from {low} to {high}, not {value}"
+
+
+def _double(low: float, high: float, bounds: str, value: float) -> Violations:
+    if not low <= value <= high:  # which no comparison with NaN is
+        yield "", f"must be a number {bounds}, not {value:.6g}"
 
 
 def _text(low: int, high: int, text: str) -> Violations:
     size = utf8_size(text)
     if not low <= size <= high:
         yield "", f"must be text of {low} to {high} bytes, not {size}" if text else "must not be empty"
+
+
+def number_bounds(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[float, float]:
+    """The least and the greatest number that a field may hold."""
+    largest = LARGEST[field.type]
+    if rule.HasField("gt"):
+        low = rule.gt
+    elif rule.HasField("gte"):
+        low = rule.gte
+    else:
+        low = 0 if rule.token_id else -largest
+    highs: list[float] = [largest]
+    if rule.HasField("lte"):
+        highs.append(rule.lte)
+    if rule.lte_of:
+        highs.append(limit_named(limits, rule.lte_of))
+    if rule.lt_of:
+        highs.append(limit_named(limits, rule.lt_of) - 1)
+    if rule.token_id:
+        highs.append(limits.vocab_size - 1)
+    high = min(highs)
+    if field.type == field.TYPE_DOUBLE:
+        return math.nextafter(low, math.inf) if rule.HasField("gt") else low, high
+    return int(low) + rule.HasField("gt"), int(high)
 
 
 def utf8_size(text: str) -> int:

@@ -30,6 +30,8 @@ from jaxctx.v1 import (
     generation_pb2,
     model_service_pb2,
     model_service_pb2_grpc,
+    session_service_pb2,
+    session_service_pb2_grpc,
     snapshot_pb2,
     snapshot_service_pb2,
     snapshot_service_pb2_grpc,
@@ -93,6 +95,7 @@ class Fake(
     snapshot_service_pb2_grpc.SnapshotServiceServicer,
     model_service_pb2_grpc.ModelServiceServicer,
     admin_service_pb2_grpc.AdminServiceServicer,
+    session_service_pb2_grpc.SessionServiceServicer,
 ):
     """A context is a list of tokens, a character its code point, and an output of `generate` is "ab", "cd", "ef"."""
 
@@ -103,6 +106,7 @@ class Fake(
         self.committed: dict[str, int] = {}  # tokens in committed pages, where a pass kept pages working
         self.commits: list[list[int]] = []  # tokens of committed pages, at each operation that computes
         self.snapshots: dict[str, list[list[int]]] = {}
+        self.sessions: dict[str, dict[str, str | None]] = {}  # texts of variables, by session and id
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.metadata: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.fail_before: dict[str, list[errors.JaxctxError]] = defaultdict(list)
@@ -497,6 +501,109 @@ class Fake(
     def ClearCache(self, request: Any, context: Any) -> Any:
         return admin_service_pb2.ClearCacheResponse(pages_dropped=12)
 
+    # --- SessionService: a variable that nobody set becomes its own id in capitals when it is asked for
+
+    def session(self, session_id: str) -> session_service_pb2.Session:
+        if session_id not in self.sessions:
+            raise errors.NotFound("no such session", reason="SESSION_NOT_FOUND")
+        variables = len(self.sessions[session_id])
+        return session_service_pb2.Session(session_id=session_id, ttl={"seconds": 90}, variables=variables)
+
+    def variable(self, session_id: str, variable_id: str) -> session_service_pb2.Variable:
+        self.session(session_id)
+        if variable_id not in self.sessions[session_id]:
+            raise errors.NotFound("no such variable", reason="VARIABLE_NOT_FOUND")
+        text = self.sessions[session_id][variable_id]
+        unset, is_set = session_service_pb2.VARIABLE_STATE_UNSET, session_service_pb2.VARIABLE_STATE_SET
+        state = unset if text is None else is_set
+        return session_service_pb2.Variable(variable_id=variable_id, name=variable_id[1:], state=state, text=text)
+
+    @method
+    def CreateSession(self, request: Any, context: Any) -> Any:
+        session_id = request.session_id or self.new_id()
+        self.sessions[session_id] = {}
+        return session_service_pb2.CreateSessionResponse(session=self.session(session_id))
+
+    @method
+    def GetSession(self, request: Any, context: Any) -> Any:
+        return session_service_pb2.GetSessionResponse(session=self.session(request.session_id))
+
+    @method
+    def ListSessions(self, request: Any, context: Any) -> Any:
+        ids = sorted(each for each in self.sessions if each > request.page_token)
+        shown = ids[: request.limit]
+        return session_service_pb2.ListSessionsResponse(
+            sessions=map(self.session, shown), next_page_token=shown[-1] if len(ids) > len(shown) else ""
+        )
+
+    @method
+    def DeleteSession(self, request: Any, context: Any) -> Any:
+        self.session(request.session_id)
+        del self.sessions[request.session_id]
+        return session_service_pb2.DeleteSessionResponse()
+
+    @method
+    def CreateVariable(self, request: Any, context: Any) -> Any:
+        self.session(request.session_id)
+        text = request.text if request.HasField("text") else None
+        self.sessions[request.session_id][f"v{request.name}"] = text
+        variable = self.variable(request.session_id, f"v{request.name}")
+        return session_service_pb2.CreateVariableResponse(variable=variable)
+
+    @method
+    def GetVariable(self, request: Any, context: Any) -> Any:
+        variable = self.variable(request.session_id, request.variable_id)
+        if request.wait and variable.state != session_service_pb2.VARIABLE_STATE_SET:
+            self.sessions[request.session_id][request.variable_id] = request.variable_id.upper()
+        variable = self.variable(request.session_id, request.variable_id)
+        return session_service_pb2.GetVariableResponse(variable=variable)
+
+    @method
+    def SetVariable(self, request: Any, context: Any) -> Any:
+        if self.variable(request.session_id, request.variable_id).text:
+            raise errors.AlreadyExists("it is set")
+        self.sessions[request.session_id][request.variable_id] = request.text
+        variable = self.variable(request.session_id, request.variable_id)
+        return session_service_pb2.SetVariableResponse(variable=variable)
+
+    @method
+    def ReadVariable(self, request: Any, context: Any) -> Iterator[Any]:
+        for character in self.variable(request.session_id, request.variable_id).text:
+            yield session_service_pb2.ReadVariableResponse(text=character)
+
+    @method
+    def ListVariables(self, request: Any, context: Any) -> Any:
+        self.session(request.session_id)
+        ids = sorted(each for each in self.sessions[request.session_id] if each > request.page_token)
+        shown = ids[: request.limit]
+        return session_service_pb2.ListVariablesResponse(
+            variables=[self.variable(request.session_id, each) for each in shown],
+            next_page_token=shown[-1] if len(ids) > len(shown) else "",
+        )
+
+    @method
+    def SubmitCall(self, request: Any, context: Any) -> Any:
+        self.session(request.session_id)
+        outputs = [f"v{each.name}" for each in request.parameters if each.HasField("output")]
+        self.sessions[request.session_id].update(dict.fromkeys(outputs))
+        return session_service_pb2.SubmitCallResponse(
+            call_id="c1", outputs=[self.variable(request.session_id, each) for each in outputs]
+        )
+
+    @method
+    def CancelCall(self, request: Any, context: Any) -> Any:
+        if request.call_id != "c1":
+            raise errors.NotFound("no such call", reason="CALL_NOT_FOUND")
+        return session_service_pb2.CancelCallResponse()
+
+    @method
+    def GetGraph(self, request: Any, context: Any) -> Any:
+        self.session(request.session_id)
+        task = session_service_pb2.GraphTask(
+            call_id="c1", output="vo", inputs=["vi"], phase=session_service_pb2.TASK_PHASE_DONE, engine_id="local"
+        )
+        return session_service_pb2.GetGraphResponse(tasks=[task])
+
 
 class Serving:
     """A running fake: `fake` is its state, `target` its address."""
@@ -508,6 +615,7 @@ class Serving:
         snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(self.fake, self.server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.fake, self.server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self.fake, self.server)
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(self.fake, self.server)
         if credentials is None:
             port = self.server.add_insecure_port(address)
         else:

@@ -32,7 +32,7 @@ from jaxctx_server.deploy.ray.autoscaling import (
     retry_pause_s,
 )
 from jaxctx_server.deploy.ray.supervisor import check_router, engine_arguments
-from jaxctx_server.startup import StartError
+from jaxctx_server.errors import StartError
 from tests.e2e.test_command import COMMAND, SMALL, Server, environment
 from tests.e2e.test_engine_processes import PAIRS, said
 from tests.e2e.test_programs import Caller, out

@@ -19,7 +19,7 @@ from jaxctx_server.cluster import ALONE
 from jaxctx_server.http.openai.completions import CompletionsForm
 from jaxctx_server.http.openai.request import parse_request
 from tests.e2e.conftest import TENANTS
-from tests.e2e.test_cluster import Company, router_of
+from tests.e2e.test_cluster import RouterCluster, router_of
 from tests.engines import Clock
 from tests.readme import commands
 from tests.server.http.client import HttpClient, http_server
@@ -383,8 +383,8 @@ async def test_the_readmes_line_runs_as_pasted(web: HttpClient) -> None:
 
 async def test_models_of_a_core_without_engines(clock: Clock) -> None:
     """They are unknown, and not none."""
-    company = Company(clock, None, ALONE)
-    async with router_of(company), http_server(company.router) as web:
+    router_cluster = RouterCluster(clock, None, ALONE)
+    async with router_of(router_cluster), http_server(router_cluster.router) as web:
         for path in ("/v1/models", "/v1/models/echo"):
             answer = await web("GET", path)
             assert answer.error == (503, "ENGINE_LOST", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from jaxctx_server.startup import ADDRESS
+from jaxctx_server.errors import ADDRESS
 from tests.server.http.client import http_command
 
 

@@ -1,16 +1,16 @@
 # Generated from jaxctx/client/decoding/__init__.py by scripts/stubs. Not edited by hand.
-"""Loops: ways to generate that the server does not have, as programs over contexts. Examples to use or to copy.
+"""Decoding algorithms that the server does not have, as programs over contexts. To use, or to copy and change.
 
-    continuing.py    how every loop begins and ends
+    continuing.py    how every algorithm begins and ends
     windows.py       attention sinks and a sliding window
     speculation.py   drafts, verified many at a time
     search.py        best of n, beam search
 
 These take contexts of the blocking client.
 
-Afterwards a context holds its prompt and all tokens that the loop returned, the last one buffered, as after `generate`;
-also when the loop ends with an error. End-of-sequence tokens are known to the server only: a loop stops at
-`stop_token_ids` and at no other token.
+Afterwards a context holds its prompt and all tokens that were returned, the last one buffered, as after `generate`;
+also after an error. Only the server knows the model's end-of-sequence tokens: these functions stop at `stop_token_ids`
+alone.
 """
 
 from jaxctx.client._sync.decoding.search import Beam, beam_search, best_of, likelihood

@@ -1,5 +1,5 @@
 # Generated from jaxctx/client/decoding/continuing.py by scripts/stubs. Not edited by hand.
-"""How every loop begins and ends: the last token is taken out, for a pass to compute, and in the end is buffered."""
+"""How every decoding algorithm begins and ends: with the last token removed, for a pass to compute; and buffered."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from jaxctx.errors import FailedPrecondition
 
 
 def begin(context: Context) -> list[int]:
-    """The context's tokens. The last of them is taken out of it: what follows it is told by the pass that computes it.
+    """The context's tokens. The last one is removed from the context: the first pass computes it and what follows.
 
     Raises FailedPrecondition for a context without tokens.
     """
@@ -20,6 +20,6 @@ def begin(context: Context) -> list[int]:
 
 
 def end(context: Context, tokens: Sequence[int]) -> None:
-    """Leave the context with these tokens, whatever became of the last pass."""
+    """Leave the context with these tokens, the last one buffered, whatever became of the last pass."""
     context.rewind(len(tokens) - 1)
     context.fill(tokens=tokens[-1:], defer=True)

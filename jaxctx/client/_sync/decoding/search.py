@@ -1,5 +1,5 @@
 # Generated from jaxctx/client/decoding/search.py by scripts/stubs. Not edited by hand.
-"""Searching for likely continuations by fork: best of n, beam search. Those that lose are closed."""
+"""Search for likely continuations by forking: best of n, beam search. Forks that lose are closed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from jaxctx.errors import InvalidArgument
 
 
 def likelihood(completion: Completion[Any]) -> float:
-    """The log probability of all tokens of an output together."""
+    """The sum of the log probabilities of an output's tokens."""
     return sum(each.logprob for each in completion.logprobs)
 
 
@@ -38,7 +38,7 @@ def best_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beam:
-    """One continuation. Its last token is not computed yet."""
+    """One continuation of the prompt. Its last token is not computed yet."""
 
     context: Context
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Beam:
 
 
 def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Beam:
-    """The likeliest of the continuations that up to `width` (1..64) beams find, in a fork of its own.
+    """The most likely continuation that up to `width` (1 to 64) beams find, in a fork of its own.
 
     A beam ends at a stop token or after `max_tokens`. The context itself stays as it is.
     """
@@ -67,7 +67,7 @@ def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids
                 for beam, result in zip(live, results, strict=True)
                 for token, logprob in result.outputs[0].top
             ]
-            live = _apart(_likeliest(longer, best, width, stop_token_ids), opened)
+            live = _with_own_contexts(_likeliest(longer, best, width, stop_token_ids), opened)
             if live and live[-1].tokens[-1] in stop_token_ids:
                 best = [live.pop()]
             held = {beam.context.id for beam in (*live, *best)}
@@ -83,8 +83,9 @@ def beam_search(context: Context, *, width: int, max_tokens: int, stop_token_ids
 
 
 def _likeliest(beams: list[Beam], best: list[Beam], width: int, stop_token_ids: Sequence[int]) -> list[Beam]:
-    """Up to `width` that are likelier than the best one that has ended, in order, and of those that end now only the
-    last: all beams can only become less likely, so none behind it could still win.
+    """Up to `width` beams that are more likely than the best ended one, most likely first, up to the first that ends.
+
+    Beams only become less likely as they grow, so no beam after one that ends can still win.
     """
     likeliest: list[Beam] = []
     for beam in sorted(beams, key=lambda beam: -beam.logprob)[:width]:
@@ -96,8 +97,8 @@ def _likeliest(beams: list[Beam], best: list[Beam], width: int, stop_token_ids: 
     return likeliest
 
 
-def _apart(beams: list[Beam], opened: list[Context]) -> list[Beam]:
-    """The same beams, each with a context of its own: the first keeps what several shared, the others fork it."""
+def _with_own_contexts(beams: list[Beam], opened: list[Context]) -> list[Beam]:
+    """The same beams, each with a context of its own: of several that share one, the first keeps it, others fork it."""
     taken: set[str] = set()
     apart = []
     for beam in beams:

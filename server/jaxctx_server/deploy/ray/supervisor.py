@@ -18,7 +18,7 @@ from jaxctx_server.config import RayConfig
 from jaxctx_server.deploy.ray.actor import EngineActor
 from jaxctx_server.deploy.ray.autoscaling import EngineBounds, EngineLoad, LoadTrend, decide_engine_count
 from jaxctx_server.deploy.ray.fleet import Fleet
-from jaxctx_server.startup import OK, USAGE, StartError
+from jaxctx_server.errors import OK, USAGE, StartError
 
 LOOK_EVERY_S = 1.0  # the router's figures are those of its last beat, which is as long
 ROUTER_TIMEOUT_S = 5.0

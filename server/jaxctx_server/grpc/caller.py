@@ -1,0 +1,28 @@
+"""The caller of a running method: whose tenant it serves, and until when."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from jaxctx.engine.interface import Caller
+from jaxctx_server.auth import Key
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+CURRENT_KEY: ContextVar[Key] = ContextVar("key")  # of the call that the running task serves; set by the interceptor
+MAX_DEADLINE_S = 86400.0  # of a call without a deadline: nobody waits for ever
+
+
+class CallerFactory:
+    """Makes the Caller of a call that the interceptor has admitted."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is that of the engine's deadlines, in seconds."""
+        self._clock = clock
+
+    def caller(self, context: Context) -> Caller:
+        """Tenant and deadline of the running call."""
+        remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
+        deadline = self._clock() + (MAX_DEADLINE_S if remaining_s is None else remaining_s)
+        return Caller(tenant=CURRENT_KEY.get().tenant, deadline=deadline)

@@ -1,0 +1,184 @@
+"""ContextService of a router."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import NotFound
+from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.context_pb2 import Context
+from jaxctx_server.router.engines import set_engine_id
+from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
+from jaxctx_server.router.listing import Lister, entries_to_ask_for
+from jaxctx_server.router.placement import PlacementTable
+from jaxctx_server.router.planning import Planner
+from jaxctx_server.router.watch import Watcher
+from jaxctx_server.service.paging import page_by_id
+
+
+class RouterContextService:
+    """Implements `jaxctx_server.service.interface.ContextService`."""
+
+    def __init__(
+        self, forwarder: Forwarder, lister: Lister, planner: Planner, watcher: Watcher, placements: PlacementTable
+    ) -> None:
+        self._forwarder = forwarder
+        self._lister = lister
+        self._planner = planner
+        self._watcher = watcher
+        self._placements = placements
+
+    async def create_context(self, caller: Caller, request: pb.CreateContextRequest) -> pb.CreateContextResponse:
+        call = ForwardedCall(
+            rpc="CreateContext",
+            caller=caller,
+            request=request,
+            context_id=request.context_id,
+            model_id=request.model_id,
+        )
+        handle, response = await self._forwarder.ask(call, pb.CreateContextResponse)
+        set_engine_id([response.context], handle)
+        request.context_id = response.context.context_id  # so that it can be made anew on another engine
+        self._placements.remember(caller.tenant, handle, response.context, created=request)
+        return response
+
+    async def fill(self, caller: Caller, request: pb.FillRequest) -> pb.FillResponse:
+        call = ForwardedCall(rpc="Fill", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.FillResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def flush(self, caller: Caller, request: pb.FlushRequest) -> pb.FlushResponse:
+        call = ForwardedCall(rpc="Flush", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.FlushResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        call = ForwardedCall(rpc="Generate", caller=caller, request=request, context_id=request.context_id)
+        async with aclosing(self._forwarder.stream(call, pb.GenerateResponse)) as responses:
+            async for handle, response in responses:
+                self._placed(caller, handle, response.context)
+                yield response
+
+    async def forward(self, caller: Caller, request: pb.ForwardRequest) -> pb.ForwardResponse:
+        call = ForwardedCall(rpc="Forward", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.ForwardResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def fork(self, caller: Caller, request: pb.ForkRequest) -> pb.ForkResponse:
+        call = ForwardedCall(rpc="Fork", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.ForkResponse)
+        for child in response.contexts:
+            self._placed(caller, handle, child)
+        return response
+
+    async def truncate(self, caller: Caller, request: pb.TruncateRequest) -> pb.TruncateResponse:
+        call = ForwardedCall(rpc="Truncate", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.TruncateResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def rewind(self, caller: Caller, request: pb.RewindRequest) -> pb.RewindResponse:
+        call = ForwardedCall(rpc="Rewind", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.RewindResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def get_context(self, caller: Caller, request: pb.GetContextRequest) -> pb.GetContextResponse:
+        call = ForwardedCall(rpc="GetContext", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.GetContextResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def list_contexts(self, caller: Caller, request: pb.ListContextsRequest) -> pb.ListContextsResponse:
+        asked = pb.ListContextsRequest(
+            limit=entries_to_ask_for(request.limit),
+            page_token=request.page_token,
+            include_program_contexts=request.include_program_contexts,
+        )
+        contexts: list[Context] = []
+        for handle, response in await self._lister.pages("ListContexts", pb.ListContextsResponse, caller, asked):
+            set_engine_id(response.contexts, handle)
+            contexts += response.contexts
+        contexts.sort(key=lambda context: context.version)  # of a context on two engines the latest version is listed
+        page = page_by_id(contexts, lambda context: context.context_id, page_token=asked.page_token, found=asked.limit)
+        return pb.ListContextsResponse(contexts=page.entries, next_page_token=page.next_page_token)
+
+    async def watch_contexts(
+        self, caller: Caller, request: pb.WatchContextsRequest
+    ) -> AsyncGenerator[pb.WatchContextsResponse, None]:
+        async with aclosing(self._watcher.watch(caller, request)) as changes:
+            async for change in changes:
+                yield change
+
+    async def compare(self, caller: Caller, request: pb.CompareRequest) -> pb.CompareResponse:
+        call = ForwardedCall(rpc="Compare", caller=caller, request=request)
+        with suppress(NotFound):
+            _, response = await self._forwarder.ask(call, pb.CompareResponse)
+            return response
+        return compare_tokens(await self._tokens(caller, request.a), await self._tokens(caller, request.b))
+
+    async def update_context(self, caller: Caller, request: pb.UpdateContextRequest) -> pb.UpdateContextResponse:
+        call = ForwardedCall(rpc="UpdateContext", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.UpdateContextResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def plan(self, caller: Caller, request: pb.PlanRequest) -> pb.PlanResponse:
+        """Of a new context: what it would take on the engine that would get it."""
+        if request.context_id:
+            call = ForwardedCall(rpc="Plan", caller=caller, request=request, context_id=request.context_id)
+        else:
+            plans = await self._planner.plans(caller, request)
+            if plans:
+                return next(iter(plans.values()))
+            call = ForwardedCall(rpc="Plan", caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, pb.PlanResponse)
+        return response
+
+    async def reserve_pages(self, caller: Caller, request: pb.ReservePagesRequest) -> pb.ReservePagesResponse:
+        call = ForwardedCall(rpc="ReservePages", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.ReservePagesResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def commit_pages(self, caller: Caller, request: pb.CommitPagesRequest) -> pb.CommitPagesResponse:
+        call = ForwardedCall(rpc="CommitPages", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.CommitPagesResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def release_pages(self, caller: Caller, request: pb.ReleasePagesRequest) -> pb.ReleasePagesResponse:
+        call = ForwardedCall(rpc="ReleasePages", caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, pb.ReleasePagesResponse)
+        self._placed(caller, handle, response.context)
+        return response
+
+    async def close_context(self, caller: Caller, request: pb.CloseContextRequest) -> pb.CloseContextResponse:
+        call = ForwardedCall(rpc="CloseContext", caller=caller, request=request, context_id=request.context_id)
+        _, response = await self._forwarder.ask(call, pb.CloseContextResponse)
+        self._placements.forget(call.context_key)
+        return response
+
+    async def _tokens(self, caller: Caller, context_id: str) -> Sequence[int]:
+        """All tokens of a context."""
+        request = pb.GetContextRequest(context_id=context_id, include_tokens=True)
+        return (await self.get_context(caller, request)).tokens.ids
+
+    def _placed(self, caller: Caller, handle: EngineHandle, context: Context) -> None:
+        """A context in a response of an engine: say in the response where it is, and remember it."""
+        set_engine_id([context], handle)
+        self._placements.remember(caller.tenant, handle, context)
+
+
+def compare_tokens(a: Sequence[int], b: Sequence[int]) -> pb.CompareResponse:
+    """The comparison of two contexts on different engines, which share no page but may have tokens in common."""
+    common = 0
+    for token_a, token_b in zip(a, b, strict=False):
+        if token_a != token_b:
+            break
+        common += 1
+    return pb.CompareResponse(common_tokens=common, length_a=len(a), length_b=len(b))

@@ -1,0 +1,211 @@
+"""A call goes to the engine that is its place: as it came, and back as it was answered."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from google.protobuf.message import Message
+
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import engine_lost
+from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
+from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.services import METHODS
+from jaxctx.v1 import context_service_pb2, rules_pb2, snapshot_service_pb2
+from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.router.engines import RouterEngines, remote_engine
+from jaxctx_server.router.placement import ContextKey, CreatedKey, Placement, PlacementTable
+from jaxctx_server.router.planning import Planner
+
+R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardedCall:
+    """A call of the contract on its way to an engine."""
+
+    rpc: str  # the method's name in the contract
+    caller: Caller
+    request: Message
+    context_id: str = ""  # the context that it is about; empty: none, or more than one
+    model_id: str | None = None  # only engines of this model can answer ("": of the default one). None: any may
+
+    @property
+    def context_key(self) -> ContextKey:
+        """The context that it is about, among those of all tenants."""
+        return ContextKey(self.caller.tenant, self.context_id)
+
+    @property
+    def is_work(self) -> bool:
+        """Whether it is new work, which a server that drains refuses (rules.proto)."""
+        is_work: bool = METHODS[self.rpc].GetOptions().Extensions[rules_pb2.work]
+        return is_work
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The errors of the engines that could not answer a call."""
+
+    errors: list[JaxctxError] = field(default_factory=list)
+
+    def add(self, error: JaxctxError) -> None:
+        """Note the error of one engine. Raises it if no other engine is to be asked."""
+        if not isinstance(error, NotFound) and error.reason not in ("DRAINING", "MODEL_MISMATCH"):
+            raise error
+        self.errors.append(error)
+
+    def most_telling(self) -> JaxctxError | None:
+        """The first error that is not NotFound, else the first one. None: no engine was asked."""
+        for error in self.errors:
+            if not isinstance(error, NotFound):
+                return error
+        return self.errors[0] if self.errors else None
+
+
+class Forwarder:
+    """Forwards calls to the engines of a router. Used on the event loop."""
+
+    def __init__(
+        self, lifecycle: ServerLifecycle, engines: RouterEngines, placements: PlacementTable, planner: Planner
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._engines = engines
+        self._placements = placements
+        self._planner = planner
+
+    async def ask(self, call: ForwardedCall, response_type: type[R]) -> tuple[EngineHandle, R]:
+        """The response of the first engine that knows what the call is about and does not drain, and which one that is.
+
+        Raises the engine's error; Unavailable (DRAINING) for new work while the router drains; AlreadyExists for an id
+        that is taken on any engine; Unavailable (ENGINE_LOST) while an engine that may know does not answer.
+        """
+        async with self._accepted(call):
+            placement = await self._placement_of(call)
+            refusals = Refusals()
+            for handle in self._candidates(call, placement):
+                try:
+                    with forwarded(handle, call):
+                        response = await remote_engine(handle).ask(call.rpc, call.caller, call.request)
+                        return handle, cast(R, response)
+                except (NotFound, Unavailable, FailedPrecondition) as error:
+                    refusals.add(error)
+        raise self._refusal(refusals, placement)
+
+    async def stream(self, call: ForwardedCall, response_type: type[R]) -> AsyncGenerator[tuple[EngineHandle, R], None]:
+        """As `ask`, for a method that streams its responses."""
+        async with self._accepted(call):
+            placement = await self._placement_of(call)
+            refusals = Refusals()
+            for handle in self._candidates(call, placement):
+                try:
+                    with forwarded(handle, call):
+                        async with remote_engine(handle).begun(call.rpc, call.caller, call.request) as responses:
+                            async for response in responses:
+                                yield handle, cast(R, response)
+                    return
+                except (NotFound, Unavailable, FailedPrecondition) as error:
+                    refusals.add(error)
+        raise self._refusal(refusals, placement)
+
+    def _candidates(self, call: ForwardedCall, placement: Placement | None) -> list[EngineHandle]:
+        """The engines to ask in turn, first the one where the context is."""
+        return self._engines.by_load(call.model_id, None if placement is None else placement.handle)
+
+    async def _placement_of(self, call: ForwardedCall) -> Placement | None:
+        """Where the context is that the call is about, if that is remembered; where it will be, if it is first filled.
+
+        If the context moves right now this waits: whatever becomes of the move, the context is at one place then.
+        """
+        placement = self._placements.use(call.context_key)
+        if placement is None:
+            return None
+        if isinstance(call.request, context_service_pb2.FillRequest):
+            self._planner.start_first_fill_move(placement, call.request, call.caller)
+        placement.created = None  # it is not as it was created any more
+        if placement.moving is not None:
+            await asyncio.wait([placement.moving])
+        return placement
+
+    def _refusal(self, refusals: Refusals, placement: Placement | None) -> JaxctxError:
+        """The error of a call that no engine could answer."""
+        error = refusals.most_telling() or self._engines.no_engine_error()
+        was_lost = placement is not None and not self._engines.is_registered(placement.handle)
+        if isinstance(error, NotFound) and (self._engines.may_come_back() or was_lost):
+            return engine_lost()
+        return error
+
+    @asynccontextmanager
+    async def _accepted(self, call: ForwardedCall) -> AsyncIterator[None]:
+        """Around a call. New work is refused while the router drains, and waited for by a drain that begins later.
+
+        If the call makes something under an id or a name that its request chooses, nothing has that, and nothing else
+        is given it meanwhile. Raises Unavailable (DRAINING), AlreadyExists.
+        """
+        programs = self._lifecycle.served().programs
+        async with AsyncExitStack() as stack:
+            if call.is_work:
+                if programs.draining:
+                    raise draining_error()
+                programs.working.add(stack)
+                stack.callback(programs.working.discard, stack)
+            stack.enter_context(self._placements.in_use(call.context_key))
+            for find_rpc, name in chosen_names(call.request):
+                lock = self._placements.creation_lock(CreatedKey(call.caller.tenant, find_rpc, name))
+                await stack.enter_async_context(lock)
+                await self._check_free(call.caller, find_rpc, name)
+            yield
+
+    async def _check_free(self, caller: Caller, find_rpc: str, name: str) -> None:
+        """Raise AlreadyExists if there is something of this id or name on any engine."""
+        if find_rpc == "GetContext":
+            key = ContextKey(caller.tenant, name)
+            placement = self._placements.use(key)
+            if placement is not None and placement.moving is not None:
+                await asyncio.wait([placement.moving])
+            self._placements.forget(key)  # what was on a lost engine can be made again
+        with suppress(NotFound):
+            handle, response = await self.ask(find_call(caller, find_rpc, name), Message)
+            if isinstance(response, context_service_pb2.GetContextResponse):
+                self._placements.remember(caller.tenant, handle, response.context)
+            raise AlreadyExists(f"there is {name!r} already")
+
+
+@contextmanager
+def forwarded(handle: EngineHandle, call: ForwardedCall) -> Iterator[None]:
+    """Around a call that an engine works on, which counts for its load if it is new work."""
+    handle.forwarded += call.is_work
+    try:
+        yield
+    finally:
+        handle.forwarded -= call.is_work
+
+
+def draining_error() -> Unavailable:
+    """The error of new work while the router drains."""
+    return Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
+
+
+def chosen_names(request: Message) -> Iterator[tuple[str, str]]:
+    """The ids and names that a request chooses for what it makes, each with the RPC that finds it (rules.proto)."""
+    if isinstance(request, snapshot_service_pb2.SaveRequest) and request.overwrite_version:
+        return  # the name is to be there
+    for descriptor, value in request.ListFields():
+        find_rpc = descriptor.GetOptions().Extensions[rules_pb2.found_by]
+        if find_rpc:
+            for name in sorted(value) if descriptor.is_repeated else [value]:
+                yield find_rpc, name
+
+
+def find_call(caller: Caller, find_rpc: str, name: str) -> ForwardedCall:
+    """The call that finds what has an id or a name."""
+    match find_rpc:
+        case "GetContext":
+            request = context_service_pb2.GetContextRequest(context_id=name)
+            return ForwardedCall(rpc=find_rpc, caller=caller, request=request, context_id=name)
+        case "GetSnapshot":
+            return ForwardedCall(
+                rpc=find_rpc, caller=caller, request=snapshot_service_pb2.GetSnapshotRequest(name=name)
+            )
+    raise ValueError(f"rules.proto says nothing of {find_rpc}")

@@ -1,0 +1,84 @@
+"""What a prompt would take on each engine (Plan), and where a new context is best filled first."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import JaxctxError
+from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx_server.router.engines import RouterEngines, remote_engine
+from jaxctx_server.router.placement import Placement
+
+PLAN_TIMEOUT_S = (
+    0.25  # for engines to say what a first fill would take; one that is too busy for that is none to move to
+)
+RECREATE_TIMEOUT_S = 10.0  # for making an empty context anew on another engine
+
+
+class Planner:
+    """Asks engines for plans, and chooses among them."""
+
+    def __init__(self, engines: RouterEngines, clock: Callable[[], float]) -> None:
+        """`clock` is that of deadlines."""
+        self._engines = engines
+        self._clock = clock
+
+    async def plans(self, caller: Caller, request: pb.PlanRequest) -> dict[EngineHandle, pb.PlanResponse]:
+        """What each engine would do to fill a new context, the best one first: the one with most of it cached among
+        those that have the pages, else the least loaded. Engines that raise an error are not there.
+        """
+        handles = self._engines.by_load(request.model_id)
+        plans = await self._engines.ask_each("Plan", pb.PlanResponse, caller, request, handles, ignore=JaxctxError)
+        return dict(sorted(plans.items(), key=plan_order))
+
+    def start_first_fill_move(self, placement: Placement, fill: pb.FillRequest, caller: Caller) -> None:
+        """Begin to move a context that was created and is about to be filled first, if it may be better elsewhere.
+
+        `placement.created` says how it was created.
+        """
+        created = placement.created
+        if created is None or placement.moving is not None or len(self._engines.by_load(created.model_id)) < 2:
+            return
+        placement.moving = asyncio.create_task(self._move_empty(placement, created, fill, caller))
+
+    async def _move_empty(
+        self, placement: Placement, created: pb.CreateContextRequest, fill: pb.FillRequest, caller: Caller
+    ) -> None:
+        """Make an empty context anew on the engine that has the least to do for its first fill.
+
+        If anything fails it stays where it is. The deadline of the fill does not matter here.
+        """
+        with suppress(JaxctxError):
+            plan_caller = replace(caller, deadline=self._clock() + PLAN_TIMEOUT_S)
+            move_caller = replace(caller, deadline=self._clock() + RECREATE_TIMEOUT_S)
+            plans = await self.plans(plan_caller, plan_of_first_fill(created, fill))
+            best = next(iter(plans), placement.handle)
+            if best is not placement.handle:
+                await remote_engine(best).ask("CreateContext", move_caller, created)
+                old, placement.handle = placement.handle, best
+                await remote_engine(old).close(move_caller, created.context_id)
+
+
+def plan_order(planned: tuple[EngineHandle, pb.PlanResponse]) -> tuple[bool, bool, int, float]:
+    """The sort key of an engine with its plan: the best one first."""
+    handle, plan = planned
+    lacks_pages = plan.pages_needed > plan.pages_available
+    return handle.draining, lacks_pages, -(plan.resident + plan.restored), handle.load
+
+
+def plan_of_first_fill(created: pb.CreateContextRequest, fill: pb.FillRequest) -> pb.PlanRequest:
+    """The Plan request that asks what the first fill of a new context would take."""
+    plan = pb.PlanRequest(model_id=created.model_id, salt=created.salt)
+    match fill.WhichOneof("content"):
+        case "text":
+            plan.text = fill.text
+        case "tokens":
+            plan.tokens.CopyFrom(fill.tokens)
+        case "messages":
+            plan.messages.CopyFrom(fill.messages)
+    if fill.HasField("add_special_tokens"):
+        plan.add_special_tokens = fill.add_special_tokens
+    return plan

@@ -1,0 +1,52 @@
+"""EngineService: engines register with a router, and leave it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from jaxctx.engine.remote import RemoteEngine
+from jaxctx.errors import FailedPrecondition
+from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
+from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.router.migration import Migrator
+
+LOOPBACK = "127.0.0.1"  # the host of an engine that registers by a Unix socket
+
+
+class EngineRegistration:
+    """Implements `jaxctx_server.service.interface.EngineService`."""
+
+    def __init__(
+        self, lifecycle: ServerLifecycle, migrator: Migrator, clock: Callable[[], float], cluster_key: str
+    ) -> None:
+        """`clock` is that of deadlines; `cluster_key` the secret that engines accept ("": none)."""
+        self._lifecycle = lifecycle
+        self._migrator = migrator
+        self._clock = clock
+        self._cluster_key = cluster_key
+
+    async def register(self, peer_host: str, request: RegisterRequest) -> AsyncGenerator[RegisterResponse, None]:
+        state = self._lifecycle.served()
+        if state.model is not None:
+            raise FailedPrecondition("this server is no router", reason="WRONG_ROLE")
+        address = f"{peer_host or LOOPBACK}:{request.port}"
+        if request.leaving:
+            handle = state.engines.handles.get(address)
+            if handle is not None:
+                await self._migrator.evacuate(handle)
+            return
+        remote = RemoteEngine(address, request.incarnation, self._cluster_key, self._clock, state.engines.silence_s)
+        async with aclosing(remote) as engine:
+            await engine.stats()  # Unavailable if it cannot be reached there
+            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))
+            before = state.programs.watching.get(address)
+            state.programs.watching[address] = watch
+            try:
+                if before is not None:
+                    before.cancel()  # its call may have ended unnoticed
+                await asyncio.sleep(0)  # the watch begins by registering
+                yield RegisterResponse(epoch=state.engines.handles[address].epoch)
+                await asyncio.wait([watch])
+            finally:
+                watch.cancel()
+                await asyncio.wait([watch])

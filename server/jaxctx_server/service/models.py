@@ -1,0 +1,47 @@
+"""ModelService on the model of this process."""
+
+from jaxctx import convert
+from jaxctx.engine.interface import Caller
+from jaxctx.v1 import model_service_pb2 as pb
+from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.service.paging import entries_to_find, page_by_id
+
+
+class LocalModelService:
+    """Implements `jaxctx_server.service.interface.ModelService`."""
+
+    def __init__(self, lifecycle: ServerLifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    async def list_models(self, caller: Caller, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        page = page_by_id(
+            [self._lifecycle.model().engine.info],
+            lambda info: info.model_id,
+            page_token=request.page_token,
+            found=entries_to_find(request.limit),
+        )
+        return pb.ListModelsResponse(
+            models=[convert.model_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
+        )
+
+    async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
+        model = self._lifecycle.model(request.model_id)
+        return pb.GetModelResponse(model=convert.model_to_proto(model.engine.info))
+
+    async def tokenize(self, caller: Caller, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        model = self._lifecycle.model(request.model_id)
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        tokens = await model.texts.encode(request.text, add_special_tokens=add_special_tokens)
+        return pb.TokenizeResponse(tokens=tokens)
+
+    async def detokenize(self, caller: Caller, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        model = self._lifecycle.model(request.model_id)
+        text = await model.texts.decode(request.tokens[:], skip_special_tokens=request.skip_special_tokens)
+        return pb.DetokenizeResponse(text=text)
+
+    async def apply_chat_template(
+        self, caller: Caller, request: pb.ApplyChatTemplateRequest
+    ) -> pb.ApplyChatTemplateResponse:
+        model = self._lifecycle.model(request.model_id)
+        rendered = await model.texts.render(request.messages)
+        return convert.rendered_chat_to_proto(rendered)

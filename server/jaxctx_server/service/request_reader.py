@@ -1,0 +1,184 @@
+"""Requests from bytes to valid messages: scanned, parsed and validated, within their caller's budget of time.
+
+Reading a request holds up the event loop or, on another thread, the Python interpreter itself. So each caller has a
+budget: `SHARE` of the time, of which up to `BURST_S` may be taken at once. A caller who has used it up is not refused;
+its next request is read when the time has passed, and until then what is on its way stays with the sender. Small
+requests cost their caller nothing.
+
+    bytes ─▶ [wait for the caller's budget ─▶ receive] ─▶ scan ─▶ parse ─▶ validate ─▶ the service
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx.services import SERVICES
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
+from jaxctx_server.validate import Limits, validate
+from jaxctx_server.validate.scan import NO_MESSAGE, scan
+
+MAX_UNSCANNED_BYTES = 1 << 12  # so few cannot hold enough to be worth counting first
+MAX_INLINE_BYTES = 1 << 16  # read on the event loop, unless they have very many fields
+SHARE = 0.05  # of the time, for the large requests of one caller
+BURST_S = 2.0  # of which so much may be saved up: 0.1 s of work
+MAX_WAIT_S = 10.0  # for the caller's budget; a longer wait is refused
+CONVERSION_FACTOR = 2  # times what reading a large request costs: converting it to plain data costs as much again
+RECEIVE_S_PER_BYTE = 1e-9  # what a byte costs until it has been received
+MAX_LARGE_REQUESTS = 4  # of one caller that have been received and not been read yet
+PAUSE_S = 5e-5  # between stretches of a scan on the thread, so that other threads get the interpreter
+ROUTER_CONTEXT_TOKENS = 1 << 17  # bound of a list on a router whose engines take shorter contexts, or are away
+MAX_IDLE_BUDGETS = 1024  # callers that are remembered though they owe nothing
+NOT_ONE_MESSAGE = "must be one message"
+# The request's message type, for every method of the contract by its full name.
+REQUEST_TYPES: dict[str, Descriptor] = {
+    f"/{service.full_name}/{method.name}": method.input_type
+    for service in SERVICES.values()
+    for method in service.methods
+}
+
+
+class ScanTooLong(Exception):
+    """A scan takes longer than the event loop may be held up."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Reading time of one caller."""
+
+    free_at: float = 0.0  # when the caller has paid for all that it has used
+    large_requests: int = 0  # received and not read yet
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the large request that is being read
+
+
+class RequestReader:
+    """Reads requests of the contract. Used on the event loop; large ones are read on a thread."""
+
+    def __init__(self, lifecycle: ServerLifecycle, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._budgets: dict[Hashable, Budget] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-reading")
+
+    async def read(self, method: str, owner: Hashable, receive: Callable[[], Awaitable[Any]]) -> Message:
+        """The valid request of a method of the contract. `receive` returns its bytes; `owner` is whose budget it is.
+
+        Raises InvalidArgument for all that is wrong with it, ResourceExhausted if the owner's large requests take too
+        long already, Unavailable (NOT_SERVING) while the server loads.
+        """
+        budget = self._budget(owner)
+        await self._wait_for(budget)
+        data = await receive()
+        if not isinstance(data, bytes):
+            raise InvalidArgument.field("request", NOT_ONE_MESSAGE)
+        kind, state = REQUEST_TYPES[method], self._lifecycle.served()
+        if len(data) <= MAX_UNSCANNED_BYTES:
+            return parse_and_validate(kind, state, data)
+        if len(data) <= MAX_INLINE_BYTES:
+            try:
+                return self._read_inline(budget, kind, state, data)
+            except ScanTooLong:
+                pass
+        return await self._read_large(budget, kind, state, data)
+
+    def _read_inline(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
+        """Read a request on the event loop. Raises ScanTooLong if it has too many fields for that."""
+        started = time.perf_counter()
+        try:
+            scan(kind, scan_limits(state), data, raise_too_long)
+            return parse_and_validate(kind, state, data)
+        finally:
+            self._charge(budget, time.perf_counter() - started)
+
+    async def _read_large(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
+        """Read a request on the thread, after the caller's other large ones."""
+        if budget.large_requests >= MAX_LARGE_REQUESTS:
+            message = f"{MAX_LARGE_REQUESTS} large requests of this caller are being read"
+            raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=1.0)
+        budget.large_requests += 1
+        try:
+            async with budget.turn:
+                await self._wait_for(budget)
+                return await self._read_on_thread(budget, kind, state, data)
+        finally:
+            budget.large_requests -= 1
+
+    async def _read_on_thread(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
+        reading = LargeRead(kind, state, data)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, reading.run)
+        finally:
+            self._charge(budget, len(data) * RECEIVE_S_PER_BYTE + CONVERSION_FACTOR * reading.thread_s)
+
+    def _budget(self, owner: Hashable) -> Budget:
+        if len(self._budgets) > MAX_IDLE_BUDGETS:
+            now = self._clock()
+            self._budgets = {
+                each: budget for each, budget in self._budgets.items() if budget.free_at > now or budget.large_requests
+            }
+        return self._budgets.setdefault(owner, Budget())
+
+    async def _wait_for(self, budget: Budget) -> None:
+        """Wait until the caller may cost something again. Raises ResourceExhausted if that takes too long."""
+        while (wait_s := budget.free_at - self._clock()) > 0:
+            if wait_s > MAX_WAIT_S:
+                message = "large requests of this caller have used up its share of the time"
+                raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _charge(self, budget: Budget, cost_s: float) -> None:
+        budget.free_at = max(budget.free_at, self._clock() - BURST_S) + cost_s / SHARE
+
+
+class LargeRead:
+    """The reading of one large request on a thread, and the processor time that it took there."""
+
+    def __init__(self, kind: Descriptor, state: ServingState, data: bytes) -> None:
+        self._kind = kind
+        self._state = state
+        self._data = data
+        self.thread_s = 0.0
+
+    def run(self) -> Message:
+        """The valid request. Raises InvalidArgument."""
+        started = time.thread_time()
+        try:
+            scan(self._kind, scan_limits(self._state), self._data, pause)
+            return parse_and_validate(self._kind, self._state, self._data)
+        finally:
+            self.thread_s = time.thread_time() - started
+
+
+def parse_and_validate(kind: Descriptor, state: ServingState, data: bytes) -> Message:
+    """The valid message of that type. Raises InvalidArgument."""
+    try:
+        request = GetMessageClass(kind).FromString(data)
+    except DecodeError:
+        raise InvalidArgument.field("request", NO_MESSAGE) from None
+    validate(state.limits, request)
+    return request
+
+
+def scan_limits(state: ServingState) -> Limits:
+    """What lists may hold. On a router, which has no model, that is the most that one of its engines would take."""
+    if state.model is not None:
+        return state.limits
+    lengths = [handle.engine.info.max_context_tokens for handle in state.engine_handles()]
+    return replace(state.limits, max_context_tokens=max([ROUTER_CONTEXT_TOKENS, *lengths]))
+
+
+def raise_too_long() -> None:
+    """End a scan on the event loop at its first pause."""
+    raise ScanTooLong
+
+
+def pause() -> None:
+    """Let other threads run during a scan on the thread."""
+    time.sleep(PAUSE_S)

@@ -1,0 +1,130 @@
+"""How calls travel: errors, retries, deadlines, keys, sockets. Through both clients."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import jaxctx
+from jaxctx import errors
+
+
+@pytest.mark.parametrize("error_class", errors.BY_CODE.values(), ids=lambda c: c.code)
+async def test_each_error_arrives_as_itself(either: Any, client: Any, fake: Any, error_class: Any) -> None:
+    context = await either(client.create())
+    sent = error_class("said why", violations=[errors.FieldViolation("tokens[0]", "negative")], retry_after_s=0.5)
+    for rpc, use in (("Fill", lambda: context.fill("x")), ("Generate", context.complete)):
+        fake.fail_before[rpc] = [sent]
+        with pytest.raises(error_class) as raised:
+            await either(use())
+        got = raised.value
+        assert type(got) is error_class
+        assert (got.message, got.reason, got.violations) == (sent.message, sent.reason, sent.violations)
+        assert got.retry_after_s == 0.5
+        assert isinstance(got.__cause__, grpc.RpcError)
+        assert len(fake.requests[rpc]) == 1  # what may have happened is not repeated
+
+
+async def test_what_can_be_repeated_is(either: Any, client: Any, fake: Any) -> None:
+    fake.fail_before["GetModel"] = [errors.Unavailable("loading"), errors.Unavailable("loading")]
+    assert (await either(client.model())).model_id == "a"
+    fake.fail_before["GetModel"] = [errors.Unavailable("loading") for _ in range(9)]
+    with pytest.raises(errors.Unavailable):
+        await either(client.model())
+    assert len(fake.fail_before["GetModel"]) == 9 - 4
+
+
+async def test_what_makes_contexts_is_tried_once_and_safely_again_with_an_id(
+    either: Any, client: Any, fake: Any
+) -> None:
+    fake.fail_after["CreateContext"] = [errors.Unavailable("connection lost")]
+    with pytest.raises(errors.Unavailable):
+        await either(client.create("hello", context_id="mine"))
+    with pytest.raises(errors.AlreadyExists):
+        await either(client.create("hello", context_id="mine"))
+    context = await either(client.context("mine"))
+    fake.fail_after["Fork"] = [errors.Unavailable("connection lost")]
+    with pytest.raises(errors.Unavailable):
+        await either(context.fork(ids=["a", "b"]))
+    with pytest.raises(errors.AlreadyExists):
+        await either(context.fork(ids=["a", "b"]))
+    assert set(fake.contexts) == {"mine", "a", "b"}
+
+
+async def test_deadlines(either: Any, serving: Any) -> None:
+    slow = serving.fake.info
+
+    def info(context_id: str) -> Any:
+        time.sleep(0.6)
+        return slow(context_id)
+
+    client = either.client(serving.target, timeout_s=0.2)
+    context = await either(client.create(timeout_s=10.0))
+    serving.fake.info = info
+    with pytest.raises(errors.DeadlineExceeded):
+        await either(context.refresh())
+    assert (await either(context.refresh(timeout_s=10.0))).seq_len == 0
+
+
+async def test_nobody_there(either: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        client = either.client(f"127.0.0.1:{free.getsockname()[1]}", timeout_s=10.0)
+        with pytest.raises(errors.Unavailable) as raised:
+            await either(client.stats())
+    assert raised.value.reason == "NOT_SERVING"
+
+
+async def test_the_key_travels_with_every_call(either: Any, serving: Any) -> None:
+    client = either.client(serving.target, api_key="secret")
+    context = await either(client.create())
+    await either(context.complete())
+    for rpc in ("CreateContext", "Generate"):
+        assert serving.fake.metadata[rpc][0]["authorization"] == "Bearer secret"
+    await either((await either(either.client(serving.target).create())).close())
+    assert "authorization" not in serving.fake.metadata["CloseContext"][0]
+
+
+async def test_space_around_the_key_is_left_out(either: Any, serving: Any) -> None:
+    await either(either.client(serving.target, api_key=" secret\n").create())
+    assert serving.fake.metadata["CreateContext"][0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["", " \n", "a\nb", "schlüssel"])
+def test_keys_that_cannot_be(either: Any, key: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as raised:
+        either.client("127.0.0.1:1", api_key=key)
+    assert raised.value.violations[0].field == "api_key"
+    assert not key.strip() or key not in raised.value.message
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "credentials"])
+async def test_unix_socket(either: Any, serve: Any, tmp_path: Path, secure: bool) -> None:
+    serving = serve(
+        f"unix:{tmp_path}/s", grpc.local_server_credentials(grpc.LocalConnectionType.UDS) if secure else None
+    )
+    credentials = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS) if secure else None
+    client = await either.enter(either.client(serving.target, credentials=credentials))
+    assert (await either((await either(client.create("hello"))).complete())).text == "abcdef"
+    await either.exit(client)
+
+
+def test_import_needs_neither_jax_nor_numpy() -> None:
+    program = """
+import sys
+for name in ("jax", "jaxlib", "numpy", "flax"):
+    sys.modules[name] = None  # importing it raises ImportError
+import jaxctx, jaxctx.aio, jaxctx.rpc
+client = jaxctx.Client("127.0.0.1:1", timeout_s=0.01)
+print(jaxctx.__version__)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == jaxctx.__version__

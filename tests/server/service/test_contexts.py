@@ -1,0 +1,76 @@
+"""ContextService on an engine: content to tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import (
+    model_service_pb2,
+)
+from tests.server.harness import create
+
+
+@pytest.fixture
+def text_with_bos(text: Any) -> Any:
+    """The echo text with a tokenizer that begins every text with token 257, and a template that writes it too."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.processors import TemplateProcessing
+
+    from jaxctx.model.text import ChatTemplate, Tokenizer
+
+    backend = Backend.from_str(text.tokenizer._backend.to_str())
+    backend.post_processor = TemplateProcessing(single="<|startoftext|> $A", special_tokens=[("<|startoftext|>", 257)])
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", special_tokens={"bos_token": "<|startoftext|>"})
+    return replace(text, tokenizer=Tokenizer(backend), bos_id=257, chat_template=template)
+
+
+async def test_special_tokens_only_at_the_start_of_a_context(open_grpc_server: Any, text_with_bos: Any) -> None:
+    async with open_grpc_server(text=text_with_bos) as grpc_server:
+
+        async def filled(context_id: str, **content: Any) -> list[int]:
+            await grpc_server.contexts.Fill(pb.FillRequest(context_id=context_id, **content))
+            tokens: list[int] = grpc_server.last("fill")[1][1]
+            return tokens
+
+        await create(grpc_server)
+        assert await filled("a", text="A") == [257, 65]
+        assert await filled("a", text="B") == [66]
+        assert await filled("a", text="C", add_special_tokens=True) == [257, 67]
+        await create(grpc_server, "b")
+        assert await filled("b", text="A", add_special_tokens=False) == [65]
+        await create(grpc_server, "c")
+        chat = {"messages": [{"role": "user", "content": "A"}]}
+        assert await filled("c", messages=chat) == [257, 65]
+        assert await filled("c", messages=chat) == [65]
+        await grpc_server.contexts.Plan(pb.PlanRequest(context_id="c", text="A"))
+        assert grpc_server.last("plan")[1][0] == [65]
+        await grpc_server.contexts.Plan(pb.PlanRequest(text="A"))
+        assert grpc_server.last("plan")[1][0] == [257, 65]
+        tokenized = await grpc_server.models.Tokenize(model_service_pb2.TokenizeRequest(text="A"))
+        assert list(tokenized.tokens) == [257, 65]
+
+
+async def test_long_texts_do_not_hold_up_others(open_grpc_server: Any, text: Any) -> None:
+    release = threading.Event()
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        assert text == "" or release.wait(30)
+        return [1, 2, 3]
+
+    slow = SimpleNamespace(encode=encode, decode=text.tokenizer.decode, max_token_bytes=None)
+    async with open_grpc_server(text=replace(text, tokenizer=slow)) as grpc_server:
+        await create(grpc_server)
+        request = pb.FillRequest(context_id="a", text="lorem ipsum " * 1000)
+        long = asyncio.ensure_future(grpc_server.contexts.Fill(request))
+        for _ in range(3):
+            await grpc_server.contexts.ListContexts(pb.ListContextsRequest())
+        assert not long.done()
+        release.set()
+        assert (await long).computed == 3

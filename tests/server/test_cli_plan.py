@@ -1,0 +1,132 @@
+"""`jaxctx-serve plan`: which model it reads, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxctx.engine.runner import memory_planner
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.model_runner import CompileProgress
+from jaxctx_server import engine_builder
+from jaxctx_server.cli import main
+from jaxctx_server.errors import MODEL, OK, USAGE
+
+TINY = {  # as in tests/jaxctx/engine/runner/test_memory_planner.py, so that one of them finds what the other compiled
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    """Nothing but a configuration."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def test_a_configuration_is_enough(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", directory, "--max-batch", "2", "--max-batch-tokens", "4"], {}) == OK
+    captured = capsys.readouterr()
+    found = dict(re.findall(r"  (\w[\w ]+\w) +(-?[\d,.]+)", captured.out))
+    pages, tokens, contexts = (int(found[each].replace(",", "")) for each in ("pages", "tokens", "contexts of 4096"))
+    assert tokens == 16 * pages
+    assert contexts == tokens // 4096 > 0
+    assert "compiling: 3/3 step of 4 rows" in captured.err
+
+
+class Planned:
+    """In place of compiling: what was asked for, and the same answer to all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: int = 512) -> None:
+        self.pages = pages
+        monkeypatch.setattr(engine_builder, "plan_memory", self)
+
+    def __call__(self, program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+        self.program, self.memory, self.share = program, memory, share
+        return MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, -12345 << 10, 123456, self.pages, 16 * self.pages, 2)
+
+
+def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Planned(monkeypatch)
+    assert main(["plan", directory, "--target", "here"], {}) == OK
+    assert capsys.readouterr().out.splitlines() == [
+        f"{directory} on here",
+        "  memory                 16,384.0 MiB",
+        "  weights                 1,536.0 MiB",
+        "  sampling                    1.0 MiB",
+        "  temporaries                 5.0 MiB",
+        "  code                        0.0 MiB",
+        "  left                      -12.1 MiB",
+        "  kv                          0.1 MiB",
+        "  pages                       512",
+        "  tokens                    8,192",
+        "  contexts of 4096              2",
+    ]
+
+
+def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch)
+    environ = {"JAXCTX_PAGE_SIZE": "64"}
+    assert main(["plan", "llama-3.1-8b", "--max-context-tokens", "999", "--kv-tokens", "1024"], environ) == OK
+    model = planned.program._model
+    assert (model.config.layers, model.config.ffn, model.dtype) == (32, 14336, "bfloat16")
+    config = planned.program._config
+    assert (config.page_size, config.max_context_tokens, config.pages) == (64, 999, 8)  # half of what was asked for
+    assert planned.share == 0.25
+    assert main(["plan", "qwen3-0.6b", "--dtype", "float32", "--memory-fraction", "0.5"], {}) == OK
+    model = planned.program._model
+    assert (model.config.head_dim, model.dtype, model.kv.dtype) == (128, "float32", "float32")
+    assert planned.program._config.max_context_tokens <= 40960
+    assert planned.share == 0.5
+    assert main(["plan"], {}) == OK
+    assert planned.program._model.config.vocab_size == 4096  # the bundled model
+
+
+def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Planned(monkeypatch)
+    assert main(["plan", directory, "--kv-tokens", "8192"], {}) == OK
+    assert main(["plan", directory, "--kv-tokens", "8193"], {}) == MODEL
+    Planned(monkeypatch, pages=0)
+    assert main(["plan", directory], {}) == MODEL
+    monkeypatch.setattr(memory_planner, "physical_memory", lambda: 1 << 12)  # not even for the weights
+    assert main(["plan", directory, "--max-context-tokens", "64"], {}) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--tensor", "2"], USAGE, "--tensor: a plan is for one chip"),
+        (["/no/such/model"], MODEL, "/no/such/model: does not exist"),
+        (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
+        (["--target", "v5e"], USAGE, "v5e: "),
+        (["--target", "h200"], USAGE, "h200: "),
+    ],
+)
+def test_mistakes_are_one_line(
+    argv: list[str], status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory_planner, "find_spec", lambda name: None)
+    assert main(["plan", *argv], {}) == status
+    captured = capsys.readouterr()
+    assert captured.err.startswith("jaxctx-serve: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_compiling_ahead_needs_somewhere_to_keep_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "--compile-cache", "None"], {}) == USAGE
+    assert "--compile-cache: must be a directory" in capsys.readouterr().err

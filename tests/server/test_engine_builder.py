@@ -1,0 +1,222 @@
+"""From settings to an engine: what is refused, before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxctx.engine.config import page_bytes
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.model_runner import CompileProgress
+from jaxctx.model.config import ModelConfig
+from jaxctx_server import engine_builder
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.errors import MODEL, USAGE, StartError
+from scripts.checkpoints import write_random
+from tests.echo import echo_model, echo_text
+from tests.serve_echo import put_echo_in_place
+
+
+class Silent:
+    def weights(self, done: int, total: int) -> None:
+        pass
+
+    def compiled(self, name: str, done: int, total: int) -> None:
+        pass
+
+
+def refused(**settings: Any) -> StartError:
+    with pytest.raises(StartError) as raised:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
+    return raised.value
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_builder, "_model", engine_builder._model)  # and back afterwards
+    put_echo_in_place()
+
+
+def test_paths_that_hold_no_model(tmp_path: Path) -> None:
+    for path, message in [
+        (tmp_path / "missing", "no such directory"),
+        (Path(__file__), "not a directory"),
+        (tmp_path, "tokenizer.json: missing"),
+    ]:
+        error = refused(model=str(path))
+        assert error.exit_status == MODEL
+        assert str(error).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_context_tokens": 8193}, "--max-context-tokens: the model has 8192 positions"),
+        ({"tensor": 64}, "--tensor: must be from 1 to "),
+    ],
+)
+def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str, echo: None) -> None:
+    error = refused(**settings)
+    assert error.exit_status == USAGE
+    assert message in str(error)
+
+
+def windowed(path: Path) -> str:
+    """A directory with a Mistral whose window of 64 tokens limits its 8192 positions."""
+    config = ModelConfig(
+        architecture="MistralForCausalLM",
+        vocab_size=512,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        ffn=16,
+        max_positions=64,
+        declared_positions=8192,
+    )
+    write_random(path, config, seed=0)
+    (path / "tokenizer.json").write_text(echo_text().tokenizer._backend.to_str(), "utf-8")
+    return str(path)
+
+
+def test_a_window_that_limits_a_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused(model=windowed(tmp_path), max_context_tokens=100)
+    assert error.exit_status == USAGE
+    assert str(error).startswith("--max-context-tokens: the model has 64 positions: that is its attention window")
+    configs = []
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    for asked in (None, 32):
+        engine_builder.build_engine(
+            ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
+        )
+    assert [config.longest for config in configs] == ["64 tokens, the model's attention window", "32 tokens"]
+
+
+def refused_model(path: Path, message: str) -> None:
+    error = refused(model=str(path))
+    assert error.exit_status == MODEL
+    assert str(error).startswith(f"{path}: {message}")
+    assert "\n" not in str(error)
+
+
+def change(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 1024}, "config.json: num_hidden_layers: must be an integer from 1 to 256, not 1024"),
+        ({"num_hidden_layers": 256}, "model.safetensors: model.layers.1.input_layernorm.weight: missing"),
+        ({"max_position_embeddings": 2**31 - 1}, "config.json: max_position_embeddings: must be an integer from 1 to"),
+        ({"rope_parameters": {"rope_theta": 1e-300}}, "config.json: rope_parameters.rope_theta: must be a number from"),
+        ({"vocab_size": 300}, "tokenizer.json: larger than the model's vocabulary"),
+        ({"vocab_size": 2**22, "hidden_size": 2**16}, "model.safetensors: model.embed_tokens.weight: shape"),
+    ],
+)
+def test_a_directory_that_is_hostile_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    change(Path(windowed(tmp_path)) / "config.json", **changes)
+    refused_model(tmp_path, message)
+
+
+def test_a_hostile_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    file = Path(windowed(tmp_path)) / "tokenizer.json"
+    doubling = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
+    change(file, normalizer={"type": "Sequence", "normalizers": doubling})
+    refused_model(tmp_path, "tokenizer.json: normalizer.normalizers[10]: with the steps before it")
+    change(file, normalizer=None, added_tokens=[], model={"type": "BPE", "vocab": {}, "merges": []})
+    refused_model(tmp_path, "tokenizer.json: model.vocab: empty")
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    file = Path(windowed(tmp_path)) / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name][3, 5] = np.nan
+    save_file(tensors, file)
+    refused_model(tmp_path, f"model.safetensors: {name}: holds values that are not finite")
+
+
+def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """On a CPU, where there is no tier unless somebody asks for one."""
+    configs = []
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+
+    def tiers(**settings: Any) -> tuple[int, int]:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, kv_tokens=1600, **settings), Silent())
+        return configs[-1].host_pages, configs[-1].disk_pages
+
+    assert tiers() == (0, 0)
+    assert tiers(disk_tokens=320) == (20, 20)
+    assert tiers(disk_tokens=16) == (2, 1)
+    assert tiers(disk_tokens=32000) == (100, 2000)
+    assert tiers(disk_tokens=320, host_tokens=160) == (10, 20)
+
+
+def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    configs = []
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+
+    def sizes(**settings: Any) -> tuple[int, int]:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
+        return configs[-1].pages, configs[-1].max_context_tokens
+
+    assert sizes() == (32 * 8192 // 16, 8192)
+    assert sizes(max_batch=2, max_context_tokens=100) == (13, 100)
+    assert sizes(kv_tokens=1000, page_size=64) == (16, 1024)  # a context cannot be longer than the room there is
+    assert configs[-1].pin_budget == 8
+    sizes(kv_tokens=1000, page_size=64, pinned_tokens=200, max_contexts_per_tenant=5, max_snapshot_bytes_per_tenant=6)
+    config = configs[-1]
+    assert (config.pin_budget, config.max_contexts_per_tenant, config.max_snapshot_bytes_per_tenant) == (3, 5, 6)
+    pages, longest = sizes(memory_fraction=0.01)
+    assert pages > 1000
+    assert longest == 8192
+
+
+def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """On a CPU that says it is one."""
+    configs, planned = [], []
+
+    @contextmanager
+    def accelerator(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
+        assert name == "here"
+        yield jax.devices(), 64 << 20
+
+    def plan_memory(program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+        planned.append((program._config.pages, memory, share))
+        return MemoryPlan(0, 0, 0, 0, 0, 0, 0, 600, 9600, 2)
+
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+    monkeypatch.setattr(engine_builder, "compiling_for", accelerator)
+    monkeypatch.setattr(engine_builder, "plan_memory", plan_memory)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def sizes(**settings: Any) -> tuple[int, int]:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
+        return configs[-1].pages, configs[-1].host_pages
+
+    echo_page = page_bytes(echo_model().model.kv, 16)
+    assert sizes(memory_fraction=0.7) == (600, 600)
+    (pages, memory, share) = planned[0]
+    assert (memory, share) == (64 << 20, 0.7)
+    assert 0.4 < pages * echo_page / memory <= 0.5  # such an engine fits surely
+    assert sizes() == (600, 600)
+    assert sizes(max_batch=1) == (512, 512)  # for one context of full length
+    assert len(planned) == 3
+    assert sizes(kv_tokens=16) == (1, 2)
+    assert len(planned) == 3  # nothing is compiled where nothing depends on it
+
+
+class _Engine:
+    def stop(self) -> None:
+        pass
