@@ -18,7 +18,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 from cyclopts.validators import Number
 
-from jaxctx_server.deploy.ray.autoscaling import EngineBounds
+from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, StartError
 
 PREFIX = "JAXCTX_"

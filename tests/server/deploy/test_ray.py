@@ -25,13 +25,13 @@ from jaxctx_server.config import RayConfig, read_config
 from jaxctx_server.deploy.ray.autoscaling import (
     ADD_AFTER_S,
     REMOVE_AFTER_S,
-    EngineBounds,
     EngineLoad,
     LoadTrend,
     decide_engine_count,
     retry_pause_s,
 )
 from jaxctx_server.deploy.ray.supervisor import check_router, engine_arguments
+from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import StartError
 from tests.e2e.test_command import COMMAND, SMALL, Server, environment
 from tests.e2e.test_engine_processes import PAIRS, said

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from jaxctx_server.engine_bounds import EngineBounds
+
 ADD_AFTER_S = 5.0  # longer than some beats: work that comes and goes sooner is done before a new engine has loaded
 REMOVE_AFTER_S = 300.0  # much longer: an engine takes minutes to come back, with nothing in its cache
 MAX_UTILIZATION = 0.75  # of the engines that would remain; at 1 another would be added again at once
@@ -39,23 +41,6 @@ class LoadTrend:
 
     full_since: float | None = None
     spare_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineBounds:
-    """How many engines there may be."""
-
-    least: int
-    most: int
-
-    @staticmethod
-    def parse(text: str) -> EngineBounds:
-        """Of "LEAST" or "LEAST:MOST". Raises ValueError for anything else, and for no engines at all."""
-        least, _, most = text.partition(":")
-        bounds = EngineBounds(int(least), int(most or least))
-        if not 1 <= bounds.least <= bounds.most:
-            raise ValueError(text)
-        return bounds
 
 
 def decide_engine_count(

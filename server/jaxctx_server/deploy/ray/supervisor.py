@@ -16,8 +16,9 @@ import jaxctx
 from jaxctx.errors import JaxctxError
 from jaxctx_server.config import RayConfig
 from jaxctx_server.deploy.ray.actor import EngineActor
-from jaxctx_server.deploy.ray.autoscaling import EngineBounds, EngineLoad, LoadTrend, decide_engine_count
+from jaxctx_server.deploy.ray.autoscaling import EngineLoad, LoadTrend, decide_engine_count
 from jaxctx_server.deploy.ray.fleet import Fleet
+from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, USAGE, StartError
 
 LOOK_EVERY_S = 1.0  # the router's figures are those of its last beat, which is as long
