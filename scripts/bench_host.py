@@ -37,18 +37,18 @@ ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all s
 
 
 class Nobody(ResultFuture):
-    """Reads along, and keeps nothing: there is no loop, and nobody waits."""
+    """A reply that keeps nothing."""
 
     def __init__(self) -> None:
+        pass  # no event loop
+
+    def set_result(self, result: Any) -> None:
         pass
 
-    def done(self, result: Any) -> None:
+    def set_error(self, error: Exception) -> None:
         pass
 
-    def failed(self, error: Exception) -> None:
-        pass
-
-    def piece(self, piece: object) -> None:
+    def add_piece(self, piece: object) -> None:
         pass
 
 
@@ -76,7 +76,7 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
             context_id=context_id, max_tokens=ROOM, sampling=SamplingParams(temperature=0.0), ignore_eos=True
         )
         core.generate(caller, request, context_id, 0, Nobody())
-    while len(core.scheduler.running) < streams or any(not s.decoding for s in core.scheduler.running):
+    while len(core.scheduler.running) < streams or any(not request.is_decoding for request in core.scheduler.running):
         turn(core)
     times = [turn(core) for _ in range(STEPS)][20:]
     core.fail_all(JaxctxError("measured"))

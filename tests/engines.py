@@ -167,8 +167,8 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
             assert expected_failures, engine.loop.failure.result()
             continue
         check(core.cache)
-        assert core.scheduler.budget.pages_reserved == 0
-        assert not core.scheduler.writers
+        assert core.scheduler.pages_reserved == 0
+        assert not core.has_requests()
         for context in list(core.cache.context_table):
             core.cache.close(context)
         check(core.cache)

@@ -11,6 +11,7 @@ raise, and they raise before they change anything. Called by `context_cache`, `p
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from jaxctx.cache.attention_overrides import encode_page
@@ -21,6 +22,20 @@ from jaxctx.cache.tiers import TierEntry, Tiers
 from jaxctx.errors import DataLoss
 
 Ready: TypeAlias = Callable[[int], bool]  # whether the data of a host slot has arrived; DataLoss if it never will
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Pages in all tiers. On the device, `pages_free + pages_cached + pages_held == pages_total`."""
+
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    host_pages_total: int
+    host_pages_used: int
+    disk_pages_total: int
+    disk_pages_used: int
 
 
 class BlockManager:
@@ -38,6 +53,19 @@ class BlockManager:
     def available(self) -> int:
         """Pages that can be allocated at once: free or evictable."""
         return self.pool.free + self.index.cached
+
+    def stats(self) -> MemoryStats:
+        """Pages in all tiers now."""
+        return MemoryStats(
+            pages_total=self.pool.total,
+            pages_free=self.pool.free,
+            pages_cached=self.index.cached,
+            pages_held=self.pool.total - self.available,
+            host_pages_total=self.tiers.host.total,
+            host_pages_used=self.tiers.host.used,
+            disk_pages_total=self.tiers.disk.total,
+            disk_pages_used=self.tiers.disk.used,
+        )
 
     def pages_for(self, tokens: int) -> int:
         """How many pages hold `tokens` tokens."""

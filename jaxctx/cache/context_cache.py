@@ -21,7 +21,7 @@ from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
-from jaxctx.cache.tiers import Move, PrefixMatch, count_on_device, summarize
+from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
 
@@ -80,6 +80,13 @@ class ContextCache:
     def lifetimes(self) -> DeadlineQueue[Context]:
         """When the lifetimes of contexts end."""
         return self.context_table.lifetimes
+
+    def pending_move_to_host(self, slot: int) -> MoveKind | None:
+        """How a host slot gets its data by moves that were not taken yet: SAVE or FETCH; None if it has it."""
+        for move in reversed(self.block_manager.tiers.moves):
+            if move.target == slot and move.kind in (MoveKind.SAVE, MoveKind.FETCH):
+                return move.kind
+        return None
 
     # --- beginning and end of contexts ---------------------------------------------------------------------------
 

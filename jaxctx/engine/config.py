@@ -1,4 +1,7 @@
-"""What an engine is told once, at start, and what its pages of KV take."""
+"""What an engine is given once, at start: its sizes, and the clocks and random numbers that it uses.
+
+Also how many bytes a page of KV takes, and how many pages fit into a share of memory.
+"""
 
 import os
 import secrets
@@ -16,58 +19,82 @@ CPU_SHARE = 0.25  # of physical memory, at most: a server on a desk is not alone
 ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
 
 
+def _new_context_id() -> str:
+    """128 random bits."""
+    return f"ctx_{secrets.token_hex(16)}"
+
+
+def _new_seed() -> int:
+    return secrets.randbits(63)
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeDeps:
-    """What the engine would otherwise take from the outside: clocks and chance. Those of the real world by default."""
+    """Clocks and random numbers of an engine. The defaults are the real ones; tests and simulations give their own."""
 
     clock: Callable[[], float] = time.monotonic  # seconds, for deadlines
     wall_clock: Callable[[], float] = time.time  # unix seconds, for created_at and used_at
-    new_id: Callable[[], str] = lambda: f"ctx_{secrets.token_hex(16)}"  # 128 random bits
-    new_seed: Callable[[], int] = lambda: secrets.randbits(63)
+    new_id: Callable[[], str] = _new_context_id
+    new_seed: Callable[[], int] = _new_seed  # of a generation that gives none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes of an engine. All that a step can look like follows from these, so all is compiled before ready."""
+    """Sizes and limits of an engine. Every shape that a step can have follows from them: all are compiled at start.
 
-    pages: int  # of the KV array, without the scratch page
-    page_size: int = 16
-    max_batch: int = 32  # sequences that run at once
+    Raises InvalidArgument naming the first field that cannot work.
+    """
+
+    # The KV array.
+    pages: int  # without the scratch page
+    page_size: int = 16  # tokens
+    # Steps.
+    max_batch: int = 32  # requests that run at once
     max_batch_tokens: int = 512  # rows of one step
+    steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
+    draft_tokens: int = 15  # guesses that a request may have in a step, where rows would be padding; 0: none
+    # Contexts and outputs.
     max_context_tokens: int = 4096
-    attention_window: int | None = None  # of the model, in tokens, where it limits the positions; for messages
+    attention_window: int | None = None  # tokens; of the model, where it limits the positions. For messages only
+    default_max_tokens: int = 256  # of an output whose request does not say
+    stream_buffer: int = 256  # tokens that a reader may be behind before its request pauses
+    # Limits of the engine.
     queue_limit: int = 1024  # requests that wait; one more is refused with QUEUE_FULL
     max_contexts: int = 100_000
-    max_contexts_per_tenant: int | None = None  # None: no limit of its own
+    # Limits of each tenant; None: no limit but the engine's.
+    max_contexts_per_tenant: int | None = None
     max_snapshots_per_tenant: int | None = None  # versions of all names
     max_snapshot_bytes_per_tenant: int | None = None  # of their pages; shared ones count in each
-    snapshot_history: int | None = None  # versions that are kept of a name; None: all
     pinned_pages_per_tenant: int | None = None  # None: half of the pages
-    default_max_tokens: int = 256
-    stream_buffer: int = 256  # tokens a reader may lag behind before its sequence pauses
-    steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
-    draft_tokens: int = 15  # guesses that a sequence may have in a step, where rows would be padded; 0: none
+    # Snapshots and other tiers.
+    snapshot_history: int | None = None  # versions that are kept of a name; None: all
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
-    disk_file: Path | None = None  # of so many pages; None: in the system's directory for temporary files
-    moving_pages: int = 2  # that a save, open or restore moves beside a step of others, and (up to 16) at once
+    disk_file: Path | None = None  # where these are; None: in the system's directory for temporary files
+    moving_pages: int = 2  # that a save, open or restore moves beside a step of others; up to 16 where none waits
 
     @property
     def longest(self) -> str:
-        """Of a context, in words: what holds it if that is not a setting or the model's own positions."""
+        """The longest context in words, with the reason where that is the model's attention window."""
         words = f"{self.max_context_tokens} tokens"
         return f"{words}, the model's attention window" if self.max_context_tokens == self.attention_window else words
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument naming the first size that cannot work."""
-        least = dict.fromkeys(("pages", "page_size", "max_batch", "queue_limit", "max_contexts", "stream_buffer"), 1)
-        least |= {"default_max_tokens": 1, "max_context_tokens": 2, "moving_pages": 1, "draft_tokens": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise InvalidArgument.field(name, f"must be at least {value}")
-        for name in ("max_contexts", "max_snapshots", "max_snapshot_bytes", "pinned_pages"):
-            if (getattr(self, f"{name}_per_tenant") or 0) < 0:
-                raise InvalidArgument.field(f"{name}_per_tenant", "must not be negative")
+        self._require_at_least(1, pages=self.pages, page_size=self.page_size, max_batch=self.max_batch)
+        self._require_at_least(1, queue_limit=self.queue_limit, max_contexts=self.max_contexts)
+        self._require_at_least(1, stream_buffer=self.stream_buffer, default_max_tokens=self.default_max_tokens)
+        self._require_at_least(2, max_context_tokens=self.max_context_tokens)
+        self._require_at_least(1, moving_pages=self.moving_pages)
+        self._require_at_least(0, draft_tokens=self.draft_tokens)
+        limits = {
+            "max_contexts_per_tenant": self.max_contexts_per_tenant,
+            "max_snapshots_per_tenant": self.max_snapshots_per_tenant,
+            "max_snapshot_bytes_per_tenant": self.max_snapshot_bytes_per_tenant,
+            "pinned_pages_per_tenant": self.pinned_pages_per_tenant,
+        }
+        for name, limit in limits.items():
+            if limit is not None and limit < 0:
+                raise InvalidArgument.field(name, "must not be negative")
         if self.max_batch_tokens < max(4, self.max_batch):
             raise InvalidArgument.field("max_batch_tokens", "must be at least 4 and at least max_batch")
         if self.host_pages < 0 or self.host_pages == 1:
@@ -76,6 +103,12 @@ class EngineConfig:
             raise InvalidArgument.field("disk_pages", "must be 0 where host_pages is, and not negative")
         if not 1 <= self.steps_in_flight <= 4:
             raise InvalidArgument.field("steps_in_flight", "must be 1 to 4")
+
+    @staticmethod
+    def _require_at_least(least: int, **sizes: int) -> None:
+        for name, size in sizes.items():
+            if size < least:
+                raise InvalidArgument.field(name, f"must be at least {least}")
 
     @property
     def pin_budget(self) -> int:

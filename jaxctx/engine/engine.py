@@ -1,11 +1,11 @@
-"""LocalEngine: the Engine interface in process, most of its methods a command to the step thread."""
+"""LocalEngine: the Engine interface in process. Its methods are short calls on the step thread, or follow a request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import cast
 
 import numpy as np
 
@@ -30,24 +30,12 @@ from jaxctx.types import (
     OpenRequest,
     RetentionUpdate,
     SaveRequest,
+    UpdateContextRequest,
 )
 
-BUSY_S = 1.0
+STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def command(
-    operation: Callable[[EngineCore], Callable[P, R]],
-) -> Callable[Concatenate["LocalEngine", P], Coroutine[Any, Any, R]]:
-    """A method that runs an operation of the core on the step thread."""
-
-    async def method(self: "LocalEngine", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.loop.call(operation(self.core), *args, **kwargs)
-
-    return method
+ANSWER_S = 0.05  # before a deadline, for the answer
 
 
 class LocalEngine(Engine):
@@ -59,15 +47,21 @@ class LocalEngine(Engine):
         self.loop = StepLoop(core)
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)
-        self._stats: types.EngineStats | None = None  # the last that were told
+        self._contexts = core.contexts
+        self._lifecycle = core.lifecycle
+        self._cache = core.cache
+        self._config = core.config
+        self._deps = core.deps
+        self._last_stats: types.EngineStats | None = None
 
     @property
     def attention_window(self) -> int | None:
         """What limits the length of a context, in tokens, if neither a setting nor the model's positions do."""
-        config = self.core.config
-        return config.attention_window if config.attention_window == config.max_context_tokens else None
+        window = self._config.attention_window
+        return window if window == self._config.max_context_tokens else None
 
     def start(self) -> None:
+        """Start the threads."""
         self.loop.start()
         self.snapshot_service.start()
 
@@ -76,67 +70,101 @@ class LocalEngine(Engine):
         self.snapshot_service.stop()
         self.loop.stop()
 
-    truncate = command(lambda core: core.contexts.truncate)
-    rewind = command(lambda core: core.contexts.rewind)
-    commit_pages = command(lambda core: core.contexts.commit_pages)
-    release_pages = command(lambda core: core.contexts.release_pages)
-    update = command(lambda core: core.contexts.update)
-    close = command(lambda core: core.contexts.close)
-    inspect = command(lambda core: core.contexts.inspect)
-    list = command(lambda core: core.contexts.list)
-    compare = command(lambda core: core.contexts.compare)
-    clear_cache = command(lambda core: lambda caller: core.cache.clear_cached())
+    # Contexts.
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> types.ContextInfo:
-        return (await self._make(lambda: [self.core.contexts.create(caller, request)]))[0]
+        def create() -> Sequence[Context]:
+            return [self._contexts.create(caller, request)]
+
+        return (await self._make_contexts(create))[0]
 
     async def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
     ) -> Sequence[types.ContextInfo]:
-        return await self._make(lambda: self.core.contexts.fork(caller, context_id, child_ids, n))
+        return await self._make_contexts(partial(self._contexts.fork, caller, context_id, child_ids, n))
 
-    async def _make(self, make: Callable[[], Sequence[Context]]) -> Sequence[types.ContextInfo]:
-        """Contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
+    async def _make_contexts(self, make: Callable[[], Sequence[Context]]) -> Sequence[types.ContextInfo]:
+        """The contexts that `make` makes; closed again if the caller is gone before it could learn their ids."""
         made: list[Context] = []
 
         def run() -> Sequence[types.ContextInfo]:
             self.core.raise_if_draining()
             made.extend(make())
-            return [self.core.contexts.describe(context) for context in made]
+            return [self._contexts.describe(context) for context in made]
 
-        return await complete_or_undo(
-            self.loop.call(run), lambda _: self.loop.tell(partial(self.core.contexts.discard, made))
-        )
+        def undo(_: object) -> None:
+            self.loop.post_if_running(partial(self._contexts.discard, made))
+
+        return await complete_or_undo(self.loop.call(run), undo)
+
+    async def truncate(self, caller: Caller, context_id: str, tokens: int) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.truncate, caller, context_id, tokens)
+
+    async def rewind(self, caller: Caller, context_id: str, to: int) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.rewind, caller, context_id, to)
+
+    async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.commit_pages, caller, context_id, pages)
+
+    async def release_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.release_pages, caller, context_id, pages)
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
         while True:
-            info = await self.loop.call(self.core.contexts.reserve_pages, caller, context_id, pages)
+            info = await self.loop.call(self._contexts.reserve_pages, caller, context_id, pages)
             if info is not None:
                 return info
-            if caller.deadline is None or self.core.deps.clock() > caller.deadline - 0.05:  # s, for the answer
-                raise ResourceExhausted(
-                    f"{pages} pages are not to be had now; none was taken", reason="OUT_OF_PAGES", retry_after_s=1.0
-                )
+            if caller.deadline is None or self._deps.clock() > caller.deadline - ANSWER_S:
+                message = f"{pages} pages are not to be had now; none was taken"
+                raise ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
             await asyncio.sleep(RETRY_S)
+
+    async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.update, caller, context_id, request)
+
+    async def close(self, caller: Caller, context_id: str) -> None:
+        await self.loop.call(self._contexts.close, caller, context_id)
+
+    async def inspect(
+        self,
+        caller: Caller,
+        context_id: str,
+        include_pages: bool = False,
+        include_tokens: bool = False,
+        include_ancestors: bool = False,
+    ) -> types.GetContextResult:
+        return await self.loop.call(
+            self._contexts.inspect, caller, context_id, include_pages, include_tokens, include_ancestors
+        )
+
+    async def list(
+        self, caller: Caller, page_token: str = "", limit: int = 100, include_program_contexts: bool = False
+    ) -> Sequence[types.ContextInfo]:
+        return await self.loop.call(self._contexts.list, caller, page_token, limit, include_program_contexts)
+
+    async def compare(self, caller: Caller, a: str, b: str) -> types.Comparison:
+        return await self.loop.call(self._contexts.compare, caller, a, b)
 
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> types.PlanResult:
-        return await self.loop.call(self.core.contexts.plan, caller, self._ids(tokens), context_id, salt)
+        return await self.loop.call(self._contexts.plan, caller, self._token_ids(tokens), context_id, salt)
+
+    async def clear_cache(self, caller: Caller) -> int:
+        return await self.loop.call(self._cache.clear_cached)
 
     async def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[types.ContextEvent]:
         arrived = asyncio.Event()
-        wake = partial(self.loop.outbox.post, asyncio.get_running_loop(), arrived.set)
-        clock = self.core.deps.wall_clock
-        watch = Watch(caller.tenant, self.core.cache, clock, wake, with_programs=include_program_contexts)
+        wake = partial(self.loop.callbacks.post, asyncio.get_running_loop(), arrived.set)
+        watch = Watch(caller.tenant, self._cache, self._deps.wall_clock, wake, with_programs=include_program_contexts)
 
         def read() -> Sequence[types.ContextEvent]:
             self.core.raise_if_draining()  # or a reader would hold up the end for as long as it likes
-            return watch.read(self.core.contexts.describe)
+            return watch.read(self._contexts.describe)
 
         try:
-            await self.loop.call(self.core.lifecycle.add_watch, watch)
+            await self.loop.call(self._lifecycle.add_watch, watch)
             while True:
                 arrived.clear()
                 events = await self.loop.call(read)
@@ -145,85 +173,63 @@ class LocalEngine(Engine):
                 if not events:
                     await arrived.wait()
         finally:
-            self.loop.tell(partial(self.core.lifecycle.remove_watch, watch))
+            self.loop.post_if_running(partial(self._lifecycle.remove_watch, watch))
+
+    # Requests.
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> types.FillResult:
-        return await self.loop.work(partial(self.core.fill, caller, context_id, self._ids(tokens), defer))
+        submit = partial(self.core.fill, caller, context_id, self._token_ids(tokens), defer)
+        return await self.loop.submit_request(submit)
 
     async def forward(self, caller: Caller, request: ForwardRequest) -> types.ForwardResult:
-        work = partial(self.core.forward, caller, request, self._ids(request.tokens))
-        told: tuple[Sequence[ForwardAnswer], types.ContextInfo] = await self.loop.work(work)
-        rows, context = told
+        submit = partial(self.core.forward, caller, request, self._token_ids(request.tokens))
+        result: tuple[Sequence[ForwardAnswer], types.ContextInfo] = await self.loop.submit_request(submit)
+        answers, context = result
         # A distribution over a whole vocabulary takes longer than the step thread and the event loop have.
-        outputs = await asyncio.to_thread(lambda: [row() for row in rows])
+        outputs = await asyncio.to_thread(_make_answers, answers)
         return types.ForwardResult(outputs=outputs, context=context)
 
-    def _ids(self, tokens: Sequence[int]) -> np.ndarray:
-        """As int32; JAX does not check indices: an id beyond the vocabulary would silently be another token."""
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[types.GeneratePiece]:
+        generation = _Generation(self.core, self.loop, caller, request)
+        try:
+            if request.n > 1:
+                await self.fill(caller, request.context_id)
+            if request.resume_tokens > 0:
+                await generation.read_resumed_output()
+            await self.loop.call(generation.start)
+            async for piece in generation.stream.pieces():
+                yield piece
+        except BaseException:
+            self.loop.post_if_running(generation.abandon)
+            raise
+
+    def _token_ids(self, tokens: Sequence[int]) -> np.ndarray:
+        """As int32. Raises InvalidArgument for an id beyond the vocabulary: JAX would take it for another token."""
         ids, size = np.asarray(tokens, np.int64).reshape(-1), self.info.vocab_size
         if ids.size and not (ids.min() >= 0 and ids.max() < size):
             raise InvalidArgument.field("tokens", f"ids must be 0 to {size - 1}")
         return ids.astype(np.int32)
 
-    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[types.GeneratePiece]:
-        forks: Sequence[Context] = ()
-        running: list[Request] = []
-        stream = OutputStream(
-            asyncio.get_running_loop(),
-            self.loop.outbox,
-            outputs=request.n,
-            limit=self.core.config.stream_buffer,
-            wake=self.loop.wake,
-        )
-
-        def start() -> None:  # one command: nothing can come between the forks and their registration
-            nonlocal forks
-            if request.n == 1:
-                self.core.raise_if_draining()
-            else:  # accepted when it was flushed
-                forks = self.core.contexts.fork(caller, request.context_id, n=request.n)
-            for index, context_id in enumerate([fork.id for fork in forks] or [request.context_id]):
-                running.append(self.core.generate(caller, request, context_id, index, stream, resumed))
-
-        def abandon() -> None:  # the reader left or one output failed; nobody may know the ids of the forks
-            for sequence in running:
-                self.core.end(sequence)
-            self.core.contexts.discard(forks)
-
-        resumed: OutputText | None = None
-        try:
-            if request.n > 1:
-                await self.fill(caller, request.context_id)
-            if request.resume_tokens > 0:
-                so_far = await self.loop.call(self.core.output_so_far, caller, request)
-                resumed = await asyncio.to_thread(OutputText, request, self.core.text, *so_far)
-            await self.loop.call(start)
-            async for piece in stream.pieces():
-                yield piece
-        except BaseException:
-            self.loop.tell(abandon)
-            raise
+    # The engine.
 
     async def stats(self) -> types.EngineStats:
-        """As they are; or as they were, while a step takes longer than BUSY_S: a busy engine is no silent one."""
+        """As they are; or, while a step takes longer than STATS_TIMEOUT_S, as they were: a busy engine is not lost."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(BUSY_S if self._stats else None):
-                self._stats = await self.loop.call(self.core.stats)
-        return replace(cast(types.EngineStats, self._stats), snapshots=self.snapshot_service.count())
+            async with asyncio.timeout(STATS_TIMEOUT_S if self._last_stats else None):
+                self._last_stats = await self.loop.call(self.core.stats)
+        return replace(cast(types.EngineStats, self._last_stats), snapshots=self.snapshot_service.count())
 
     async def drain(self) -> None:
-        def begin() -> bool:
-            self.core.draining = True
-            self.core.lifecycle.wake_watches()
-            return not self.core.scheduler.writers  # no request is under way
-
-        while not await self.loop.call(begin) or self.snapshot_service.is_saving:
+        await self.loop.call(self.core.begin_draining)
+        while await self.loop.call(self.core.has_requests) or self.snapshot_service.is_saving:
             await asyncio.sleep(RETRY_S)
 
     async def failure(self) -> str:
         return await asyncio.shield(asyncio.wrap_future(self.loop.failure))
+
+    # Snapshots and publications.
 
     async def save(self, caller: Caller, request: SaveRequest) -> types.Snapshot:
         return await self.snapshot_service.save(caller, request)
@@ -264,3 +270,51 @@ class LocalEngine(Engine):
 
     async def publications(self, caller: Caller) -> Sequence[types.Publication]:
         return await self.snapshot_service.publications(caller)
+
+
+class _Generation:
+    """The outputs of one `generate` call: one per fork of the context, or one in the context itself if n is 1."""
+
+    def __init__(self, core: EngineCore, loop: StepLoop, caller: Caller, request: GenerateRequest) -> None:
+        self.stream = OutputStream(
+            asyncio.get_running_loop(),
+            loop.callbacks,
+            outputs=request.n,
+            limit=core.config.stream_buffer,
+            wake=loop.wake,
+        )
+        self._core = core
+        self._contexts = core.contexts
+        self._loop = loop
+        self._caller = caller
+        self._request = request
+        self._resumed: OutputText | None = None
+        self._forks: Sequence[Context] = ()
+        self._running: list[Request] = []
+
+    async def read_resumed_output(self) -> None:
+        """Decode the tokens that an output to be resumed has already."""
+        before, tokens = await self._loop.call(self._core.output_so_far, self._caller, self._request)
+        self._resumed = await asyncio.to_thread(OutputText, self._request, self._core.text, before, tokens)
+
+    def start(self) -> None:
+        """On the step thread, as one command: nothing can come between the forks and their requests."""
+        context_ids: Sequence[str] = [self._request.context_id]
+        if self._request.n == 1:
+            self._core.raise_if_draining()
+        else:  # a drain was checked when the context was filled
+            self._forks = self._contexts.fork(self._caller, self._request.context_id, n=self._request.n)
+            context_ids = [fork.id for fork in self._forks]
+        for index, context_id in enumerate(context_ids):
+            request = self._core.generate(self._caller, self._request, context_id, index, self.stream, self._resumed)
+            self._running.append(request)
+
+    def abandon(self) -> None:
+        """On the step thread: the reader left or one output failed. Nobody may know the ids of the forks."""
+        for request in self._running:
+            self._core.end(request)
+        self._contexts.discard(self._forks)
+
+
+def _make_answers(answers: Sequence[ForwardAnswer]) -> list[types.ForwardOutputResult]:
+    return [make() for make in answers]

@@ -1,7 +1,7 @@
-"""The Engine interface: what doors and dispatcher see of an engine, in process or remote.
+"""The Engine interface: what frontends and the dispatcher use of an engine, in process or remote.
 
 Everything here is plain data. Requests arrive fully validated; an engine checks only what needs its state. All methods
-are called on the door's asyncio loop; a local engine hands them to its step thread and answers from there.
+are called on the caller's asyncio loop; a local engine hands them to its step thread and answers from there.
 
 Cancellation: cancelling the task that awaits a method, or closing the iterator of `generate`, ends the work within one
 step; what was computed by then stays in the context. `deadline` is in seconds of the injected monotonic clock.
@@ -43,20 +43,21 @@ PROGRAM_LABELS: Mapping[str, str] = {"jaxctx": "program"}  # of contexts that ar
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose namespace a request runs in, and until when it may wait and run (None: without a limit)."""
+    """Whose contexts a request may use, and until when it may wait and run (None: without a limit)."""
 
     tenant: str = ""
     deadline: float | None = None
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:
-    """Whether a context that is made with these labels is a program's, which lists show only if asked to."""
+    """Whether a context with these labels belongs to a program. Lists show such contexts only on request."""
     return PROGRAM_LABELS.items() <= labels.items()
 
 
 class ProgramEngine(Protocol):
-    """What programs need of an engine. Every method may raise the errors of `jaxctx.errors`; NotFound for a context not
-    the caller's.
+    """What programs need of an engine.
+
+    Every method may raise the errors of `jaxctx.errors`, among them NotFound for a context that is not the caller's.
     """
 
     info: EngineInfo
@@ -82,14 +83,14 @@ class ProgramEngine(Protocol):
         """Give up the context. A running writer is cancelled first; forks of it live on."""
 
     def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
-        """Continue the context and stream what comes."""
+        """Continue the context and stream its pieces."""
 
     async def clear_cache(self, caller: Caller) -> int:
-        """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
+        """Drop every cached page that no context holds; returns how many these were. In a router, of all engines."""
 
 
 class Engine(ProgramEngine, Protocol):
-    """One engine: all that clients can ask of it."""
+    """One engine: everything that clients can ask of it."""
 
     async def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
@@ -141,7 +142,7 @@ class Engine(ProgramEngine, Protocol):
         """
 
     async def compare(self, caller: Caller, a: str, b: str) -> Comparison:
-        """Where two contexts part."""
+        """How many first tokens two contexts have in common, and how many pages they share."""
 
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         """Keep a context's present state under a name. The context goes on as it is."""
@@ -191,7 +192,7 @@ class Engine(ProgramEngine, Protocol):
     async def plan(
         self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
     ) -> PlanResult:
-        """Of an existing context extended by `tokens`, or of a new one filled with them."""
+        """What filling `tokens` into a context, or a new one, would cost: tokens found in each tier, pages needed."""
 
     async def drain(self) -> None:
         """Refuse new work with Unavailable, let running work finish, then return."""

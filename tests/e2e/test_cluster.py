@@ -280,7 +280,7 @@ async def nothing_held(router_cluster: RouterCluster) -> None:
 
 async def test_a_call_that_is_cancelled_ends_on_its_engine(router_cluster: RouterCluster, caller: Caller) -> None:
     for engine in router_cluster.engines.values():  # or it may be done too soon
-        engine.loop.tell(lambda: time.sleep(0.8))
+        engine.loop.post_if_running(lambda: time.sleep(0.8))
     output = {"name": "o", **out(1400)}
     call = await caller("SubmitCall", template="Tell: {{o}}", parameters=[output])
     reading = asyncio.create_task(caller.get(call.outputs[0].variable_id))
@@ -293,7 +293,7 @@ async def test_a_call_that_is_cancelled_ends_on_its_engine(router_cluster: Route
 
 async def test_a_task_whose_time_is_over_ends_on_its_engine(router_cluster: RouterCluster, caller: Caller) -> None:
     for engine in router_cluster.engines.values():  # or it would be done too soon
-        engine.loop.tell(lambda: time.sleep(0.8))
+        engine.loop.post_if_running(lambda: time.sleep(0.8))
     call = await caller(
         "SubmitCall", template="Tell: {{o}}", parameters=[{"name": "o", **out(1400)}], timeout={"nanos": 500_000_000}
     )

@@ -24,7 +24,7 @@ import pytest
 
 import jaxctx
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.prepared import PreparedServer
+from tests.e2e.server_processes import PreparedServer
 from tests.e2e.test_command import COMMAND, SMALL, Server
 from tests.e2e.test_programs import Caller
 

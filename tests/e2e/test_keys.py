@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.server.test_reload import line, replaced
 
 import jaxctx
 from jaxctx import errors
 from tests.readme import ROOT
+from tests.server.test_key_store import line, replaced
 
 from .test_command import ECHO, SMALL, Server, environment
 

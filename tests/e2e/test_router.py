@@ -615,7 +615,7 @@ async def test_whoever_leaves_ends_the_work(router_cluster: RouterCluster, clien
 async def test_deadlines_travel(router_cluster: RouterCluster, client: jaxctx.aio.Client) -> None:  # noqa: F811
     context = await client.create("Tell: ")
     for engine in router_cluster.engines.values():
-        engine.loop.tell(lambda: time.sleep(0.6))
+        engine.loop.post_if_running(lambda: time.sleep(0.6))
     with pytest.raises(errors.DeadlineExceeded):
         await context.complete(max_tokens=1400, ignore_eos=True, timeout_s=0.3)
     async with asyncio.timeout(5):

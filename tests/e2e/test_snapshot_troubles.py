@@ -14,7 +14,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.scheduler.scheduler import ALONE
+from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE
 from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
 from tests.jaxctx.store.fault_injection import Interrupted
@@ -311,7 +311,7 @@ class TestManyPages:
         opened = await client.open("a")
         assert opened.opened is not None
         assert opened.opened.restored == 6000
-        assert most <= READ_AHEAD + ALONE + 1, f"{most} of 375 pages were in host memory at once"
+        assert most <= READ_AHEAD + MAX_PAGES_WHEN_IDLE + 1, f"{most} of 375 pages were in host memory at once"
         assert await greedy(opened, 3) == oracle(tokens, 3)
 
 

@@ -20,7 +20,7 @@ from jaxctx.errors import NotFound
 from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
 
-from .test_company import settled
+from .test_concurrency import settled
 from .traffic import VOCABULARY, Visitor
 
 COMPILING = "/jax/core/compile/backend_compile_duration"

@@ -34,7 +34,6 @@ class ContextLifecycle:
         self._cache = cache
         self._scheduler = scheduler
         self._pin_ends: DeadlineQueue[Context] = DeadlineQueue()
-        scheduler.budget.on_suspend = self.notify_suspended
 
     def notify_changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
         """The context's tokens, pages or settings have changed."""
@@ -115,7 +114,7 @@ class ContextLifecycle:
     def _pages(self, context: Context) -> int:
         """Pages that the context holds, or that its writer was promised."""
         held = context.committed_pages + context.working_pages
-        writer = self._scheduler.writers.get(context)
+        writer = self._scheduler.writer_of(context)
         if writer is None:
             return held
         promised = -(-writer.worst_case_tokens // context.page_size)
@@ -128,9 +127,11 @@ class ContextLifecycle:
         error: JaxctxError | None = None,
     ) -> None:
         """Give up a context. Its writer is ended first, with `error` (None: that the context was closed)."""
-        writer = self._scheduler.writers.get(context)
+        writer = self._scheduler.writer_of(context)
         if writer is not None:
-            self._scheduler.fail(writer, error or Cancelled("the context was closed"))
+            self._scheduler.end(writer)
+            self.notify_changed(context)
+            writer.reply.set_error(error or Cancelled("the context was closed"))
         self.pin(context, False)
         self._cache.close(context)
         self.notify_changed(context, change)
@@ -139,7 +140,7 @@ class ContextLifecycle:
         """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
         now = self.clock()
         for context in self._cache.lifetimes.due(now):
-            if context in self._scheduler.writers and context.lifetime.sliding:
+            if context.lifetime.sliding and self._scheduler.writer_of(context) is not None:
                 self._cache.set_lifetime(context, context.lifetime.anew(now))
             else:
                 self.close(context, ContextChange.EXPIRED, context_expired(context.id))

@@ -141,7 +141,7 @@ class ContextOperations:
     def writable(self, caller: Caller, context_id: str) -> Context:
         """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY). Counts as a use."""
         context = self.cache.get(caller.tenant, context_id)
-        if context in self.scheduler.writers:
+        if self.scheduler.writer_of(context) is not None:
             raise Aborted("another operation is writing to this context", reason="CONTEXT_BUSY", retry_after_s=0.1)
         self.cache.touch(context)
         return context
@@ -220,9 +220,12 @@ class ContextOperations:
         """Claim pages for a context, which is not suspended itself for them. False, with nothing changed."""
         was_busy, context.busy = context.busy, True
         try:
-            return self.scheduler.budget.claim(pages)
+            claim = self.scheduler.claim_pages(pages)
         finally:
             context.busy = was_busy
+        for suspended in claim.suspended:
+            self.lifecycle.notify_suspended(suspended)
+        return claim.granted
 
     def pages_to_move_now(self) -> int:
         """Pages that may leave or reach the device at once, so that steps of others are not held up."""
@@ -236,7 +239,7 @@ class ContextOperations:
 
     def describe(self, context: Context) -> ContextInfo:
         """A context's counters and settings as plain data."""
-        return context_info(context, model_id=self.model_id, has_writer=context in self.scheduler.writers)
+        return context_info(context, model_id=self.model_id, has_writer=self.scheduler.writer_of(context) is not None)
 
     def inspect(
         self,
@@ -343,9 +346,7 @@ class ContextOperations:
             and not context.suspended
             and (context.busy or context.pinned or context is asking)
         ]
-        writers = self.scheduler.writers.values()
-        promised = sum(writer.reserved for writer in writers if writer.context.tenant == tenant)
-        return audit.held(kept) + promised
+        return audit.held(kept) + self.scheduler.pages_reserved_for(tenant)
 
 
 def _tier(entry: TierEntry) -> Tier:

@@ -1,11 +1,18 @@
-"""Core: the engine without its thread. Every method is called on the step thread, does its work at once and returns.
+"""EngineCore: the engine without its thread. Every method is called on the step thread, does its work and returns.
 
-A fill or a generation becomes a `Request` for the scheduler. `dispatch` sends the next step to the device; `settle`
-books a step's results when they have arrived. Up to `steps_in_flight` steps lie between the two, so the host prepares
-step n+1 while the device computes step n.
+A fill or a generation becomes a `Request` for the scheduler. `dispatch` carries out what the scheduler decides and
+sends the next step to the device; `process_output` books a step's results when they have arrived. Up to
+`steps_in_flight` steps lie between the two, so the host prepares step n+1 while the device computes step n.
+
+    Request ──submit──▶ Scheduler ──schedule──▶ SchedulerOutput ──dispatch──▶ device
+                            ▲                                                   │
+                            └──────────process_output──────── results ◀─────────┘
 """
 
 import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -16,30 +23,40 @@ from jaxctx import errors
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.cache.page_control import truncate
+from jaxctx.cache.tiers import MoveKind
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
 from jaxctx.engine.contexts.operations import ContextOperations
 from jaxctx.engine.contexts.quotas import Quotas
-from jaxctx.engine.core.forward_pass import make_forward, marks
+from jaxctx.engine.core.forward_pass import attention_overrides, make_forward
 from jaxctx.engine.core.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner.batch import Batch, ScheduledRequest, write_batch
+from jaxctx.engine.runner.batch import write_batch
 from jaxctx.engine.runner.kv_transfer import KVTransfer
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import read_output
-from jaxctx.engine.scheduler.drafts import PromptLookup
+from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.engine.scheduler.scheduler import Scheduler
+from jaxctx.engine.scheduler.scheduler_output import (
+    Batch,
+    ContextSuspended,
+    RequestFailed,
+    RequestFinished,
+    ScheduledRequest,
+    SchedulerEvent,
+)
 from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
-from jaxctx.types import EngineStats, FillResult, ForwardRequest, GenerateRequest, named
+from jaxctx.types import EngineStats, FillResult, ForwardRequest, GenerateRequest
 from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
-StepArrays: TypeAlias = tuple[Any, Any]  # logits of a pass or None, and int32 [samples, words]
+StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
+MIN_WAIT_S = 0.05  # waiting requests are not looked at more often
 
 
 class EngineCore:
@@ -48,53 +65,56 @@ class EngineCore:
     def __init__(
         self,
         config: EngineConfig,
-        device: ModelRunner,
+        runner: ModelRunner,
         text: ModelText,
         model: Identity,
         model_id: str,
-        world: RuntimeDeps,
+        deps: RuntimeDeps,
     ) -> None:
+        """`model`: the identity of its pages, tenant and salt apart."""
         self.config = config
-        self.runner = device
-        self.deps = world
+        self.runner = runner
+        self.deps = deps
         self.text = text
-        memory = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
-        self.cache = ContextCache(memory, world.wall_clock, world.new_id)
-        self.transfers = KVTransfer(device, config.disk_pages, config.disk_file)
+        self.block_manager = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
+        self.cache = ContextCache(self.block_manager, deps.wall_clock, deps.new_id)
+        self.transfers = KVTransfer(runner, config.disk_pages, config.disk_file)
+        largest_forward = runner.custom_mask_shapes[-1]
         self.scheduler = Scheduler(
             cache=self.cache,
+            block_manager=self.block_manager,
             config=config,
-            smallest_step=device.shapes[0],
-            largest_pass=device.custom_mask_shapes[-1],
-            load_slot=self._load_slot,
-            fail=self.fail,
-            finish=self._finish,
-            ready=self._arrived,
-            clock=world.clock,
+            smallest_step_rows=runner.shapes[0].rows,
+            max_forward_rows=largest_forward.rows,
+            max_forward_outputs=largest_forward.samples,
+            clock=deps.clock,
         )
         self.quotas = Quotas(config)
-        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, world.wall_clock)
+        self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, deps.wall_clock)
         self.contexts = ContextOperations(
             config, self.cache, self.scheduler, self.lifecycle, self.quotas, model, model_id
         )
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
+        self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler and not carried out yet
+
+    # Requests.
 
     def fill(
         self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: ResultFuture
     ) -> Request | FillResult:
         """Append int32 tokens and compute them, or with `defer` only keep them. A result if nothing is to compute."""
-        context = self._room_for(caller, context_id, tokens)
+        context = self._context_to_append(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
             self.lifecycle.notify_changed(context)
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
-        return self._submit(Request(context, caller, reply), appended=len(tokens))
+        return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
 
     def output_so_far(self, caller: Caller, request: GenerateRequest) -> tuple[list[int], list[int]]:
         """Of an output to resume: the last tokens before it, and the tokens that it has."""
-        context = self._resumable(caller, request, request.context_id)
+        context = self._context_to_generate(caller, request, request.context_id)
         begin = context.length - request.resume_tokens
         return context.tokens(max(begin - PRIMING_TOKENS, 0), begin).tolist(), context.tokens(begin).tolist()
 
@@ -109,37 +129,31 @@ class EngineCore:
     ) -> Request:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id.
 
-        `resumed` is the text of an output that is resumed. Its tokens, those that `output_so_far` told, must still be
-        the context's last ones.
+        `resumed` is the text of an output that is resumed. Its tokens, those of `output_so_far`, must still be the last
+        ones of the context.
         """
-        context = self._resumable(caller, request, context_id)
+        context = self._context_to_generate(caller, request, context_id)
         if context.length == 0:
             message = "an empty context cannot be continued: fill it first"
             raise errors.FailedPrecondition(message, reason="CONTEXT_EMPTY")
-        text = resumed or OutputText(
-            request, self.text, context.tokens(max(context.length - PRIMING_TOKENS, 0)).tolist()
-        )
+        text = resumed
+        if text is None:
+            before = context.tokens(max(context.length - PRIMING_TOKENS, 0)).tolist()
+            text = OutputText(request, self.text, before)
         if not np.array_equal(context.tokens(context.length - text.tokens), text.resumed):
             message = "the context changed while its output was to be resumed"
             raise errors.Aborted(message, reason="CONTEXT_BUSY", retry_after_s=0.1)
-        room = self.config.max_context_tokens - context.length
-        if room < 1:
+        free_tokens = self.config.max_context_tokens - context.length
+        if free_tokens < 1:
             message = f"the context is full: it holds at most {self.config.longest}"
             raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         seed = request.sampling.seed
         seed = self.deps.new_seed() if seed is None else derive_seed(seed, index)
-        max_tokens = min(request.max_tokens or self.config.default_max_tokens, text.tokens + room)
+        max_tokens = min(request.max_tokens or self.config.default_max_tokens, text.tokens + free_tokens)
         output = Output(request, index, context, text, seed, max_tokens)
-        drafts = self.config.draft_tokens > 0 and not output.sampler.needs_history
-        return self._submit(Request(context, caller, reply, output, PromptLookup() if drafts else None))
-
-    def _resumable(self, caller: Caller, request: GenerateRequest, context_id: str) -> Context:
-        """The context, if it may be generated into and is longer than the output that it is to have already."""
-        context = self.contexts.writable(caller, context_id)
-        if 0 < request.resume_tokens >= context.length:
-            message = f"must be below the context's length, {context.length}"
-            raise errors.InvalidArgument.field("resume_tokens", message)
-        return context
+        may_draft = self.config.draft_tokens > 0 and not output.sampler.needs_history
+        prompt_lookup = PromptLookup() if may_draft else None
+        return self._submit(Request(context, caller, reply, output, prompt_lookup))
 
     def resume(self, caller: Caller, context: Context, reply: ResultFuture) -> Request | FillResult:
         """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
@@ -151,171 +165,293 @@ class EngineCore:
 
     def forward(self, caller: Caller, request: ForwardRequest, tokens: np.ndarray, reply: ResultFuture) -> Request:
         """Compute explicit tokens, int32, at explicit positions under explicit masks."""
-        context = self._room_for(caller, request.context_id, tokens)
+        context = self._context_to_append(caller, request.context_id, tokens)
         first = context.length
-        self.cache.append(context, tokens, marks(request, first))
-        passing = make_forward(request, first, self.deps.new_seed)
-        return self._submit(Request(context, caller, reply, passing=passing), appended=len(tokens))
+        self.cache.append(context, tokens, attention_overrides(request, first))
+        forward = make_forward(request, first, self.deps.new_seed)
+        return self._submit(Request(context, caller, reply, forward=forward, appended_tokens=len(tokens)))
 
-    def _room_for(self, caller: Caller, context_id: str, tokens: np.ndarray) -> Context:
-        """The context, if it may be appended to."""
+    def _context_to_append(self, caller: Caller, context_id: str, tokens: np.ndarray) -> Context:
+        """The context, if these tokens may be appended to it."""
         self.raise_if_draining()
-        context, most = self.contexts.writable(caller, context_id), self.config.max_context_tokens
-        if context.length + len(tokens) > most:
+        context = self.contexts.writable(caller, context_id)
+        if context.length + len(tokens) > self.config.max_context_tokens:
             message = f"{context.length} + {len(tokens)} tokens; a context holds at most {self.config.longest}"
             raise errors.OutOfRange(message, reason="CONTEXT_TOO_LONG")
         return context
 
-    def _submit(self, sequence: Request, appended: int = 0) -> Request:
-        """To the scheduler; if it is refused, its context loses the tokens that were appended for it."""
-        context, sequence.appended = sequence.context, appended
+    def _context_to_generate(self, caller: Caller, request: GenerateRequest, context_id: str) -> Context:
+        """The context, if it may be generated into and is longer than the output that it is to have already."""
+        context = self.contexts.writable(caller, context_id)
+        if 0 < request.resume_tokens >= context.length:
+            message = f"must be below the context's length, {context.length}"
+            raise errors.InvalidArgument.field("resume_tokens", message)
+        return context
+
+    def _submit(self, request: Request) -> Request:
+        """Hand a request to the scheduler; if it is refused, its context loses the tokens that were appended for it."""
+        context = request.context
         try:
-            self.lifecycle.check_growth(context, -(-sequence.worst_case_tokens // context.page_size))
-            self.scheduler.submit(sequence)
+            self.lifecycle.check_growth(context, -(-request.worst_case_tokens // context.page_size))
+            events = self.scheduler.submit(request)
         except JaxctxError:
-            if appended:
-                truncate(self.cache, context, appended)
+            if request.appended_tokens:
+                truncate(self.cache, context, request.appended_tokens)
             raise
+        self._carry_out_events(events)
         self.lifecycle.notify_changed(context)
-        return sequence
+        return request
 
     def raise_if_draining(self) -> None:
-        """Refuse new work once a drain has begun."""
+        """Refuse new work once a drain has begun: Unavailable (DRAINING)."""
         if self.draining:
             raise errors.Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
 
-    def end(self, sequence: Request) -> None:
-        """Stop a sequence wherever it is. What was settled stays in its context; pages beyond that are free now."""
-        if not sequence.ended:
-            self.scheduler.end(sequence)
-            self.lifecycle.notify_changed(sequence.context)
+    def begin_draining(self) -> None:
+        """Refuse new work from now on."""
+        self.draining = True
+        self.lifecycle.wake_watches()
 
-    def fail(self, sequence: Request, error: JaxctxError) -> None:
-        """End a sequence and tell its caller why. Refused before it ran, it leaves its context as it was before."""
-        untouched = sequence.computed is None and not sequence.ended
-        self.end(sequence)
-        if untouched and sequence.appended and isinstance(error, errors.ResourceExhausted):
-            truncate(self.cache, sequence.context, sequence.appended)
-            self.lifecycle.notify_changed(sequence.context)
-        sequence.reply.failed(error)
+    def has_requests(self) -> bool:
+        """Whether any request has not ended."""
+        return len(self.scheduler.requests()) > 0
 
-    def expire(self) -> float:
-        """End what is over and fail sequences whose deadline has passed; returns seconds until there may be more."""
-        soon, now = self.lifecycle.expire(), self.deps.clock()
-        for sequence in list(self.scheduler.writers.values()):
-            deadline = sequence.caller.deadline
-            if deadline is not None and deadline <= now:
-                self.fail(sequence, errors.DeadlineExceeded("the deadline passed"))
-            elif deadline is not None:
-                soon = min(soon, deadline - now, max(sequence.start_by - now, 0.05) if sequence.slot < 0 else soon)
-        self.scheduler.review(now)
-        return soon
+    # Ends of requests.
+
+    def end(self, request: Request) -> None:
+        """Stop a request wherever it is. What was computed stays in its context; pages beyond that are free now."""
+        if not request.ended:
+            self.scheduler.end(request)
+            self.lifecycle.notify_changed(request.context)
+
+    def fail(self, request: Request, error: JaxctxError) -> None:
+        """End a request with an error for its caller. Refused before it ran, it leaves its context as it was before."""
+        never_ran = request.never_ran
+        self.end(request)
+        self._answer_failed(RequestFailed(request, error, never_ran))
 
     def fail_all(self, error: JaxctxError) -> None:
         """End everything, even if the books are in doubt: whatever else goes wrong, everybody gets an answer."""
-        for sequence in list(self.scheduler.writers.values()):
+        unanswered = list(self.scheduler.requests())
+        for request in unanswered:
             try:
-                self.end(sequence)
+                self.end(request)
             except Exception:
-                log.exception("a sequence could not be ended")
-            sequence.reply.failed(copy(error))  # raised by many tasks, each with a traceback of its own
+                log.exception("a request could not be ended")
+        # Requests that the scheduler has ended, whose event was not carried out before the failure.
+        for event in [*self._events, *self.scheduler.take_events()]:
+            if not isinstance(event, ContextSuspended):
+                unanswered.append(event.request)
+        self._events.clear()
+        for request in unanswered:
+            request.reply.set_error(copy(error))  # raised by many tasks, each with a traceback of its own
         self.lifecycle.wake_watches()
 
+    def expire(self) -> float:
+        """End what is over, and requests whose deadline has passed; returns seconds until there may be more to end."""
+        soon, now = self.lifecycle.expire(), self.deps.clock()
+        for request in list(self.scheduler.requests()):
+            deadline = request.caller.deadline
+            if deadline is None:
+                continue
+            if deadline <= now:
+                self.fail(request, errors.DeadlineExceeded("the deadline passed"))
+                continue
+            soon = min(soon, deadline - now)
+            if not request.runs:
+                soon = min(soon, max(request.start_by - now, MIN_WAIT_S))
+        self._carry_out_events(self.scheduler.review(now))
+        return soon
+
+    def expire_contexts(self) -> None:
+        """Close the contexts that are over, so that no command finds one."""
+        self.lifecycle.expire()
+
+    def _carry_out_events(self, events: Sequence[SchedulerEvent]) -> None:
+        """Tell callers and watches what the scheduler has decided, in its order."""
+        if not events:
+            return
+        self._events.extend(events)
+        while self._events:
+            event = self._events[0]
+            match event:
+                case ContextSuspended(context):
+                    self.lifecycle.notify_suspended(context)
+                case RequestFailed(request):
+                    self.lifecycle.notify_changed(request.context)
+                    self._answer_failed(event)
+                case RequestFinished(request):
+                    self.lifecycle.notify_changed(request.context)
+                    self._answer_finished(request)
+            self._events.popleft()
+
+    def _answer_failed(self, failed: RequestFailed) -> None:
+        """Give a request that has ended its error. What was appended for one that was refused is removed again."""
+        request = failed.request
+        refused = failed.never_ran and isinstance(failed.error, errors.ResourceExhausted)
+        if refused and request.appended_tokens:
+            truncate(self.cache, request.context, request.appended_tokens)
+            self.lifecycle.notify_changed(request.context)
+        request.reply.set_error(failed.error)
+
+    def _answer_finished(self, request: Request) -> None:
+        """Give a fill, forward or opening that has ended its result."""
+        request.reply.set_result(request.result(self.contexts.describe(request.context)))
+
+    # Steps.
+
+    def can_dispatch(self) -> bool:
+        """Whether another step may be in flight."""
+        return self.scheduler.num_in_flight < self.config.steps_in_flight
+
+    def may_dispatch_again(self) -> bool:
+        """Whether `dispatch`, though it sent nothing, may do more at once: pages came back."""
+        return self.scheduler.has_restored
+
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
-        """Admit, plan and send the next step: what it computes and where its output will be; None if nothing can."""
-        batch = self.scheduler.schedule()
-        self.carry_out()
+        """Carry out what the scheduler decides and send the next step; None if there is none.
+
+        Returns what the step computes, and the device's arrays where its output will be.
+        """
+        batch = self.schedule()
+        self.carry_out_moves()
         if batch is None:
             return None
         self.steps += 1
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
-        build_attention_metadata(write_batch(batch, views, self.config.page_size), shape.metadata, views.metadata)
+        segments = write_batch(batch, views, self.config.page_size)
+        build_attention_metadata(segments, shape.metadata, views.metadata)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
-    def carry_out(self) -> None:
+    def schedule(self) -> Batch | None:
+        """The next step, if there is one; everything else that the scheduler decides with it is carried out."""
+        decided = self.scheduler.schedule(self._host_slot_ready)
+        self._carry_out_events(decided.events)
+        for request in decided.slots_to_load:
+            self._load_slot(request)
+        return decided.batch
+
+    def carry_out_moves(self) -> None:
         """Move the pages that are to be moved, ahead of every later step."""
         self.transfers.carry_out(self.cache.moves())
 
-    def _arrived(self, slot: int) -> bool:
-        if any(move.target == slot for move in self.cache.block_manager.tiers.moves):
-            self.carry_out()  # so that the slot is not judged by what it held before
-        return self.transfers.is_ready(slot)
+    def _host_slot_ready(self, slot: int) -> bool:
+        """Whether the data of a host slot has arrived, once all moves decided until now are carried out.
 
-    def _load_slot(self, sequence: Request) -> None:
-        """Before a sequence's first step: tell its slot what penalties, bias and min_tokens need."""
-        output, tokens = sequence.output, sequence.context.tokens()
+        Raises DataLoss if it never will.
+        """
+        match self.cache.pending_move_to_host(slot):
+            case MoveKind.SAVE:
+                return True  # from the device, in order with its steps
+            case MoveKind.FETCH:
+                return False  # not even asked for yet
+            case _:
+                return self.transfers.is_ready(slot)
+
+    def _load_slot(self, request: Request) -> None:
+        """Before a request's first step: tell the device what penalties, bias and min_tokens need."""
+        output, tokens = request.output, request.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
-        self.runner.load_slot(sequence.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
+        self.runner.load_slot(request.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
 
-    def process_output(self, batch: Batch, landed: StepArrays) -> None:
-        """Book a step's results, in numpy: contexts grow, readers get pieces, who is done leaves."""
-        logits, packed = landed
-        output = read_output(packed)
-        for part in self.scheduler.process_output(batch):
-            sequence = part.sequence
+    def process_output(self, batch: Batch, arrays: StepArrays) -> None:
+        """Book a step's results, arrays in numpy: contexts grow, readers get pieces, requests that are done end."""
+        logits, packed = arrays
+        sampled = read_output(packed)
+        for scheduled in self.scheduler.process_output(batch):
+            request = scheduled.request
             try:
-                self.lifecycle.notify_changed(sequence.context)
-                if sequence.output is not None and part.asked:
-                    self._take_samples(part, output)
-                elif sequence.output is None:
-                    sequence.rows |= sequence.passing.rows(part.asked, logits, output)  # again, if it was preempted
-                    if sequence.context.seq_len >= sequence.prompt_end:
-                        self._finish(sequence)
-            except Exception:  # of one sequence's text or reply; its neighbours must not notice
-                log.exception("a sequence failed")
-                self.fail(sequence, errors.Internal("this request failed inside the server"))
+                self.lifecycle.notify_changed(request.context)
+                if request.output is None:
+                    self._take_forward_answers(scheduled, logits, sampled)
+                elif scheduled.output_positions:
+                    self._take_samples(scheduled, sampled)
+            except Exception:  # of one request's text or reply; its neighbours must not notice
+                log.exception("a request failed")
+                self.fail(request, errors.Internal("this request failed inside the server"))
 
-    def _finish(self, sequence: Request) -> None:
-        """A fill, pass or opening has all that it asked for."""
-        self.end(sequence)
-        sequence.reply.done(sequence.result(self.contexts.describe(sequence.context)))
+    def _take_forward_answers(self, scheduled: ScheduledRequest, logits: Any, sampled: Sampled) -> None:
+        """Rows of a fill, opening or forward; the last ones end it."""
+        request = scheduled.request
+        answers = request.forward.answers(scheduled.output_positions, logits, sampled)
+        request.forward_answers |= answers  # some of them again, if it was preempted
+        if request.context.seq_len >= request.prompt_end:
+            self.end(request)
+            self._answer_finished(request)
 
-    def _take_samples(self, part: ScheduledRequest, step: Sampled) -> None:
+    def _take_samples(self, scheduled: ScheduledRequest, sampled: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""
-        sequence, row = part.sequence, part.place
-        self._take_sample(sequence, step, row)
-        for draft in part.drafts:
-            if sequence.ended or step.tokens[row] != draft:
+        request, row = scheduled.request, scheduled.sample_offset
+        self._take_sample(request, sampled, row)
+        for draft in scheduled.drafts:
+            if request.ended or sampled.tokens[row] != draft:
                 break
             row += 1
-            self.cache.mark_computed(sequence.context, 1)
-            self._take_sample(sequence, step, row)
-        if part.drafts:
-            self.scheduler.update_acceptance(part, row - part.place)
+            self.cache.mark_computed(request.context, 1)
+            self._take_sample(request, sampled, row)
+        if scheduled.drafts:
+            self.scheduler.update_acceptance(scheduled, row - scheduled.sample_offset)
 
-    def _take_sample(self, sequence: Request, step: Sampled, row: int) -> None:
-        output = sequence.output
+    def _take_sample(self, request: Request, sampled: Sampled, row: int) -> None:
+        """Append the token of one row to the context, and send its piece; it may be the last one."""
+        output = request.output
         assert output is not None
-        self.cache.append(sequence.context, [int(step.tokens[row])])
+        self.cache.append(request.context, [int(sampled.tokens[row])])
         self.tokens_generated += 1
-        piece = output.push(step, row)
+        piece = output.push(sampled, row)
         if piece.finish is None:
-            sequence.reply.piece(piece)
+            request.reply.add_piece(piece)
             return
-        self.end(sequence)
-        self.scheduler.finished(sequence)
-        info = self.contexts.describe(sequence.context)
-        sequence.reply.piece(replace(piece, seed=output.sampler.seed, usage=sequence.usage(), context=info))
-        sequence.reply.done(None)
+        self.end(request)
+        self.scheduler.observe_output(request)
+        info = self.contexts.describe(request.context)
+        request.reply.add_piece(replace(piece, seed=output.sampler.seed, usage=request.usage(), context=info))
+        request.reply.set_result(None)
+
+    # For the step loop.
+
+    def on_arrival(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, whenever a page has arrived in host memory or is lost."""
+        self.transfers.on_arrival = wake
+
+    def count_compilations(self) -> AbstractContextManager[None]:
+        """While entered, compilations on this thread count as ones after the engine was ready."""
+        return self.runner.count_compilations()
+
+    def close(self) -> None:
+        """Stop the threads that move pages. The step thread has ended."""
+        self.transfers.close()
 
     def stats(self) -> EngineStats:
-        """Load and memory now."""
-        memory, tiers, scheduler = self.cache.block_manager, self.cache.block_manager.tiers, self.scheduler
-        counters = named(EngineStats, scheduler, scheduler.budget, self.lifecycle, self.runner, self)
-        others = {
-            "pages_total": memory.pool.total,
-            "pages_free": memory.pool.free,
-            "pages_cached": memory.index.cached,
-            "pages_held": memory.pool.total - memory.available,
-            "contexts": len(self.cache.context_table),
-            "running": len(scheduler.running),
-            "host_pages_total": tiers.host.total,
-            "host_pages_used": tiers.host.used,
-            "disk_pages_total": tiers.disk.total,
-            "disk_pages_used": tiers.disk.used,
-            "publications": len(self.cache.publications),
-            "snapshots": 0,  # the store counts them
-        }
-        return EngineStats(**counters | others)
+        """Load and memory now; `snapshots` is 0, as the store counts them."""
+        memory, scheduler = self.block_manager.stats(), self.scheduler.stats()
+        return EngineStats(
+            pages_total=memory.pages_total,
+            pages_free=memory.pages_free,
+            pages_cached=memory.pages_cached,
+            pages_held=memory.pages_held,
+            pages_reserved=scheduler.pages_reserved,
+            contexts=len(self.cache.context_table),
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            draining=self.draining,
+            steps=self.steps,
+            tokens_computed=scheduler.tokens_computed,
+            tokens_cached=scheduler.tokens_cached,
+            tokens_generated=self.tokens_generated,
+            preemptions=scheduler.preemptions,
+            suspensions=scheduler.suspensions,
+            compilations_after_ready=self.runner.compilations_after_ready,
+            tokens_restored=scheduler.tokens_restored,
+            host_pages_total=memory.host_pages_total,
+            host_pages_used=memory.host_pages_used,
+            disk_pages_total=memory.disk_pages_total,
+            disk_pages_used=memory.disk_pages_used,
+            snapshots=0,
+            publications=len(self.cache.publications),
+            expired=self.lifecycle.expired,
+            tokens_drafted=scheduler.tokens_drafted,
+            tokens_accepted=scheduler.tokens_accepted,
+        )

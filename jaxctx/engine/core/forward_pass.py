@@ -1,7 +1,8 @@
-"""Passes: what is asked of tokens that a request gives explicitly, and what is told of them.
+"""Custom-mask forwards: what a forward call asks about its tokens, and how the answers are made.
 
-A pass is a step whose rows have positions and masks of their own, and which tells whole distributions. `pass_result`
-turns a row of its logits into an answer; it is pure, and slow enough for a thread of its own.
+A custom-mask forward is a step whose rows have positions and attention masks of their own, and which can return the
+logits of whole rows. `forward_result` turns a row of logits into an answer; it is pure, and slow enough for a thread
+of its own.
 """
 
 import sys
@@ -17,49 +18,53 @@ from jaxctx.model.sampling import ROW, Sampled, row_words
 from jaxctx.types import ForwardOutput, ForwardOutputResult, ForwardRequest, GenerateRequest
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
-ForwardAnswer = Callable[[], ForwardOutputResult]  # still to be made
+ForwardAnswer = Callable[[], ForwardOutputResult]  # makes the answer when called, on any thread
 
 
 class Sampler:
-    """Sampling options as the step wants them: `row_words`, patched per token."""
+    """Sampling options of one output as the step reads them: `row_words`, with a position for each token."""
 
     def __init__(self, request: GenerateRequest, seed: int, first: int = 0) -> None:
-        """Equal seeds, of 64 bits, draw equally at equal positions, in any batch. `first`: where its output begins."""
-        s = request.sampling
+        """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: its first index."""
+        sampling = request.sampling
         self.seed = seed
         self._may_stop_at = first + request.min_tokens
-        given = {name: getattr(s, name) for name in ROW.names or () if hasattr(s, name)}
-        given |= {"seed": seed, "biased": bool(s.logit_bias), "logprobs": request.logprobs}
-        self._words = [row_words(**given | {"suppress": suppress}) for suppress in (False, True)]
-        penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
-        # Whether the slot must know the sequence's past before its first step.
-        self.needs_history = penalised or bool(s.logit_bias) or request.min_tokens > 0
+        options = {name: getattr(sampling, name) for name in ROW.names or () if hasattr(sampling, name)}
+        options |= {"seed": seed, "biased": bool(sampling.logit_bias), "logprobs": request.logprobs}
+        self._words = row_words(**options, suppress=False)
+        self._words_before_stop = row_words(**options, suppress=True)  # no stop token may be drawn
+        penalised = (
+            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        # Whether the slot must know the request's earlier tokens before its first step.
+        self.needs_history = penalised or bool(sampling.logit_bias) or request.min_tokens > 0
 
     def write(self, row: np.ndarray, *, position: int) -> None:
         """Fill int32 `row` `[ROW_WORDS]` for the token at `position`: no stop token before `min_tokens` others."""
-        row[:] = self._words[position < self._may_stop_at]
+        row[:] = self._words_before_stop if position < self._may_stop_at else self._words
         row[POSITION_WORD] = position
 
 
-def pass_result(
+def forward_result(
     asked: ForwardOutput, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
 ) -> ForwardOutputResult:
-    """What was asked for of one token: by the logits of its row, float32 `[vocab]`, needed for all but a sample.
+    """The answer about one token: by the logits of its row, float32 `[vocab]`, needed for everything but a sample.
 
-    `token_id` is what was drawn, if anything was to be, and `seed` repeats it. Logits that are no number count as minus
-    infinity, as they do for samples.
+    `token_id` is the sampled token, if one was asked for, and `seed` the seed it was drawn with. Logits that are not a
+    number count as minus infinity, as they do when sampling.
     """
-    drawn = ForwardOutputResult(index=asked.index, token_id=token_id, seed=seed)
+    sample = ForwardOutputResult(index=asked.index, token_id=token_id, seed=seed)
     if logits is None or not needs_logits(asked):
-        return drawn
+        return sample
     finite = np.nan_to_num(logits, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
     logprobs = finite.astype(np.float64)
-    if (peak := logprobs.max()) > -np.inf:  # else no token is possible
+    peak = logprobs.max()
+    if peak > -np.inf:  # else no token is possible
         logprobs -= peak
         logprobs -= np.log(np.exp(logprobs).sum())
     possible = logprobs[logprobs > -np.inf]
     return replace(
-        drawn,
+        sample,
         logprobs=logprobs[list(asked.logprob_ids)].tolist(),
         top=[(int(i), float(logprobs[i])) for i in best(finite, asked.top)] if asked.top else (),
         logits=logits.astype("<f4").tobytes() if asked.logits else b"",
@@ -69,32 +74,33 @@ def pass_result(
 
 @dataclass(frozen=True, slots=True)
 class CustomMaskForward:
-    """What a forward pass asks: the tokens from index `start` on are its own, and some of their rows have outputs.
+    """What a forward call asks: the tokens from index `start` on belong to it, and some of their rows have outputs.
 
-    By default that of a sequence that is none: nothing is its own, and nothing is asked.
+    The default, `NO_FORWARD`, is for requests that are no forward call: no token belongs to it, and nothing is asked.
     """
 
     start: int = sys.maxsize
-    outputs: Mapping[int, ForwardOutput] = field(default_factory=dict)  # by index in the context, ascending
-    samplers: Mapping[int, Sampler] = field(default_factory=dict)  # of those that want a sample
+    outputs: Mapping[int, ForwardOutput] = field(default_factory=dict)  # by token index in the context, ascending
+    samplers: Mapping[int, Sampler] = field(default_factory=dict)  # by token index, where a sample is asked for
     keep_working: bool = False
 
-    def rows(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, ForwardAnswer]:
-        """What a step says of the tokens at `indices`: row by row in `logits`, if it told any, and what it sampled."""
-        told: dict[int, ForwardAnswer] = {}
-        for place, index in enumerate(indices):
+    def answers(self, indices: Sequence[int], logits: np.ndarray | None, sampled: Sampled) -> dict[int, ForwardAnswer]:
+        """Answers about the tokens at `indices`, by index: row i of `logits`, if there are any, and of `sampled`."""
+        answers: dict[int, ForwardAnswer] = {}
+        for row, index in enumerate(indices):
             asked, sampler = self.outputs[index], self.samplers.get(index)
-            own = logits[place] if logits is not None and needs_logits(asked) else None
-            drawn = (int(sampled.tokens[place]), sampler.seed) if sampler else (None, None)
-            told[index] = partial(pass_result, asked, own, *drawn)
-        return told
+            row_logits = logits[row] if logits is not None and needs_logits(asked) else None
+            token_id = int(sampled.tokens[row]) if sampler else None
+            seed = sampler.seed if sampler else None
+            answers[index] = partial(forward_result, asked, row_logits, token_id, seed)
+        return answers
 
 
 NO_FORWARD = CustomMaskForward()
 
 
 def make_forward(request: ForwardRequest, first: int, new_seed: Callable[[], int]) -> CustomMaskForward:
-    """Of tokens whose first one has the index `first`."""
+    """What `request` asks, where its first token gets the index `first` in the context."""
     outputs, samplers = {}, {}
     for output in sorted(request.outputs, key=lambda output: output.index):
         outputs[first + output.index] = output
@@ -104,10 +110,15 @@ def make_forward(request: ForwardRequest, first: int, new_seed: Callable[[], int
     return CustomMaskForward(first, outputs, samplers, request.keep_working)
 
 
-def marks(request: ForwardRequest, first: int) -> list[bytes]:
-    """A mark for every token, none if all are usual. InvalidArgument for a mask that goes beyond its token."""
+def attention_overrides(request: ForwardRequest, first: int) -> list[bytes]:
+    """The encoded position and mask of every token, empty if all rows are standard ones.
+
+    Raises InvalidArgument for a mask that reaches beyond its token.
+    """
+    if not (request.positions or request.masks):
+        return []
     encoded: list[bytes] = []
-    for offset in range(len(request.tokens) if request.positions or request.masks else 0):
+    for offset in range(len(request.tokens)):
         index = first + offset
         position = request.positions[offset] if request.positions else index
         ranges = request.masks[offset] if request.masks else ()

@@ -1,8 +1,9 @@
-"""Mail between the step thread and asyncio: results out in batches, readers' progress back.
+"""Results on their way from the step thread to asyncio, in batches; and how far readers have come, the other way.
 
-The step thread never waits for a reader: it posts callbacks to an `CallbackQueue` and flushes once per turn, one wake-up per
-event loop however many streams got something. A reader that keeps up sees every piece by itself; one that does not sees
-fewer, larger ones, and if it lags more than `limit` tokens behind, its sequences pause. Nobody else notices.
+The step thread never waits for a reader: it posts callbacks to a `CallbackQueue` and flushes that once per turn, which
+wakes each event loop once, however many streams got something. A reader that keeps up sees every piece by itself. One
+that does not sees fewer, larger pieces; if it is more than `limit` tokens behind, its requests pause (backpressure).
+Other requests are not affected.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class CallbackQueue:
         self._waiting.setdefault(loop, []).append(callback)
 
     def flush(self) -> None:
-        """Send what was posted. A loop that has been closed takes its readers with it."""
+        """Send what was posted. Callbacks for a loop that has been closed are dropped: nobody reads there any more."""
         waiting, self._waiting = self._waiting, {}
         for loop, callbacks in waiting.items():
             with suppress(RuntimeError):
@@ -41,85 +42,97 @@ def _run_all(callbacks: list[Callback]) -> None:
 
 
 class ResultFuture:
-    """Where a sequence's results go: a future of one loop, settled from the step thread unless its waiter has gone."""
+    """Where a request's result goes: a future of one event loop, set by the step thread unless its waiter left."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, outbox: CallbackQueue) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callbacks: CallbackQueue) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
-        self._post = partial(outbox.post, loop)
+        self._post = partial(callbacks.post, loop)
 
-    def done(self, result: Any) -> None:
-        """The end: of a fill, pass or opening with its result, of a generation with None after its last piece."""
-        self._post(lambda: None if self.future.done() else self.future.set_result(result))
+    def set_result(self, result: Any) -> None:
+        """End with a result: that of a fill, forward or opening; None for a generation, after its last piece."""
+        self._post(partial(self._resolve, result))
 
-    def failed(self, error: Exception) -> None:
-        """The end, with an error. Nothing follows."""
-        self._post(lambda: None if self.future.done() else self.future.set_exception(error))
+    def set_error(self, error: Exception) -> None:
+        """End with an error. Nothing follows."""
+        self._post(partial(self._reject, error))
 
-    def piece(self, piece: GeneratePiece) -> None:
-        """A token of an output. Only a generation has any, and what it is given is a `OutputStream`."""
-        raise TypeError("nothing but a generation has pieces")
+    def add_piece(self, piece: GeneratePiece) -> None:
+        """Send a piece of an output. Only generations have pieces, and their reply is an `OutputStream`."""
+        raise TypeError("only a generation has pieces")
 
     def backpressured(self) -> bool:
         """Whether the reader is too far behind to take more."""
         return False
 
+    def _resolve(self, result: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def _reject(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
 
 class OutputStream(ResultFuture):
-    """Pieces of the outputs of one request, on their way to one reader; what is promised is their end."""
+    """Pieces of the outputs of one request, for one reader. Its future is set when all outputs have ended.
+
+    The two sides share two counters: the step thread alone writes `_sent_tokens`, the reader alone `_read_tokens`.
+    `backpressured` only compares them. The reader wakes the engine when it comes back to half of the limit. It cannot
+    miss that moment: it looks at `_sent_tokens` after it has written `_read_tokens`. If the engine found the stream
+    backpressured, the reader was more than `limit` behind at that time, so exactly one of its later reads takes it from
+    above half of the limit to below, and that one wakes the engine. A wake-up that nobody needs does no harm.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, outbox: CallbackQueue, *, outputs: int, limit: int, wake: Callback
+        self,
+        loop: asyncio.AbstractEventLoop,
+        callbacks: CallbackQueue,
+        *,
+        outputs: int,
+        limit: int,
+        wake: Callback,
     ) -> None:
-        super().__init__(loop, outbox)
+        """`limit`: tokens of each output that the reader may be behind. `wake` makes the engine look again."""
+        super().__init__(loop, callbacks)
         self._limit = limit * outputs
-        self._most = limit  # tokens that are joined into one piece
+        self._max_joined = limit  # pieces that are joined into one
         self._wake_engine = wake
-        # Step thread's side.
-        self._open = outputs
-        self._sent = 0
-        self._lagged = False
-        # Reader's side.
+        # Written by the step thread.
+        self._open_outputs = outputs
+        self._sent_tokens = 0
+        # Written by the reader.
         self._waiting: dict[int, list[GeneratePiece]] = {}  # by the index of the output
         self._arrived = asyncio.Event()
-        self._read = 0
+        self._read_tokens = 0
         self.future.add_done_callback(self._ended)
 
-    def piece(self, piece: GeneratePiece) -> None:
-        self._sent += 1
+    def add_piece(self, piece: GeneratePiece) -> None:
+        self._sent_tokens += 1
         self._post(partial(self._arrive, piece))
 
-    def done(self, result: None) -> None:
-        self._open -= 1
-        if self._open == 0:  # but the first failure of an output is that of the request
-            super().done(result)
+    def set_result(self, result: None) -> None:
+        """One output has ended. The first failure of an output, however, is the failure of the request."""
+        self._open_outputs -= 1
+        if self._open_outputs == 0:
+            super().set_result(result)
 
     def backpressured(self) -> bool:
-        if self._sent - self._read <= self._limit:
-            return False
-        self._lagged = True  # before the last look, so that a reader who catches up wakes the engine
-        return self._sent - self._read > self._limit
+        return self._sent_tokens - self._read_tokens > self._limit
 
     def _arrive(self, piece: GeneratePiece) -> None:
         self._waiting.setdefault(piece.index, []).append(piece)
         self._arrived.set()
 
     def _ended(self, future: asyncio.Future[None]) -> None:
-        future.exception()  # is looked at here, for the reader may have left
+        future.exception()  # marks the error as seen, for the reader may have left
         self._arrived.set()
 
     async def pieces(self) -> AsyncIterator[GeneratePiece]:
-        """What arrives, as one piece what waits of an output; raises what the request failed with, after the rest."""
+        """Pieces as they arrive; those that wait of one output come as one. At the end raises the request's error."""
         while True:
             while self._waiting:
-                index, parts = next(iter(self._waiting.items()))
-                del self._waiting[index]
-                if more := parts[self._most :]:
-                    self._waiting[index] = more  # behind those of other outputs
-                piece = _joined(parts[: self._most])
-                self._read += len(piece.token_ids)
-                if self._lagged and self._sent - self._read <= self._limit // 2:
-                    self._lagged = False
-                    self._wake_engine()
+                piece = self._take_waiting()
+                self._mark_read(len(piece.token_ids))
                 yield piece
             if self.future.done():
                 self.future.result()
@@ -127,14 +140,32 @@ class OutputStream(ResultFuture):
             self._arrived.clear()
             await self._arrived.wait()
 
+    def _take_waiting(self) -> GeneratePiece:
+        """What waits of the output whose turn it is, as one piece."""
+        index, pieces = next(iter(self._waiting.items()))
+        del self._waiting[index]
+        rest = pieces[self._max_joined :]
+        if rest:
+            self._waiting[index] = rest  # behind the other outputs
+        return _join(pieces[: self._max_joined])
 
-def _joined(parts: list[GeneratePiece]) -> GeneratePiece:
+    def _mark_read(self, tokens: int) -> None:
+        """Count tokens as read; wake the engine if that takes the reader back to half of the limit."""
+        read_before = self._read_tokens
+        self._read_tokens = read_before + tokens
+        sent = self._sent_tokens  # only now: see the class docstring
+        threshold = self._limit // 2
+        if sent - read_before > threshold >= sent - self._read_tokens:
+            self._wake_engine()
+
+
+def _join(pieces: list[GeneratePiece]) -> GeneratePiece:
     """Consecutive pieces of one output as one. Only the last can have what ends an output."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(
-        parts[-1],
-        text="".join(part.text for part in parts),
-        token_ids=[token for part in parts for token in part.token_ids],
-        logprobs=[logprob for part in parts for logprob in part.logprobs],
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
     )

@@ -1,23 +1,33 @@
-"""Sequence: one request's way through the engine, bound to one context: a fill, a generation, a pass or an opening.
+"""Request: one call's way through the engine, bound to one context: a fill, a generation, a forward or an opening.
 
-    waiting ──admit──▶ restoring ──▶ running ──last token settled──▶ done
+    waiting ──admit──▶ restoring ──▶ running ──last token computed──▶ ended
        ▲                  │             │
        └────preempt───────┴─────────────┘
 
-While it restores, pages that other tiers hold come back; then its rows begin with what no tier had. Most rows are
-*usual*: a token at the position of its index, seeing all before it. Others go into steps of their own (`unusual`):
-those whose tokens have marks, and those of a pass that are asked about.
+While it restores, pages that other tiers hold come back to the device; then it computes the tokens that no tier had.
 
-A sequence counts three things that run ahead of each other: tokens *settled* (the host has seen the step's result; this
-is the context's own `seq_len`), positions *dispatched* (`next`), and tokens *known* (dispatched samples included, whose
-value may still be on the device). Steps in flight carry the epoch they were made in; preempting or ending a sequence
-raises its epoch, so that late results are ignored.
+Most rows are *standard rows*: a token at the position of its index, which sees all tokens before it. The other rows
+go into steps of their own, custom-mask forwards: tokens with attention overrides, and tokens that a forward call asks
+about.
+
+Progress. Three counts run ahead of each other, because a step's result arrives after later steps were sent:
+
+    tokens of the context
+    0          seq_len           next_position        dispatch_end                       final length
+    ├──computed───┼────in flight──────┼───may be sent──────┼── not sampled yet ───────────────┤
+    │ the host has│ sent to the device│ token known to the │
+    │ the result  │                   │ host or on device  │
+
+`prompt_end` is where `dispatch_end` stood when the request was admitted: rows before it are of the prompt, rows from it
+on are of sampled tokens. A fill is done when `seq_len` reaches it.
+
+A step in flight carries the epoch in which it was made. Preempting or ending a request raises its epoch, so that
+results that arrive later are ignored.
 """
 
 import itertools
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from jaxctx.cache.context_cache import Context
@@ -25,92 +35,108 @@ from jaxctx.engine.core.forward_pass import NO_FORWARD, CustomMaskForward, Forwa
 from jaxctx.engine.core.output import Output
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.scheduler.drafts import PromptLookup
 from jaxctx.engine.scheduler.forecast import Demand
+from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.types import ContextInfo, FillResult, Usage
 
 _arrivals = itertools.count()
-NOTHING = Demand()
+NO_SLOT = -1
+NO_DEMAND = Demand()
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and its progress. Mutated by the scheduler only, on the step thread."""
+    """A request and its progress. Changed by the scheduler and the engine core only, on the step thread."""
 
     context: Context
     caller: Caller
     reply: ResultFuture
     output: Output | None = None  # of a generation
-    lookup: PromptLookup | None = None  # if drafts may be made for it
-    passing: CustomMaskForward = NO_FORWARD
-    compute_to: int | None = None  # of an opening: so many tokens are to have KV, the rest stays buffered
-    appended: int = 0  # tokens that its context got for it, and loses again if it is refused before it ran
+    prompt_lookup: PromptLookup | None = None  # proposes drafts; None: this request has none
+    forward: CustomMaskForward = NO_FORWARD  # of a forward call
+    compute_to: int | None = None  # of an opening: this many tokens get KV, the others stay buffered
+    appended_tokens: int = 0  # appended to the context for this request; removed again if it is refused before it runs
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     epoch: int = 0
 
-    # Progress of the present run, from admission to the end or to preemption.
-    slot: int = -1  # none: it does not run
-    prompt_end: int = 0  # tokens known on the host at admission
-    known: int = 0  # positions below this may be dispatched
-    next: int = 0  # first position not dispatched
-    remaining: int = 0  # samples not dispatched
-    restoring: bool = False  # pages of other tiers come back before its rows begin
-    unusual: Set[int] = frozenset()  # indices of rows that go into steps of their own: marked, or asked about by a pass
-    reserved: int = 0  # pages promised and not yet taken
-    taken: int = 0  # pages taken from those; what is left of them at the end is given back
+    # Progress of the present run, from admission to the end or to preemption. See the picture above.
+    slot: int = NO_SLOT  # of the device's sampling state; NO_SLOT: the request does not run
+    prompt_end: int = 0  # tokens known to the host when the request was admitted
+    dispatch_end: int = 0  # positions below this may be sent
+    next_position: int = 0  # first position that was not sent
+    samples_left: int = 0  # samples that no step was sent for
+    restoring: bool = False  # pages of other tiers come back before anything is computed
+    custom_mask_rows: Set[int] = frozenset()  # token indices whose rows go into custom-mask forwards
+    reserved_pages: int = 0  # pages promised and not taken yet
+    taken_pages: int = 0  # pages taken of those; unused ones are given back when the run ends
 
     # Of the whole request.
-    pending: int = 0  # tokens of the prompt without KV when it was first admitted
-    restored: int = 0  # of those, brought back from other tiers
-    computed: int | None = None  # rows of the prompt that its first admission left to compute; None before that
-    rows: dict[int, ForwardAnswer] = field(default_factory=dict)  # of a pass, those that have been answered, by index
+    pending_tokens: int = 0  # tokens of the prompt without KV when the request was first admitted
+    restored_tokens: int = 0  # of those, tokens brought back from other tiers
+    computed_tokens: int | None = None  # of those, tokens left to compute; None before the first admission
+    forward_answers: dict[int, ForwardAnswer] = field(default_factory=dict)  # answers so far, by token index
     ended: bool = False
-    prefix_owner: "Request | None" = None  # computes what this one needs: it waits while that one `leads`
-    demand: Demand = NOTHING  # what it was expected to take when it was submitted
-    start_by: float = math.inf  # by the clock of deadlines: if it waits longer, whether it is too late is looked at
+    prefix_owner: "Request | None" = None  # computes a page that this request needs, which waits for it meanwhile
+    demand: Demand = NO_DEMAND  # expected rows and tokens, judged when the request was submitted
+    start_by: float = math.inf  # if it still waits at this time of the deadline clock, its deadline is checked again
 
     @property
-    def certain_length(self) -> bool:
-        """Whether nothing but `max_tokens` can end its output."""
+    def tenant(self) -> str:
+        return self.caller.tenant
+
+    @property
+    def priority(self) -> int:
+        return self.context.priority
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is admitted: it has a slot."""
+        return self.slot != NO_SLOT
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether it was never admitted, so that nothing of it is computed and it can still be taken back."""
+        return self.computed_tokens is None and not self.ended
+
+    @property
+    def backpressured(self) -> bool:
+        """Whether its reader is too far behind to take more."""
+        return self.reply.backpressured()
+
+    @property
+    def has_certain_length(self) -> bool:
+        """Whether only `max_tokens` can end its output."""
         return self.output is not None and not (self.output.stop_ids or self.output.request.stop)
 
     @property
     def rows_ready(self) -> int:
         """Rows that could go into the next step."""
-        return self.known - self.next
+        return self.dispatch_end - self.next_position
 
     @property
-    def decoding(self) -> bool:
-        """Whether its rows are of sampled tokens: those of the prompt were dispatched."""
-        return self.next >= self.prompt_end
+    def is_decoding(self) -> bool:
+        """Whether all rows of its prompt were sent, so that its next rows are of sampled tokens."""
+        return self.next_position >= self.prompt_end
 
     @property
-    def leads(self) -> bool:
-        """Whether it is computing its prompt, so that others who need the same pages had better wait."""
+    def is_computing_prompt(self) -> bool:
+        """Whether it computes its prompt now, so that others who need the same pages had better wait."""
         return self.slot >= 0 and self.context.seq_len < self.prompt_end and not self.reply.backpressured()
 
     @property
-    def passed_over(self) -> bool:
-        """Whether others go before it where it waits: its reader lags, or it waits for its leader."""
-        return self.reply.backpressured() or (self.prefix_owner is not None and self.prefix_owner.leads)
+    def is_passed_over(self) -> bool:
+        """Whether others are admitted before it while its reader is behind, or its prefix owner computes."""
+        if self.reply.backpressured():
+            return True
+        return self.prefix_owner is not None and self.prefix_owner.is_computing_prompt
 
     @property
-    def resident(self) -> int:
+    def resident_tokens(self) -> int:
         """Pending tokens that were found on the device."""
-        return 0 if self.computed is None else max(self.pending - self.computed - self.restored, 0)
-
-    @property
-    def match_to(self) -> int:
-        """Tokens of its context that may be looked up: those of a pass are computed."""
-        return min(self.wanted, self.passing.start)
-
-    def next_rows(self, limit: int, *, unusual: bool = False) -> int:
-        """Rows that could go into the next step, up to `limit`: beside those of others, or `unusual` by themselves."""
-        rows = range(self.next, min(self.known, self.next + limit))
-        if not self.unusual:
-            return 0 if unusual else len(rows)
-        return next((count for count, index in enumerate(rows) if (index in self.unusual) != unusual), len(rows))
+        if self.computed_tokens is None:
+            return 0
+        return max(self.pending_tokens - self.computed_tokens - self.restored_tokens, 0)
 
     @property
     def tokens_left(self) -> int:
@@ -118,109 +144,63 @@ class Request:
         return 0 if self.output is None else self.output.max_tokens - self.output.tokens
 
     @property
-    def wanted(self) -> int:
-        """Tokens that are to have KV before any is sampled."""
+    def prefill_end(self) -> int:
+        """Tokens that must have KV before any is sampled."""
         return self.context.length if self.compute_to is None else self.compute_to
+
+    @property
+    def lookup_end(self) -> int:
+        """Tokens of its context that may come from the cache: those of a forward call are always computed."""
+        return min(self.prefill_end, self.forward.start)
 
     @property
     def worst_case_tokens(self) -> int:
         """Tokens that will have KV when it ends: the last sampled one stays buffered."""
-        return self.wanted + max(self.tokens_left - 1, 0)
+        return self.prefill_end + max(self.tokens_left - 1, 0)
+
+    def next_standard_rows(self, limit: int) -> int:
+        """Standard rows that could go into the next step, up to `limit`."""
+        end = min(self.dispatch_end, self.next_position + limit)
+        if not self.custom_mask_rows:
+            return max(end - self.next_position, 0)
+        for index in range(self.next_position, end):
+            if index in self.custom_mask_rows:
+                return index - self.next_position
+        return max(end - self.next_position, 0)
+
+    def next_custom_mask_rows(self, limit: int) -> int:
+        """Rows that could go into a custom-mask forward now, up to `limit`."""
+        if not self.custom_mask_rows:
+            return 0
+        end = min(self.dispatch_end, self.next_position + limit)
+        for index in range(self.next_position, end):
+            if index not in self.custom_mask_rows:
+                return index - self.next_position
+        return max(end - self.next_position, 0)
 
     def usage(self) -> Usage:
-        """Of a generation. Tokens that a resumed output had are its own: they are in no figure of the prompt."""
-        assert self.computed is not None
+        """Token counts of a generation. Tokens that a resumed output had count in no figure of the prompt."""
+        assert self.computed_tokens is not None
         assert self.output is not None
         prompt_tokens = self.context.length - self.output.tokens
-        # What is computed is always the end of what was there, and that begins with the tokens of a resumed output.
-        computed = max(self.computed - self.output.request.resume_tokens, 0)
+        # What is computed is always the end of what was there, and the tokens of a resumed output come last.
+        computed = max(self.computed_tokens - self.output.request.resume_tokens, 0)
         return Usage(
             prompt_tokens=prompt_tokens,
             cached_tokens=prompt_tokens - computed,
             computed_tokens=computed,
             completion_tokens=self.output.tokens,
-            restored_tokens=min(self.restored, prompt_tokens - computed),
+            restored_tokens=min(self.restored_tokens, prompt_tokens - computed),
         )
 
     def result(self, info: ContextInfo) -> FillResult | tuple[Sequence[ForwardAnswer], ContextInfo]:
-        """Of a fill, an opening or a pass that is done; `info` is of its context."""
-        if self.passing is not NO_FORWARD:
-            return [*self.rows.values()], info
-        assert self.computed is not None
-        return FillResult(resident=self.resident, restored=self.restored, computed=self.computed, context=info)
-
-
-class WaitingQueue:
-    """Sequences that want to run: by priority, tenants of equal priority take turns, first come first served in one.
-
-    Never skips the head of a class: a large request waits for its pages but small ones behind it do not starve it. Only
-    those that could not go on, or only at a cost, are passed over.
-    """
-
-    def __init__(self) -> None:
-        # By priority and tenant; those of one priority in the order of their turns.
-        self._queues: OrderedDict[tuple[int, str], deque[Request]] = OrderedDict()
-        self._demands: dict[tuple[int, str], Demand] = {}  # of each of these together
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def push(self, sequence: Request, *, front: bool = False) -> None:
-        """Queue it; `front` is for one that ran already and was preempted."""
-        place = sequence.context.priority, sequence.caller.tenant
-        queue = self._queues.setdefault(place, deque())
-        self._count(place, sequence, 1)
-        if front:
-            queue.appendleft(sequence)
-            self._queues.move_to_end(place, last=False)
-        else:
-            queue.append(sequence)
-
-    def in_turn(self) -> Iterator[Request]:
-        """Who is next: those of the tenant whose turn it is first, in the highest class that anybody waits in."""
-        by_class = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
-        waiting = (sequence for _, queue in by_class for sequence in queue)
-        return (sequence for sequence in waiting if not sequence.passed_over)
-
-    def remove(self, sequence: Request, *, served: bool = False) -> bool:
-        """Take it out; with `served` its tenant goes to the end of the turn order. False if it is not here."""
-        for place, queue in self._queues.items():
-            if place[1] == sequence.caller.tenant and sequence in queue:
-                queue.remove(sequence)
-                self._count(place, sequence, -1)
-                if not queue:
-                    del self._queues[place], self._demands[place]
-                elif served:
-                    self._queues.move_to_end(place)
-                return True
-        return False
-
-    def before(self, priority: int, tenant: str) -> tuple[int, Demand, int]:
-        """How many of a tenant wait at a priority, what these demand on average, and how many wait at higher ones."""
-        own = len(self._queues.get((priority, tenant), ()))
-        total = self._demands.get((priority, tenant), NOTHING)
-        higher = sum(len(queue) for (each, _), queue in self._queues.items() if each > priority)
-        return own, Demand(total.prompt_rows / max(own, 1), total.tokens / max(own, 1)), higher
-
-    def tenants(self, priority: int) -> set[str]:
-        """Those who wait at a priority or at higher ones."""
-        return {tenant for each, tenant in self._queues if each >= priority}
-
-    def longest(self, priority: int) -> tuple[str, int]:
-        """Who has most requests waiting at a priority or at lower ones, and how many."""
-        waiting = Counter[str]()
-        for (each, tenant), queue in self._queues.items():
-            if each <= priority:
-                waiting[tenant] += len(queue)
-        return max(waiting.items(), key=lambda item: item[1], default=("", 0))
-
-    def latest(self, priority: int, tenant: str) -> Request | None:
-        """The last request of a tenant, at the lowest priority but none above this, that has not run yet."""
-        for (_, owner), queue in sorted(self._queues.items(), key=lambda item: item[0][0]):
-            if owner == tenant and queue[-1].computed is None and queue[-1].context.priority <= priority:
-                return queue[-1]
-        return None
-
-    def _count(self, place: tuple[int, str], sequence: Request, sign: int) -> None:
-        total, one = self._demands.get(place, NOTHING), sequence.demand
-        self._demands[place] = Demand(total.prompt_rows + sign * one.prompt_rows, total.tokens + sign * one.tokens)
+        """The result of a fill, an opening or a forward call that is done; `info` describes its context."""
+        if self.forward is not NO_FORWARD:
+            return [*self.forward_answers.values()], info
+        assert self.computed_tokens is not None
+        return FillResult(
+            resident=self.resident_tokens,
+            restored=self.restored_tokens,
+            computed=self.computed_tokens,
+            context=info,
+        )

@@ -1,12 +1,12 @@
-"""StepLoop: the core on its own thread, with an inbox.
+"""StepLoop: the engine core on its own thread, with an inbox of commands.
 
-    asyncio doors ──commands──▶ inbox ─▶ step thread (core) ─▶ device
-         ▲                        ▲            │                  │
-         └───────outbox───────────┼────────────┘                  │
-                                  └──landed steps── fetch thread ◀┘
+    event loops ──commands──▶ inbox ─▶ step thread (core) ─▶ device
+         ▲                      ▲            │                  │
+         └──callback queue──────┼────────────┘                  │
+                                └──results─── fetch thread ◀────┘
 
-The step thread is the only one that touches the core. It never waits for the device: a second thread does, and posts
-what landed to the same inbox as the commands, so a fork is answered while a step runs.
+The step thread is the only one that touches the core. It never waits for the device: the fetch thread does, and posts
+the results of a step to the same inbox as the commands. So a fork is answered while a step runs.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ import numpy as np
 from jaxctx.engine.core.engine_core import EngineCore, StepArrays
 from jaxctx.engine.core.output_stream import CallbackQueue, ResultFuture
 from jaxctx.engine.core.request import Request
-from jaxctx.engine.runner.batch import Batch
+from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.errors import Unavailable
 
 log = logging.getLogger("jaxctx.engine")
 P = ParamSpec("P")
 T = TypeVar("T")
 RESTART_S = 10.0  # in which a process that stopped may be there again
-HALFWAY = "a command failed halfway"
+FAILED_COMMAND = "a command failed halfway"
 
 
 class StepLoop:
@@ -40,130 +40,165 @@ class StepLoop:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        core.transfers.on_arrival = self.wake
-        self.outbox = CallbackQueue()
+        core.on_arrival(self.wake)
+        self.callbacks = CallbackQueue()
+        self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._stopping = False
-        self._posting = threading.Lock()  # so that nothing is posted behind the last look into the inbox
-        self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
-        self._stepping = threading.Thread(target=self._run, name="jaxctx-step", daemon=True)
-        self._fetching = ThreadPoolExecutor(1, "jaxctx-fetch")
+        self._posting = threading.Lock()  # so that nothing is posted after the last look into the inbox
+        self._step_thread = threading.Thread(target=self._run, name="jaxctx-step", daemon=True)
+        self._fetch_thread = ThreadPoolExecutor(1, "jaxctx-fetch")
 
     def start(self) -> None:
         """Start the threads. The device is compiled already."""
-        self._stepping.start()
+        self._step_thread.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, drain first."""
-        if not self._stepping.is_alive():
+        if not self._step_thread.is_alive():
             return
-        self._inbox.put(self._stop)
-        self._stepping.join()
-        self._fetching.shutdown()
-        self.core.transfers.close()
+        self._inbox.put(self._begin_stop)
+        self._step_thread.join()
+        self._fetch_thread.shutdown()
+        self.core.close()
 
-    def _stop(self) -> None:
+    # Commands, from any thread.
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` on the step thread and wait for its result."""
+        return await self.submit_request(lambda reply: function(*args, **kwargs))
+
+    async def submit_request(self, submit: Callable[[ResultFuture], Request | T]) -> T:
+        """Run `submit` on the step thread with a new reply, and wait for the result.
+
+        If `submit` returns a request, that is the result which the request gives to its reply, else it is what `submit`
+        returns. Raises what it raises, or the error that the request ends with. Cancelling ends the request.
+        """
+        command = _SubmitCommand(self, submit)
+        self.post(command.run)
+        try:
+            result: T = await command.reply.future
+            return result
+        except asyncio.CancelledError:
+            self.post_if_running(command.cancel)
+            raise
+
+    def post(self, command: Callable[[], object]) -> None:
+        """Run `command` on the step thread, after all posted before it. It must not raise.
+
+        Raises Unavailable once the step thread has stopped.
+        """
+        with self._posting:
+            self._raise_if_stopped()
+            self._inbox.put(command)
+
+    def post_if_running(self, command: Callable[[], object]) -> None:
+        """`post`, or nothing if the step thread has stopped."""
+        with suppress(Unavailable):
+            self.post(command)
+
+    def wake(self) -> None:
+        """Something has changed that the core does not know of: let it look again."""
+        self.post_if_running(_do_nothing)
+
+    def raise_if_unavailable(self) -> None:
+        """Raises Unavailable if the engine has stopped or failed. Called on the step thread."""
+        self._raise_if_stopped()
+        if self.failure.done():
+            message = "the engine stopped after an internal error"
+            raise Unavailable(message, reason="ENGINE_FAILED", retry_after_s=RESTART_S)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopping:
+            raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=1.0)
+
+    # The step thread.
+
+    def _begin_stop(self) -> None:
         with self._posting:
             self._stopping = True
         self.core.fail_all(Unavailable("the server is stopping", reason="NOT_SERVING", retry_after_s=1.0))
 
     def _run(self) -> None:
-        with self.core.runner.count_compilations():
+        with self.core.count_compilations():
             while not self._stopping:
-                self._try("the step thread met an error", self._turn)
-            while not self._inbox.empty():  # what came behind the stop is refused, not forgotten
-                self._try(HALFWAY, self._inbox.get())
-            self.outbox.flush()
+                self._run_or_fail("the step thread met an error", self._turn)
+            while not self._inbox.empty():  # commands that came after the stop are refused, not forgotten
+                self._run_or_fail(FAILED_COMMAND, self._inbox.get())
+            self.callbacks.flush()
 
     def _turn(self) -> None:
-        """Send a step if there is room, then take what arrives; waits only when there is nothing to send."""
-        works = not self.failure.done()
-        timeout = self.core.expire() if works else None
-        room = works and self.core.scheduler.num_in_flight < self.core.config.steps_in_flight
-        more = room and (self._dispatch() or self.core.scheduler.restored)
-        if works:
-            self.core.carry_out()
-        self.outbox.flush()
+        """Send a step if one may be in flight, then take what arrives; wait only if there is nothing to send."""
+        timeout: float | None = None
+        send_more = False
+        if not self.failure.done():
+            timeout = self.core.expire()
+            if self.core.can_dispatch():
+                send_more = self._dispatch() or self.core.may_dispatch_again()
+        if not self.failure.done():
+            self.core.carry_out_moves()
+        self.callbacks.flush()
         with suppress(queue.Empty):
-            self._try(HALFWAY, self._inbox.get(block=not more, timeout=timeout))
+            self._run_or_fail(FAILED_COMMAND, self._inbox.get(block=not send_more, timeout=timeout))
             while True:
-                self._try(HALFWAY, self._inbox.get_nowait())
+                self._run_or_fail(FAILED_COMMAND, self._inbox.get_nowait())
 
     def _dispatch(self) -> bool:
-        flight = self._try("a step could not be sent", self.core.dispatch)
-        if flight is not None:
-            batch, output = flight
-            landing = self._fetching.submit(jax.tree.map, np.asarray, output)
-            landing.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, batch, landed)))
-        return flight is not None
+        """Send a step, if there is one; its results come through the inbox."""
+        step = self._run_or_fail("a step could not be sent", self.core.dispatch)
+        if step is None:
+            return False
+        batch, arrays = step
+        fetched = self._fetch_thread.submit(jax.tree.map, np.asarray, arrays)
+        fetched.add_done_callback(lambda done: self._inbox.put(partial(self._process_output, batch, done)))
+        return True
 
-    def _try(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `work` returns. If it raises, that is what happened to the engine, which is at its end."""
+    def _process_output(self, batch: Batch, fetched: Future[StepArrays]) -> None:
+        """Book a step whose output, in numpy, is on the host, or fail with the error that the step ended with."""
+        arrays = self._run_or_fail("a step failed on the device", fetched.result)
+        if arrays is not None:
+            self._run_or_fail("a step's results could not be booked", self.core.process_output, batch, arrays)
+
+    def _run_or_fail(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `function` returns. If it raises, the engine fails: `what` says at what, and every request is ended."""
         try:
-            return work(*args, **kwargs)
-        except Exception:  # the device's arrays or the books are in doubt: end everything, take nothing more
+            return function(*args, **kwargs)
+        except Exception:  # the device's arrays or the books are in doubt: end everything, accept nothing more
             log.critical("engine stopped: %s", what, exc_info=True)
             if not self.failure.done():
                 self.failure.set_result(what)
-            failed = Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED", retry_after_s=RESTART_S)
-            self.core.fail_all(failed)
+            error = Unavailable(f"the engine stopped: {what}", reason="ENGINE_FAILED", retry_after_s=RESTART_S)
+            self.core.fail_all(error)
             return None
 
-    def _landed(self, batch: Batch, landed: Future[StepArrays]) -> None:
-        """A step's output, in numpy, is on the host; or it is the error that the step ended with."""
-        output = self._try("a step failed on the device", landed.result)
-        if output is not None:
-            self._try("a step's results could not be booked", self.core.process_output, batch, output)
 
-    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` on the step thread and wait for its result."""
-        return await self.work(lambda promise: function(*args, **kwargs))
+class _SubmitCommand:
+    """One call of `StepLoop.submit_request`: a command for the step thread, and where its result goes."""
 
-    async def work(self, submit: Callable[[ResultFuture], Request | T]) -> T:
-        """Run `submit` on the step thread and wait for what it returns, or for what a sequence tells its promise.
+    def __init__(self, loop: StepLoop, submit: Callable[[ResultFuture], object]) -> None:
+        self.reply = ResultFuture(asyncio.get_running_loop(), loop.callbacks)
+        self._loop = loop
+        self._submit = submit
+        self._request: Request | None = None
 
-        Cancelling ends the sequence.
-        """
-        promise = ResultFuture(asyncio.get_running_loop(), self.outbox)
-        made: object = None
-
-        def command() -> None:
-            nonlocal made
-            try:
-                self._raise_if_stopped()
-                if self.failure.done():
-                    message = "the engine stopped after an internal error"
-                    raise Unavailable(message, reason="ENGINE_FAILED", retry_after_s=RESTART_S)
-                self.core.lifecycle.expire()
-                made = submit(promise)
-                if not isinstance(made, Request):
-                    promise.done(made)
-            except Exception as error:
-                promise.failed(error)
-
-        self.post(command)
+    def run(self) -> None:
+        """On the step thread: submit; the reply gets the result or the error."""
         try:
-            result: T = await promise.future
-            return result
-        except asyncio.CancelledError:
-            self.tell(lambda: self.core.end(made) if isinstance(made, Request) else None)
-            raise
+            self._loop.raise_if_unavailable()
+            self._loop.core.expire_contexts()
+            result = self._submit(self.reply)
+            if isinstance(result, Request):
+                self._request = result
+            else:
+                self.reply.set_result(result)
+        except Exception as error:
+            self.reply.set_error(error)
 
-    def post(self, command: Callable[[], object]) -> None:
-        """Run `command` on the step thread, after all posted before it. It must not raise."""
-        with self._posting:
-            self._raise_if_stopped()
-            self._inbox.put(command)
+    def cancel(self) -> None:
+        """On the step thread: end the request, if one was submitted."""
+        if self._request is not None:
+            self._loop.core.end(self._request)
 
-    def tell(self, command: Callable[[], object]) -> None:
-        """`post`, if there still is a step thread."""
-        with suppress(Unavailable):
-            self.post(command)
 
-    def wake(self) -> None:
-        """Something has changed that the core does not know of: look again."""
-        self.tell(lambda: None)
-
-    def _raise_if_stopped(self) -> None:
-        if self._stopping:
-            raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=1.0)
+def _do_nothing() -> None:
+    pass

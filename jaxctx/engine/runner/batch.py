@@ -1,44 +1,14 @@
-"""Batch: what one step computes, and how it is written into the step's inputs."""
+"""How a batch is written into the inputs of a step."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from jaxctx.cache.attention_overrides import decode_mark
-from jaxctx.engine.core.forward_pass import Sampler, needs_logits
-from jaxctx.engine.core.request import Request
+from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.step import StepInputs
+from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
 from jaxctx_kernels import Segment
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """A sequence's rows in one step."""
-
-    sequence: Request
-    epoch: int
-    first_row: int
-    rows: int
-    position: int
-    asked: Sequence[int]  # indices in the context of the rows that are sampled, or that a pass asks about
-    place: int  # of the first of these among the step's
-    drafts: Sequence[int] = ()  # tokens of its last rows, which are guesses
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step's worth of work."""
-
-    parts: Sequence[ScheduledRequest]
-    rows: int
-    outputs: int = 0  # of unusual rows, which are of one part: how many outputs the step must have, at least 1
-
-    @property
-    def wants_logits(self) -> bool:
-        """Whether whole distributions are to be told."""
-        asked = (part.sequence.passing.outputs.get(index) for part in self.parts for index in part.asked)
-        return any(output is not None and needs_logits(output) for output in asked)
 
 
 def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment]:
@@ -46,38 +16,38 @@ def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment
 
     Returns what that is built from: which pages the rows of each request attend to.
     """
-    segments = [_write_request(scheduled, views, page_size) for scheduled in batch.parts]
+    segments = [_write_request(scheduled, views, page_size) for scheduled in batch.scheduled]
     if batch.outputs:  # a custom-mask step has the rows of one request
-        (scheduled,) = batch.parts
-        overrides = scheduled.sequence.context.marks
+        (scheduled,) = batch.scheduled
+        overrides = scheduled.request.context.marks
         write_attention_overrides(views, scheduled.position, scheduled.rows, overrides)
     return segments
 
 
 def _write_request(scheduled: ScheduledRequest, views: StepInputs, page_size: int) -> Segment:
     """The rows and the samples of one request."""
-    request = scheduled.sequence
+    request = scheduled.request
     context = request.context
     table = context.page_table()
     _write_tokens(scheduled, views)
     _write_positions(scheduled, views, table, page_size)
     output = request.output
     if output is None:  # a fill has no samplers; a forward pass may have one for each of its outputs
-        samplers = request.passing.samplers
+        samplers = request.forward.samplers
     else:
-        samplers = dict.fromkeys(scheduled.asked, output.sampler)
+        samplers = dict.fromkeys(scheduled.output_positions, output.sampler)
     first_index = scheduled.position - scheduled.first_row
-    write_samples(views, first_index, scheduled.asked, samplers, scheduled.place)
-    if output is not None and scheduled.asked and not scheduled.drafts:
+    write_samples(views, first_index, scheduled.output_positions, samplers, scheduled.sample_offset)
+    if output is not None and scheduled.output_positions and not scheduled.drafts:
         # The next step may begin with this sample before the host has seen it. Behind drafts it may not: only the host
         # knows which of the samples is the last one that counts.
-        views.slots[scheduled.place] = request.slot
+        views.slots[scheduled.sample_offset] = request.slot
     return Segment(scheduled.first_row, scheduled.rows, scheduled.position, table)
 
 
 def _write_tokens(scheduled: ScheduledRequest, views: StepInputs) -> None:
     """The tokens that the context has, then "what the slot sampled last", or the drafts."""
-    request, context = scheduled.sequence, scheduled.sequence.context
+    request, context = scheduled.request, scheduled.request.context
     first, stop = scheduled.first_row, scheduled.first_row + scheduled.rows
     known_start = min(scheduled.position, context.length)
     known_stop = min(scheduled.position + scheduled.rows, context.length)
@@ -92,7 +62,7 @@ def _write_positions(scheduled: ScheduledRequest, views: StepInputs, table: np.n
     rows = slice(scheduled.first_row, scheduled.first_row + scheduled.rows)
     positions = np.arange(scheduled.position, scheduled.position + scheduled.rows, dtype=np.int32)
     views.positions[rows] = positions
-    if scheduled.position >= scheduled.sequence.context.seq_len:  # else their KV is there: it goes to the scratch page
+    if scheduled.position >= scheduled.request.context.seq_len:  # else their KV is there: it goes to the scratch page
         views.kv_slots[rows] = table[positions // page_size] * page_size + positions % page_size
 
 

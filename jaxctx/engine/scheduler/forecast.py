@@ -1,9 +1,9 @@
 """Deadlines: how long a request would take, judged by what steps took, and so whether it can still end in time.
 
-`StepCosts` learns from every step how long one takes for so many decoding sequences, and what a row of a prompt adds.
+`StepCosts` learns from every step how long one takes for so many decoding requests, and what a row of a prompt adds.
 `OutputLengths` learns how much of `max_tokens` outputs use. `Forecast` puts the two together: seconds until a request
-that finds such a `Queue` would be done. The scheduler asks it before it queues a request, before it admits one, and now
-and then of those that run.
+that finds such a `QueueState` would be done. The scheduler asks it before it queues a request, before it admits one,
+and now and then of those that run.
 
 It knows no device, no cache and no queue, and has no clock: whoever calls says what time it is. What has not been
 measured is not known, and what is not known refuses nobody. All is in seconds, tokens and rows.
@@ -43,19 +43,19 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of the steps."""
+    """The work of a request: rows of its prompt, and tokens to sample."""
 
     prompt_rows: float = 0.0
     tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """What a request would find."""
+class QueueState:
+    """What a request finds when it is queued."""
 
-    slots: int  # sequences that can run at once
+    slots: int  # requests that can run at once
     own_slots: int  # of these, how many its tenant can count on; at least 1
-    running: Sequence[float]  # tokens that the running ones still have to make, ascending
+    running: Sequence[float]  # tokens that each running request still has to make, ascending
     ahead: int  # requests that go before it
     mean: Demand = Demand()  # of these
     prompt_rows: int = 0  # of the running ones, before any of its own is computed
@@ -82,17 +82,17 @@ class Average:
 
 
 class StepCosts:
-    """What steps take. Decoding sequences count in powers of two, as steps are padded."""
+    """What steps take. Decoding requests count in powers of two, as steps are padded."""
 
     def __init__(self) -> None:
-        self._decode: dict[int, Average] = {}  # seconds a token of each sequence, where no prompt is in the step
+        self._decode: dict[int, Average] = {}  # seconds a token of each request, where no prompt is in the step
         self._last = -math.inf  # when the last step was done
         # Sums over the steps of about the last MIX_S busy seconds.
         self._prompt_s = 0.0  # that prompts made steps longer
         self._prompt_rows = 0.0
 
     def observe(self, now: float, seconds: float, *, decoding: int, tokens: int, prompt_rows: int) -> None:
-        """A step is done: so many sequences decoded in it and got `tokens` together, beside so many rows of prompts."""
+        """A step is done: so many requests decoded in it and got `tokens` together, beside so many rows of prompts."""
         self._last = now
         extra = 0.0
         if prompt_rows:
@@ -107,7 +107,7 @@ class StepCosts:
         self._prompt_rows = self._prompt_rows * faded + prompt_rows
 
     def token_s(self, now: float, decoding: int) -> Seconds | None:
-        """Seconds a token of one of so many sequences, prompts of others in between; None if that is not known.
+        """Seconds a token of one of so many requests, prompts of others in between; None if that is not known.
 
         Where so many never ran together, what fewer took: it is not less.
         """
@@ -189,14 +189,14 @@ class Forecast:
         self.lengths = OutputLengths()
 
     def service_s(self, now: float, demand: Demand, decoding: int) -> Seconds | None:
-        """From its first step to its end, among so many decoding sequences; None if that is not known."""
+        """From its first step to its end, among so many decoding requests; None if that is not known."""
         prompt = demand.prompt_rows * self.costs.row_s(now)
         if not demand.tokens:
             return Seconds(prompt, prompt)
         token = self.costs.token_s(now, decoding)
         return token and Seconds(prompt + demand.tokens * token.low, prompt + demand.tokens * token.high)
 
-    def shortfall_s(self, now: float, left_s: float, demand: Demand, queue: Queue) -> float:
+    def shortfall_s(self, now: float, left_s: float, demand: Demand, queue: QueueState) -> float:
         """Seconds by which a request that joins the queue would be late, with `left_s` to its deadline; 0 if it can be
         in time or that is not known.
 
@@ -218,7 +218,7 @@ class Forecast:
         service = self.service_s(now, demand, slots)
         return service is not None and service.low > left_s
 
-    def _late_by(self, now: float, left_s: float, demand: Demand, queue: Queue, slots: int) -> float | None:
+    def _late_by(self, now: float, left_s: float, demand: Demand, queue: QueueState, slots: int) -> float | None:
         """With so many slots; below 0 if it would be in time, None if that is not known."""
         service, a_round = self.service_s(now, demand, slots), self.service_s(now, queue.mean, slots)
         if service is None or a_round is None:

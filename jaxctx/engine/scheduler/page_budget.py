@@ -1,44 +1,60 @@
-"""The page budget: what may still be given away of an engine's pages. Called on the step thread.
+"""PageBudget: how many pages of the engine may still be given away.
 
-Pages promised to running sequences are spoken for although nobody holds them yet. Whoever else wants pages claims them
-here first; if need be, contexts that do not run are suspended, least recently used first, but only if that is enough: a
-claim that fails has suspended nobody.
+Pages that were promised to running requests count as given away although nobody holds them yet. Whoever else wants
+pages claims them here first. If need be, contexts that do not run are suspended, least recently used first, but only
+if that is enough: a claim that fails has suspended nobody. Called on the step thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.engine.core.request import Request
 
 
-class PageBudget:
-    """The pages of one engine, of which its `running` sequences were promised some."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a claim, and the contexts that were suspended for it."""
 
-    def __init__(self, cache: ContextCache, running: list[Request]) -> None:
+    granted: bool
+    suspended: Sequence[Context] = ()
+
+
+class PageBudget:
+    """The pages of one engine, some of which are promised to its `running` requests."""
+
+    def __init__(self, cache: ContextCache, block_manager: BlockManager, running: list[Request]) -> None:
         self._cache = cache
+        self._block_manager = block_manager
         self._running = running
-        self.suspensions = 0
-        self.on_suspend: Callable[[Context], None] = lambda context: None
+        self.suspensions = 0  # contexts suspended so far
 
     @property
     def pages_reserved(self) -> int:
-        """Pages that running sequences were promised and have not taken yet."""
-        return sum(sequence.reserved for sequence in self._running)
+        """Pages that running requests were promised and have not taken yet."""
+        return sum(request.reserved_pages for request in self._running)
 
     def claimable(self) -> int:
         """Pages that nobody holds and nobody was promised."""
-        return self._cache.block_manager.available - self.pages_reserved
+        return self._block_manager.available - self.pages_reserved
 
-    def claim(self, pages: int) -> bool:
-        """Make `pages` claimable; False, with nothing changed, if suspending everybody would not do it."""
-        if self.claimable() >= pages:
-            return True
-        if self.claimable() + self._cache.suspendable() < pages:
-            return False
-        for victim in self._cache.victims():
+    def can_claim(self, pages: int) -> bool:
+        """Whether `pages` would be claimable if all contexts that do not run and are not pinned were suspended."""
+        claimable = self.claimable()
+        return claimable >= pages or claimable + self._cache.suspendable() >= pages
+
+    def claim(self, pages: int) -> Claim:
+        """Make `pages` claimable by suspending as few contexts as that takes; or change nothing and refuse."""
+        if not self.can_claim(pages):
+            return Claim(granted=False)
+        suspended: list[Context] = []
+        victims = self._cache.victims()
+        while self.claimable() < pages:
+            victim = next(victims, None)
+            if victim is None:
+                return Claim(False, suspended)
             self._cache.suspend(victim)
             self.suspensions += 1
-            self.on_suspend(victim)
-            if self.claimable() >= pages:
-                return True
-        return False
+            suspended.append(victim)
+        return Claim(True, suspended)

@@ -63,7 +63,7 @@ class SnapshotOpener:
             elif version.lifetime.sliding:
                 await asyncio.to_thread(self._store.touch, version)
         except BaseException:
-            self._loop.tell(partial(self._contexts.discard, made))
+            self._loop.post_if_running(partial(self._contexts.discard, made))
             raise
         return result
 
@@ -107,7 +107,7 @@ class SnapshotOpener:
 
     async def resume(self, caller: Caller, context: Context) -> FillResult:
         """Bring back, or compute, all tokens of a context that had KV."""
-        return await self._loop.work(partial(self._core.resume, caller, context))
+        return await self._loop.submit_request(partial(self._core.resume, caller, context))
 
 
 def _read_next(

@@ -56,7 +56,7 @@ class SnapshotSaver:
             return await self._save(caller, request, saving, hidden)
         finally:
             del self._under_way[saving]
-            self._loop.tell(partial(self._contexts.discard, hidden))
+            self._loop.post_if_running(partial(self._contexts.discard, hidden))
 
     async def _save(
         self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]
@@ -69,7 +69,7 @@ class SnapshotSaver:
 
         fork_of_context = await self._loop.call(fork)
         if request.durable and fork_of_context.suspended:  # its pages are wanted
-            await self._loop.work(partial(self._core.resume, caller, fork_of_context))
+            await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
         self._check_quota(caller)
@@ -88,7 +88,7 @@ class SnapshotSaver:
     ) -> SnapshotVersion:
         """Keep a snapshot in memory: from then on the fork is the store's."""
         version = await complete_or_undo(asyncio.to_thread(self._store.put, version, overwrite), self._forget)
-        self._loop.tell(partial(self._contexts.allow_suspension, fork))
+        self._loop.post_if_running(partial(self._contexts.allow_suspension, fork))
         hidden.clear()
         return version
 

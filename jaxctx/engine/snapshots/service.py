@@ -129,7 +129,7 @@ class SnapshotService:
         """Drop what versions that are gone held in memory. Called by the store, from any thread."""
         held = [version.held for version in versions if isinstance(version.held, Context)]
         if held:
-            self._loop.tell(partial(self._contexts.discard, held))
+            self._loop.post_if_running(partial(self._contexts.discard, held))
 
     def _expire(self) -> None:
         """Remove what is over, again and again. On the expiry thread."""

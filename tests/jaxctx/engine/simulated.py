@@ -20,8 +20,8 @@ from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner.batch import Batch
 from jaxctx.engine.runner.step import OUTPUT
+from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.errors import JaxctxError
 from jaxctx.model.text import ModelText
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
@@ -58,14 +58,14 @@ class Reply:
     ask: Ask
     clock: Callable[[], float]
 
-    def done(self, result: Any) -> None:
+    def set_result(self, result: Any) -> None:
         self.ask.ended = self.clock()
 
-    def failed(self, error: Exception) -> None:
+    def set_error(self, error: Exception) -> None:
         assert isinstance(error, JaxctxError)
         self.ask.ended, self.ask.error = self.clock(), error
 
-    def piece(self, piece: Any) -> None:
+    def add_piece(self, piece: Any) -> None:
         self.ask.tokens += 1
 
     def backpressured(self) -> bool:
@@ -122,7 +122,7 @@ class Simulated:
                 self._ends[context] = ask.prompt + ask.ends
             self.core.generate(caller, request, context.id, 0, reply)
         except JaxctxError as error:
-            reply.failed(error)
+            reply.set_error(error)
             self.core.contexts.close(caller, context.id)
 
     def run(self, asks: Iterable[Ask], until: float | None = None) -> list[Ask]:
@@ -135,15 +135,15 @@ class Simulated:
             while waiting and start + waiting[-1].at <= self.now:
                 self.submit(waiting.pop())
             soon = self.core.expire()
-            while self.core.scheduler.num_in_flight < self.config.steps_in_flight:
-                batch = self.core.scheduler.schedule()
+            while self.core.can_dispatch():
+                batch = self.core.schedule()
                 self.core.cache.moves()
                 if batch is None:
                     break
                 device_free = max(device_free, self.now) + self.step_s(batch, self.now - start)
                 heapq.heappush(flying, (device_free, next(serial), batch))
             times = [each[0] for each in flying[:1]] + [start + ask.at for ask in waiting[-1:]]
-            if not times and not self.core.scheduler.writers:
+            if not times and not self.core.has_requests():
                 break
             self.now = max(self.now, min([*times, self.now + soon]))
             if until is not None and self.now - start >= until:
@@ -154,12 +154,13 @@ class Simulated:
 
     def _settle(self, batch: Batch) -> None:
         self.steps += 1
-        samples = sum(len(part.asked) for part in batch.parts)
+        samples = sum(len(scheduled.output_positions) for scheduled in batch.scheduled)
         step = np.zeros(max(samples, 1), OUTPUT)
         step["f0" if "f0" in OUTPUT.names else "tokens"] = 65
-        for part in batch.parts:
-            if self._ends.get(part.sequence.context, -1) == part.sequence.context.length + 1 and len(part.asked):
-                step["tokens"][part.place] = EOS_ID
+        for scheduled in batch.scheduled:
+            context = scheduled.request.context
+            if self._ends.get(context, -1) == context.length + 1 and len(scheduled.output_positions):
+                step["tokens"][scheduled.sample_offset] = EOS_ID
         before = self.core.tokens_generated
         self.core.process_output(batch, (None, step.view(np.int32).reshape(len(step), -1)))
         self.tokens += self.core.tokens_generated - before

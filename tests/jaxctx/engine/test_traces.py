@@ -8,13 +8,13 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.scheduler.drafts import PromptLookup
+from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
-from .foresight import foresight
+from .oracle_drafter import oracle_drafter
 
 ME = Caller()
 GREEDY = SamplingParams(temperature=0.0)
@@ -153,7 +153,7 @@ class Actor:
 )
 async def test_random_traces_equal_solo_runs(make_engine, monkeypatch, page_size: int, pages: int, steps: int) -> None:
     limit = 200
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(page_size), right=0.8))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(page_size), right=0.8))
     config = EngineConfig(
         pages=pages,
         page_size=page_size,

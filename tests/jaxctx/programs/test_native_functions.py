@@ -234,7 +234,7 @@ class TestOwn:
         assert await ask(session, step(session, "strip", text=" quick ")) == "quick"
         release.set()
 
-    async def test_turns_do_not_count_as_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_conversations_do_not_count_as_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native_functions, "TIMEOUT_S", 1.5)
 
         def slow(text: str) -> str:

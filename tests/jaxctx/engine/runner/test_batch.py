@@ -11,8 +11,9 @@ from jaxctx.cache.attention_overrides import encode_mark
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.engine.core.forward_pass import NO_FORWARD, Sampler
-from jaxctx.engine.runner.batch import Batch, ScheduledRequest, write_attention_overrides, write_batch, write_samples
+from jaxctx.engine.runner.batch import write_attention_overrides, write_batch, write_samples
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
+from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
 from jaxctx.model.sampling import row_words
 from jaxctx.types import GenerateRequest, SamplingParams
 from jaxctx_kernels import metadata_shape
@@ -51,7 +52,7 @@ def make_context(cache: ContextCache, computed: int, buffered: int = 0, pages_fo
 
 def schedule(context: Context, *, output: Any = None, slot: int = -1, forward: Any = NO_FORWARD, **place: Any) -> Any:
     """A request with its rows in the step; `place` has the fields of `ScheduledRequest`."""
-    request: Any = SimpleNamespace(context=context, slot=slot, output=output, passing=forward)
+    request: Any = SimpleNamespace(context=context, slot=slot, output=output, forward=forward)
     return ScheduledRequest(request, 0, **place)
 
 
@@ -72,7 +73,16 @@ def test_a_mixed_batch(cache: ContextCache) -> None:
     samplers = [generation(seed) for seed in (5, 6, 7)]
     batch = Batch(
         [
-            schedule(decoding, output=samplers[0], slot=2, first_row=0, rows=1, position=6, asked=range(6, 7), place=0),
+            schedule(
+                decoding,
+                output=samplers[0],
+                slot=2,
+                first_row=0,
+                rows=1,
+                position=6,
+                output_positions=range(6, 7),
+                sample_offset=0,
+            ),
             schedule(
                 drafting,
                 output=samplers[1],
@@ -80,11 +90,20 @@ def test_a_mixed_batch(cache: ContextCache) -> None:
                 first_row=1,
                 rows=3,
                 position=9,
-                asked=range(9, 12),
-                place=1,
+                output_positions=range(9, 12),
+                sample_offset=1,
                 drafts=[41, 42],
             ),
-            schedule(filling, output=samplers[2], slot=0, first_row=4, rows=5, position=4, asked=range(8, 9), place=4),
+            schedule(
+                filling,
+                output=samplers[2],
+                slot=0,
+                first_row=4,
+                rows=5,
+                position=4,
+                output_positions=range(8, 9),
+                sample_offset=4,
+            ),
         ],
         rows=9,
     )
@@ -122,7 +141,11 @@ def test_a_mixed_batch(cache: ContextCache) -> None:
 def test_a_fill_has_no_samples_and_no_slot(cache: ContextCache) -> None:
     context = make_context(cache, computed=0, buffered=6, pages_for=6)
     views = make_views()
-    write_batch(Batch([schedule(context, first_row=0, rows=6, position=0, asked=(), place=0)], 6), views, PAGE_SIZE)
+    write_batch(
+        Batch([schedule(context, first_row=0, rows=6, position=0, output_positions=(), sample_offset=0)], 6),
+        views,
+        PAGE_SIZE,
+    )
     assert views.tokens[:6].tolist() == list(range(100, 106))
     assert views.kv_slots[:6].tolist() == kv_slots(context, range(6))
     assert not views.sample_rows.any()
@@ -134,7 +157,14 @@ def test_a_token_whose_kv_is_there_is_computed_again_into_the_scratch_page(cache
     context = make_context(cache, computed=8)
     views = make_views()
     scheduled = schedule(
-        context, output=generation(1), slot=1, first_row=0, rows=1, position=7, asked=range(7, 8), place=0
+        context,
+        output=generation(1),
+        slot=1,
+        first_row=0,
+        rows=1,
+        position=7,
+        output_positions=range(7, 8),
+        sample_offset=0,
     )
     write_batch(Batch([scheduled], 1), views, PAGE_SIZE)
     assert (views.tokens[0], views.positions[0], views.kv_slots[0]) == (107, 7, 0)
@@ -147,7 +177,9 @@ def test_a_custom_mask_step_has_the_overrides_and_the_samplers_of_its_request(ca
     cache.grow(context, 3)
     forward = SimpleNamespace(samplers={2: Sampler(GREEDY, 8)})
     views = make_views(rows=4, samples=4, mask_words=2)
-    scheduled = schedule(context, forward=forward, first_row=0, rows=3, position=0, asked=[1, 2], place=0)
+    scheduled = schedule(
+        context, forward=forward, first_row=0, rows=3, position=0, output_positions=[1, 2], sample_offset=0
+    )
     write_batch(Batch([scheduled], 3, outputs=2), views, PAGE_SIZE)
     assert views.positions[:3].tolist() == [0, 30, 2]
     assert views.mask[:3].tolist() == [[-1, -1], [-1, -1], [0b101, 0]]

@@ -287,7 +287,7 @@ def test_closing_waits_for_nothing_that_is_queued(host: HostTier, path: Path, mo
             host.page(10 + slot)
 
 
-def test_moves_of_a_device_take_effect_in_their_order() -> None:
+def test_migration_of_a_device_take_effect_in_their_order() -> None:
     source = random.Random(7)
     for _ in range(300):
         device = Numbers()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxctx.engine.scheduler.forecast import Demand, Forecast, OutputLengths, Queue, StepCosts
+from jaxctx.engine.scheduler.forecast import Demand, Forecast, OutputLengths, QueueState, StepCosts
 
 NOW = 1000.0
 ONE = Demand(tokens=100)
@@ -23,7 +23,7 @@ def forecast(seconds: float = 0.01, decoding: int = 8) -> Forecast:
 
 
 def test_nothing_is_known_before_it_is_measured_and_what_is_not_known_is_not_late() -> None:
-    unknown, full = Forecast(), Queue(8, 8, [100.0] * 8, 10_000, ONE, 10_000)
+    unknown, full = Forecast(), QueueState(8, 8, [100.0] * 8, 10_000, ONE, 10_000)
     assert unknown.costs.token_s(NOW, 8) is None
     assert unknown.costs.row_s(NOW) == 0
     assert unknown.shortfall_s(NOW, 0.001, ONE, full) == 0
@@ -82,8 +82,10 @@ def test_prompts_cost_what_they_make_steps_longer_and_slow_down_the_others() -> 
 
 
 def test_what_was_measured_long_ago_is_believed_less_and_less() -> None:
-    known, empty = forecast(1.0), Queue(8, 8, [], 0)
-    late = [known.shortfall_s(NOW + later, 10.0, ONE, Queue(8, 8, [100.0] * 7, 0)) for later in (0, 5, 15, 25, 120)]
+    known, empty = forecast(1.0), QueueState(8, 8, [], 0)
+    late = [
+        known.shortfall_s(NOW + later, 10.0, ONE, QueueState(8, 8, [100.0] * 7, 0)) for later in (0, 5, 15, 25, 120)
+    ]
     assert late[0] == late[1] == pytest.approx(90)
     assert late[2] == pytest.approx(40)
     assert late[3] == pytest.approx(15)
@@ -98,7 +100,7 @@ def test_what_was_measured_long_ago_is_believed_less_and_less() -> None:
 )
 def test_slots_become_free_one_after_the_other(ahead: int, wait: float, crowded: bool) -> None:
     known = forecast(0.01, 4)
-    queue = Queue(4, 4, [10.0, 30.0, 50.0, 70.0], ahead, ONE, crowded=crowded)
+    queue = QueueState(4, 4, [10.0, 30.0, 50.0, 70.0], ahead, ONE, crowded=crowded)
     margin = 0.25 if crowded else 0.0  # of its own second
     assert known.shortfall_s(NOW, wait + 1 + margin + 1e-6, ONE, queue) == 0
     assert known.shortfall_s(NOW, wait + 0.9, ONE, queue) == pytest.approx(margin + 0.1)
@@ -106,22 +108,22 @@ def test_slots_become_free_one_after_the_other(ahead: int, wait: float, crowded:
 
 def test_a_tenant_counts_on_its_share_of_the_slots() -> None:
     known = forecast(0.01, 4)
-    queue = Queue(4, 1, [10.0, 30.0, 50.0, 70.0], 3, ONE)
+    queue = QueueState(4, 1, [10.0, 30.0, 50.0, 70.0], 3, ONE)
     assert known.shortfall_s(NOW, 1.0, ONE, queue) == pytest.approx(3.1)
 
 
 def test_free_slots_mean_no_wait_and_no_margin() -> None:
     known = forecast(0.01, 4)
-    assert known.shortfall_s(NOW, 1.001, ONE, Queue(4, 4, [90.0], 2, ONE)) == 0
-    assert known.shortfall_s(NOW, 0.9, ONE, Queue(4, 4, [90.0, 90.0, 90.0], 0)) == pytest.approx(0.1)
+    assert known.shortfall_s(NOW, 1.001, ONE, QueueState(4, 4, [90.0], 2, ONE)) == 0
+    assert known.shortfall_s(NOW, 0.9, ONE, QueueState(4, 4, [90.0, 90.0, 90.0], 0)) == pytest.approx(0.1)
 
 
 def test_if_it_is_too_slow_among_many_it_may_do_among_few() -> None:
     known = Forecast()
     measured(known.costs, 0.01, 16)
     measured(known.costs, 0.03, 32)
-    assert known.shortfall_s(NOW, 2.0, ONE, Queue(32, 32, [10.0] * 31, 0)) == 0
-    assert known.shortfall_s(NOW, 0.9, ONE, Queue(32, 32, [10.0] * 31, 0)) > 0
+    assert known.shortfall_s(NOW, 2.0, ONE, QueueState(32, 32, [10.0] * 31, 0)) == 0
+    assert known.shortfall_s(NOW, 0.9, ONE, QueueState(32, 32, [10.0] * 31, 0)) > 0
 
 
 def test_of_running_ones_those_that_are_nearly_done_have_more_patience() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner.batch import Batch
+from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.errors import ResourceExhausted
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from tests.engines import MakeEngine, tokens_of
@@ -106,7 +106,7 @@ def test_a_batch_is_kept_so_small_that_its_outputs_can_be_in_time() -> None:
     config = replace(CONFIG, max_batch=16, max_batch_tokens=32)
 
     def step_s(batch: Batch, at: float) -> float:
-        return 0.004 * len(batch.parts)
+        return 0.004 * len(batch.scheduled)
 
     asks = [Ask(ask.at, max_tokens=200, timeout_s=8.0) for ask in load(10.0, seed=3)]
     Simulated(config, step_s).run(asks)
@@ -157,7 +157,7 @@ def slow_steps(engine: object, seconds: float, clock: object) -> None:
     """As if steps had taken so long until now."""
     for decoding in (1, 2, 4, 8):
         for _ in range(20):
-            costs = engine.core.scheduler.forecast.costs  # type: ignore[attr-defined]
+            costs = engine.core.scheduler.step_costs  # type: ignore[attr-defined]
             costs.observe(clock(), seconds, decoding=decoding, tokens=decoding, prompt_rows=0)  # type: ignore[operator]
 
 

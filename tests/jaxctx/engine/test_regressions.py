@@ -253,7 +253,7 @@ async def test_who_waits_for_a_restore_that_computes_nothing_comes_next(make_eng
         context = engine.core.cache.get(ME.tenant, restored)
         assert context.suspended
         waiting = await empty(engine)
-        resuming = engine.loop.work(partial(engine.core.resume, ME, context))
+        resuming = engine.loop.submit_request(partial(engine.core.resume, ME, context))
         work = asyncio.gather(resuming, engine.fill(ME, waiting, [8, 9]))
         result, _ = await asyncio.wait_for(work, 120)
         assert result.restored == 16 * (pages - 3), "the first three stayed where they were"
@@ -283,18 +283,18 @@ async def test_pages_that_come_back_beside_reserved_ones_are_promised_too(make_e
 
 
 class Told:
-    """Takes what a sequence tells, without threads."""
+    """The reply of a request, without threads."""
 
     def __init__(self) -> None:
         self.result: Any = None
 
-    def piece(self, piece: object) -> None:
+    def add_piece(self, piece: object) -> None:
         pass
 
-    def done(self, result: object) -> None:
+    def set_result(self, result: object) -> None:
         self.result = result
 
-    def failed(self, error: Exception) -> None:
+    def set_error(self, error: Exception) -> None:
         raise error
 
     def backpressured(self) -> bool:

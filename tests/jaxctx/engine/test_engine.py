@@ -332,11 +332,11 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
         await context_info(engine, ME, idle)
 
 
-async def test_stats_tell_what_every_part_counts(engine: LocalEngine) -> None:
-    """They are found by name: one that is called otherwise would read as none at all."""
+async def test_stats_tell_what_every_part_counts(engine: LocalEngine, monkeypatch) -> None:
     core = engine.core
-    core.scheduler.tokens_restored, core.lifecycle.expired, core.scheduler.budget.suspensions = 1, 2, 3
-    core.tokens_generated, core.scheduler.tokens_cached = 4, 5
+    counted = replace(core.scheduler.stats(), tokens_restored=1, suspensions=3, tokens_cached=5)
+    monkeypatch.setattr(core.scheduler, "stats", lambda: counted)
+    core.lifecycle.expired, core.tokens_generated = 2, 4
     stats = await engine.stats()
     assert (stats.tokens_restored, stats.expired, stats.suspensions) == (1, 2, 3)
     assert (stats.tokens_generated, stats.tokens_cached) == (4, 5)

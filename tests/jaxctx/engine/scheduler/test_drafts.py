@@ -4,83 +4,18 @@ import asyncio
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import ONE_ROW
-from jaxctx.engine.scheduler.drafts import (
-    LONGEST_PAUSE,
-    MIN_NGRAM,
-    MIN_NGRAM_ALONE,
-    WINDOW,
-    PromptLookup,
-    share_spare_rows,
-)
+from jaxctx.engine.scheduler.drafts import share_spare_rows
+from jaxctx.engine.scheduler.prompt_lookup import MIN_NGRAM, MIN_NGRAM_ALONE, PromptLookup
 from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.engines import SMALL, context_info, tokens_of
-
-from .foresight import foresight
-from .test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
+from tests.jaxctx.engine.oracle_drafter import oracle_drafter
+from tests.jaxctx.engine.test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 
 NONE = replace(SMALL, draft_tokens=0)
-
-
-class Text:
-    """As much of a context as a lookup needs."""
-
-    def __init__(self, *tokens: int) -> None:
-        self._tokens = np.array(tokens, np.int32)
-
-    @property
-    def length(self) -> int:
-        return len(self._tokens)
-
-    def tokens(self, start: int = 0) -> np.ndarray:
-        return self._tokens[start:]
-
-    def __iadd__(self, tokens):
-        self._tokens = np.append(self._tokens, np.array(tokens, np.int32))
-        return self
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ((), []),
-        ((1,), []),
-        ((1, 2), []),
-        ((1, 2, 3, 4), []),
-        ((2, 5, 3, 2), []),  # one token alone says nothing
-        ((1, 2, 3, 1, 2), [3, 1, 2, 3]),  # beyond the end it goes on as before
-        ((1, 2, 1, 2, 1, 2), [1, 2, 1, 2]),
-        ((5, 5, 5), [5, 5, 5, 5]),
-        ((1, 2, 3, 4, 9, 1, 2, 7, 7, 1, 2), [7, 7, 1, 2]),  # the latest of equals
-        ((0, 1, 2, 3, 4, 9, 1, 2, 7, 7, 0, 1, 2), [3, 4, 9, 1]),  # the longest before the latest
-    ],
-)
-def test_what_is_guessed(tokens, expected) -> None:
-    assert PromptLookup().guess(Text(*tokens), 4) == expected
-    assert PromptLookup().guess(Text(*tokens), 0) == []
-
-
-def test_a_lookup_follows_its_context() -> None:
-    text, lookup, rng = Text(), PromptLookup(), random.Random(1)
-    for _ in range(400):
-        text += [rng.randrange(3) for _ in range(rng.randrange(9))]
-        assert lookup.guess(text, 5) == PromptLookup().guess(text, 5)
-
-
-def test_a_lookup_looks_back_so_far_and_no_further() -> None:
-    phrase, noise = [7] * MIN_NGRAM + [1, 2], np.arange(10, 10 + WINDOW - 2 * MIN_NGRAM - 2)
-    assert PromptLookup().guess(Text(*phrase, *noise, *[7] * MIN_NGRAM), 2) == [1, 2]
-    assert PromptLookup().guess(Text(*phrase, *noise, 8, 9, *[7] * MIN_NGRAM), 2) == []
-
-
-def test_more_must_have_stood_there_where_guesses_are_not_free() -> None:
-    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7), 2, 2) == [1, 2]
-    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7), 2, 3) == []
-    assert PromptLookup().guess(Text(5, 7, 7, 1, 2, 9, 7, 7, 1), 1, 3) == [2]
 
 
 async def test_guesses_are_not_free_for_a_row_that_is_cheaper_alone(make_engine, monkeypatch) -> None:
@@ -92,20 +27,6 @@ async def test_guesses_are_not_free_for_a_row_that_is_cheaper_alone(make_engine,
     assert {least for _, least in asked} == {MIN_NGRAM_ALONE if ONE_ROW else MIN_NGRAM}
     await asyncio.gather(greedy(engine, one, 40), greedy(engine, other, 40))
     assert {least for _, least in asked} == ({MIN_NGRAM, MIN_NGRAM_ALONE} if ONE_ROW else {MIN_NGRAM})
-
-
-def test_wrong_guesses_make_it_pause() -> None:
-    text, lookup, pauses = Text(1, 2, 1, 2), PromptLookup(), []
-    for _ in range(9):
-        lookup.update_acceptance(text, 0)
-        pause = 0
-        while not lookup.guess(text, 1):
-            text += [text.tokens()[-2]]
-            pause += 1
-        pauses.append(pause)
-    assert pauses == [1, 3, 7, 15, *[LONGEST_PAUSE] * 5]
-    lookup.update_acceptance(text, 1)
-    assert lookup.guess(text, 1)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +45,7 @@ def test_rows_are_shared(guesses, rows, expected) -> None:
 
 @pytest.mark.parametrize("drafts", range(17))
 async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, monkeypatch, drafts: int) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(drafts), right=0.8))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(drafts), right=0.8))
     monkeypatch.setattr(EngineConfig, "padding", lambda self, rows: 24 - rows)
     engine = make_engine(replace(SMALL, draft_tokens=drafts))
     for length in PROMPTS:
@@ -140,7 +61,7 @@ async def test_greedy_equals_the_oracle_for_any_number_of_drafts(make_engine, mo
 
 
 async def test_right_guesses_save_steps_and_fill_only_padding(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(1), right=1))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(1), right=1))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[17])
     before = await engine.stats()
@@ -153,7 +74,7 @@ async def test_right_guesses_save_steps_and_fill_only_padding(make_engine, monke
 
 async def test_neighbours_have_their_own_tokens(make_engine, monkeypatch) -> None:
     """Some are guessed right, some wrong, some not at all; the steps of all are shared."""
-    foresee = foresight(random.Random(2), right=0.7)
+    foresee = oracle_drafter(random.Random(2), right=0.7)
     monkeypatch.setattr(
         PromptLookup,
         "guess",
@@ -225,7 +146,7 @@ async def test_what_the_prompt_seems_to_promise_may_be_wrong(make_engine) -> Non
 
 
 async def test_cancelled_between_drafts(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(4), right=0.5))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(4), right=0.5))
     engine = make_engine()
     for count in range(1, 12):
         context_id = await fresh(engine, PROMPTS[15], salt=f"{count}")
@@ -242,7 +163,7 @@ async def test_cancelled_between_drafts(make_engine, monkeypatch) -> None:
 
 
 async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(5), right=0.6))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(5), right=0.6))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[15])
     task = asyncio.create_task(greedy(engine, context_id, 300))
@@ -259,7 +180,7 @@ async def test_a_fork_of_what_is_being_drafted(make_engine, monkeypatch) -> None
 
 
 async def test_the_finish_is_told_once(make_engine, monkeypatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", foresight(random.Random(6), right=1))
+    monkeypatch.setattr(PromptLookup, "guess", oracle_drafter(random.Random(6), right=1))
     engine = make_engine()
     context_id = await fresh(engine, PROMPTS[17])
     stop = oracle(PROMPTS[17], 6)[-1]

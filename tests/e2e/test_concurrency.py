@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from tests.server.test_validation import METHODS, cases
-from tests.server.test_validation import request as bad_request
 
 import jaxctx
 from jaxctx import errors
@@ -16,6 +14,8 @@ from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_s
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
 from tests.echo import echo_next
+from tests.server.validate.test_rules import METHODS, cases
+from tests.server.validate.test_rules import request as bad_request
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 STUBS = {

@@ -1,0 +1,130 @@
+"""ActiveRequests: the requests that have not ended, which of them wait and which run, and what happened to them.
+
+    add ──▶ waiting ──start──▶ running ──end, fail, finish──▶ gone
+              ▲                   │
+              └──────preempt──────┘
+
+The parts of the scheduler share one such object. Their decisions gather in it as data (`take_events`,
+`take_slots_to_load`) until the scheduler returns them. Called on the step thread.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import Context, ContextCache
+from jaxctx.cache.page_control import release
+from jaxctx.engine.core.request import NO_SLOT, Request
+from jaxctx.engine.scheduler.queue import WaitingQueue
+from jaxctx.engine.scheduler.scheduler_output import (
+    ContextSuspended,
+    RequestFailed,
+    RequestFinished,
+    SchedulerEvent,
+)
+from jaxctx.errors import JaxctxError
+
+
+class ActiveRequests:
+    """See the module docstring."""
+
+    def __init__(self, cache: ContextCache, block_manager: BlockManager, slots: int) -> None:
+        self.writers: dict[Context, Request] = {}  # all requests that have not ended, by context
+        self.queue = WaitingQueue()
+        self.running: list[Request] = []
+        self.free_slots = list(range(slots - 1, -1, -1))
+        self.changes = 0  # grows with everything that may let a request in that could not be admitted before
+        self.preemptions = 0
+        self._cache = cache
+        self._block_manager = block_manager
+        self._events: list[SchedulerEvent] = []
+        self._slots_to_load: list[Request] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests that do not run now."""
+        return len(self.writers) - len(self.running)
+
+    def tenants(self, tenant: str, priority: int) -> set[str]:
+        """This tenant, those that wait at its priority or above, and those that run."""
+        return {tenant, *self.queue.tenants(priority), *(request.tenant for request in self.running)}
+
+    def add(self, request: Request) -> None:
+        """A new request, which waits."""
+        self.writers[request.context] = request
+        self.queue.push(request)
+        self.note_change()
+
+    def start(self, request: Request) -> None:
+        """A waiting request gets a slot and runs; first it restores pages."""
+        self.queue.remove(request, served=True)
+        request.slot = self.free_slots.pop()
+        request.restoring = True
+        request.dispatch_end = request.next_position = request.prompt_end = 0
+        self.running.append(request)
+
+    def preempt(self, request: Request) -> None:
+        """A running request waits again, before all others of its tenant and priority."""
+        self._stop(request)
+        self.queue.push(request, front=True)
+        self.preemptions += 1
+
+    def end(self, request: Request) -> None:
+        """Take a request out, wherever it is; its context keeps what was computed. Results in flight are ignored."""
+        request.ended = True
+        del self.writers[request.context]
+        self._stop(request)
+        self.queue.remove(request)
+
+    def fail(self, request: Request, error: JaxctxError) -> None:
+        """End a request with an error for its caller."""
+        never_ran = request.never_ran
+        self.end(request)
+        self._events.append(RequestFailed(request, error, never_ran))
+
+    def finish(self, request: Request) -> None:
+        """End a request that has nothing left to compute."""
+        self.end(request)
+        self._events.append(RequestFinished(request))
+
+    def note_suspended(self, contexts: Iterable[Context]) -> None:
+        """Contexts were suspended in favour of a request."""
+        self._events += map(ContextSuspended, contexts)
+
+    def note_slot_to_load(self, request: Request) -> None:
+        """The device must know the request's earlier tokens before its next step."""
+        self._slots_to_load.append(request)
+
+    def note_change(self) -> None:
+        """Something changed that may let the head of the queue in, beyond what admission looks at by itself."""
+        self.changes += 1
+
+    def take_events(self) -> Sequence[SchedulerEvent]:
+        """What happened since the last call."""
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events
+
+    def take_slots_to_load(self) -> Sequence[Request]:
+        """Requests noted since the last call; those that were preempted since load their slot when they run again."""
+        if not self._slots_to_load:
+            return ()
+        requests, self._slots_to_load = self._slots_to_load, []
+        return [request for request in requests if request.runs]
+
+    def _stop(self, request: Request) -> None:
+        """Do not run: slot, promised pages and pages taken in vain are free from now on."""
+        request.epoch += 1
+        request.reserved_pages = 0
+        context = request.context
+        context.busy = False
+        self._cache.touch(context)
+        if request.runs:
+            self.running.remove(request)
+            self.free_slots.append(request.slot)
+            request.slot = NO_SLOT
+        if not context.suspended:
+            surplus = context.working_pages - self._block_manager.pages_for(context.working_tokens)
+            release(self._cache, context, min(surplus, request.taken_pages))
+        request.taken_pages = 0
+        self.note_change()

@@ -1,0 +1,175 @@
+"""Admission: which waiting requests begin to run, and what has to give way for them.
+
+Admission reserves the worst case, so that a request that runs can always finish. When pages are short, contexts that
+do not run are suspended to their tokens, least recently used first; then running requests of lower priority than the
+head of the queue are preempted; then the head waits, and nobody overtakes it. A request that would compute a page
+which a running one, its prefix owner, is computing already lets others pass until that one has computed its prompt.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.scheduler.active_requests import ActiveRequests
+from jaxctx.engine.scheduler.deadlines import DeadlineReview
+from jaxctx.engine.scheduler.page_budget import PageBudget
+from jaxctx.engine.scheduler.restore import PageRestoration
+from jaxctx.errors import ResourceExhausted
+
+
+class Admission:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        active: ActiveRequests,
+        cache: ContextCache,
+        block_manager: BlockManager,
+        budget: PageBudget,
+        deadlines: DeadlineReview,
+        restoration: PageRestoration,
+        config: EngineConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._active = active
+        self._cache = cache
+        self._block_manager = block_manager
+        self._budget = budget
+        self._deadlines = deadlines
+        self._restoration = restoration
+        self._config = config
+        self._clock = clock
+        self._blocked: object = None  # the situation in which the head of the queue could not be admitted
+        self._most: int | None = None  # requests that can run at once, where that is less than all slots
+
+    @property
+    def usable_slots(self) -> int:
+        """Requests that can run at once, as far as known: memory or deadlines may allow fewer than there are slots."""
+        if self._most is None:
+            return self._config.max_batch
+        return max(self._most, len(self._active.running), 1)
+
+    def admit(self) -> None:
+        """Start waiting requests, in turn, until one does not fit."""
+        now = self._clock()
+        heads = self._active.queue.in_turn()
+        while True:
+            head = next(heads, None)
+            if head is None:
+                break
+            situation = self._situation(head)
+            if situation == self._blocked:
+                return
+            late_s = self._deadlines.seconds_late(
+                head, now, len(self._active.running) + 1, careful=self._deadlines.is_crowded(head)
+            )
+            if late_s > 0:
+                self._deadlines.refuse(head, now, late_s)
+                heads = self._active.queue.in_turn()  # anew: the queue has changed
+                continue
+            if self._deadlines.would_slow_others(now):
+                self._blocked, self._most = situation, len(self._active.running)
+                return
+            head.prefix_owner = self._find_prefix_owner(head)
+            if head.prefix_owner is not None:
+                continue
+            if not self._try_start(head):
+                self._blocked = situation
+                if self._active.running:
+                    self._most = len(self._active.running)
+                    return
+                # Nothing runs and nothing more can be suspended: waiting would not help.
+                message = "all pages are held by pinned contexts"
+                self._active.fail(head, ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0))
+            heads = self._active.queue.in_turn()
+        if not self._active.queue:
+            self._most = None
+
+    def _situation(self, head: Request) -> object:
+        """All that decides whether the head can be admitted: while it stays equal, there is no need to try again."""
+        running = self._active.running
+        backpressured = sum(request.backpressured for request in running)
+        return head, self._budget.claimable(), len(running), backpressured, self._active.changes
+
+    def _try_start(self, head: Request) -> bool:
+        """Start the head if it gets a slot and pages, if need be by preempting another; False if it must wait."""
+        head.context.busy = True  # not a victim of its own admission
+        has_slot = bool(self._active.free_slots) or self._preempt_for(head)
+        if not has_slot or not self._reserve(head):
+            head.context.busy = False
+            return False
+        self._active.start(head)
+        if self._most is not None and self._most < len(self._active.running):
+            self._most = None  # more can run than was thought
+        if not self._restoration.next_page(head):
+            self._restoration.begin(head)
+        return True
+
+    def _reserve(self, head: Request) -> bool:
+        """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing of it.
+
+        If need be at the cost of contexts that do not run and of running requests of lower priority.
+        """
+        context = head.context
+        worst_case = self._block_manager.pages_for(head.worst_case_tokens)
+        if head.computed_tokens is None:
+            self._cache.commit_full(context)
+        while True:
+            found = self._cache.peek(context, tokens=head.lookup_end)
+            own = 0 if context.suspended else context.committed_pages + context.working_pages
+            # For what is computed, and for what comes back from other tiers: working pages do not serve for that.
+            new = max(worst_case - own - found.device, found.host + found.disk)
+            if self._budget.claimable() >= new + found.unheld:
+                break
+            # Suspending or preempting others may leave found pages unheld: look again.
+            claim = self._budget.claim(new + found.unheld)
+            self._active.note_suspended(claim.suspended)
+            if not claim.granted and not self._preempt_for(head):
+                return False
+        if head.computed_tokens is None:
+            head.pending_tokens = head.prefill_end - context.seq_len
+        self._cache.match(context, head.lookup_end)
+        head.reserved_pages = new
+        return True
+
+    def _preempt_for(self, head: Request) -> bool:
+        """Preempt one running request in favour of `head`; False if none may be. It resumes later.
+
+        A request whose reader is behind waits anyway, in the queue too, and may not make others wait for that. Else it
+        is the request of lowest priority, if that is lower than the head's; of equals the latest. Its context keeps its
+        pages until they are claimed.
+        """
+        running = self._active.running
+        backpressured = [request for request in running if request.backpressured]
+        victim = min(backpressured or running, key=lambda each: (each.priority, -each.arrival), default=None)
+        if victim is None or not (backpressured or victim.priority < head.priority):
+            return False
+        self._active.preempt(victim)
+        return True
+
+    def _find_prefix_owner(self, head: Request) -> Request | None:
+        """A running request that is computing the very page the head needs next, so that waiting saves the work."""
+        context = head.context
+        if context.working_tokens or context.marks:
+            return None
+        candidates = [
+            each
+            for each in self._active.running
+            if each.is_computing_prompt and each.context.identity == context.identity
+        ]
+        if not candidates:
+            return None
+        found = self._cache.peek(context, tokens=head.lookup_end)
+        end = context.seq_len + (found.device + found.host + found.disk + 1) * self._config.page_size
+        if end > head.lookup_end:
+            return None
+        for candidate in candidates:
+            other = candidate.context
+            computes_it = candidate.prompt_end >= end > other.seq_len and not other.manual_commit
+            if computes_it and np.array_equal(other.tokens(0, end), context.tokens(0, end)):
+                return candidate
+        return None

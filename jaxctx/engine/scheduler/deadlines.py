@@ -1,0 +1,214 @@
+"""DeadlineReview: requests that cannot end by their deadline take no steps from those that can.
+
+`Forecast` judges by what steps took until now. Such a request is refused when it is submitted (`expect`), refused
+while it waits (`seconds_late`, `review`), or ended while it runs if others gain by it (`review`). Nor are so many
+requests admitted at once that steps get too long for most of the running ones (`would_slow_others`).
+
+Times are seconds of the deadline clock. What has not been measured refuses nobody.
+"""
+
+import math
+from collections.abc import Callable
+
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.scheduler.active_requests import ActiveRequests
+from jaxctx.engine.scheduler.forecast import START_MARGIN, Demand, Forecast, QueueState
+from jaxctx.errors import ResourceExhausted
+
+NO_DEADLINE_S = 12 * 3600.0  # a deadline that is farther away counts as none: every gRPC call has one
+TYPICAL_QUANTILE = 0.5  # outputs to come are expected to be as long as this part of outputs is at most
+SHORT_QUANTILE = 0.1  # running outputs are expected to be as short as this, before one is given up
+# Steps between two running outputs that are given up: a disturbance that passes must not cost all of them.
+STEPS_BETWEEN_REVIEWS = 8
+MIN_RETRY_S, MAX_RETRY_S = 0.5, 60.0  # after which a request that came too late is told to come again
+MIN_WAIT_S = 0.05  # a waiting request is not looked at more often: estimates change with every step
+
+
+class DeadlineReview:
+    """See the module docstring."""
+
+    def __init__(
+        self, active: ActiveRequests, cache: ContextCache, config: EngineConfig, clock: Callable[[], float]
+    ) -> None:
+        self.forecast = Forecast()
+        self._active = active
+        self._cache = cache
+        self._config = config
+        self._clock = clock
+        self._steps_to_review = STEPS_BETWEEN_REVIEWS
+
+    def observe_step(self, now: float, seconds: float, *, decoding: int, tokens: int, prompt_rows: int) -> None:
+        """A step is done: so many requests decoded in it and got `tokens` together, beside so many rows of prompts."""
+        self._steps_to_review -= 1
+        self.forecast.costs.observe(now, seconds, decoding=decoding, tokens=tokens, prompt_rows=prompt_rows)
+
+    def observe_output(self, request: Request) -> None:
+        """An output has ended by itself: outputs like it may have about as many tokens."""
+        output = request.output
+        if output is not None and not request.has_certain_length:
+            self.forecast.lengths.observe(self._clock(), request.tenant, output.max_tokens, output.tokens)
+
+    # A request that comes.
+
+    def expect(self, request: Request, slots: int) -> None:
+        """Set the demand of a request that is submitted, where so many `slots` can be used.
+
+        Raises ResourceExhausted (DEADLINE_UNREACHABLE) if it cannot end in time behind the requests that wait.
+        """
+        now = self._clock()
+        context = request.context
+        rows = request.prefill_end - (0 if context.suspended else context.seq_len)
+        tokens = self._expected_tokens(request, now, TYPICAL_QUANTILE)
+        request.demand = Demand(rows, tokens)
+        if not self._has_deadline(request, now):
+            return
+        left_s = self._left_s(request, now)
+        queue = self._queue_ahead_of(request, now, slots)
+        late_s = self.forecast.shortfall_s(now, left_s, request.demand, queue)
+        if late_s > 0 and rows > self._config.page_size:  # some of it may be cached: only now it is worth a look
+            found = self._cache.peek(context, tokens=request.lookup_end)
+            rows = max(rows - (found.device + found.host + found.disk) * self._config.page_size, 1)
+            request.demand = Demand(rows, tokens)
+            late_s = self.forecast.shortfall_s(now, left_s, request.demand, queue)
+        if late_s > 0:
+            raise deadline_unreachable(left_s, late_s)
+        self._set_start_by(request, now)
+
+    def _queue_ahead_of(self, request: Request, now: float, slots: int) -> QueueState:
+        """What a request finds if it is queued now."""
+        priority, tenant, running = request.priority, request.tenant, self._active.running
+        own, mean, higher = self._active.queue.ahead_of(priority, tenant)
+        if any(each.priority < priority for each in running):  # it may take the slot of one of these
+            return QueueState(slots, slots, (), own + higher, mean)
+        own_running = sum(each.tenant == tenant for each in running)
+        fair_share = slots // len(self._active.tenants(tenant, priority))
+        own_slots = max(own_running + slots - len(running), fair_share, 1)
+        return QueueState(
+            slots=slots,
+            own_slots=own_slots,
+            running=sorted(self._expected_tokens(each, now, TYPICAL_QUANTILE) for each in running),
+            ahead=own + higher * own_slots // slots,
+            mean=mean,
+            prompt_rows=sum(max(each.prompt_end - each.next_position, 0) for each in running),
+            crowded=own_running + own >= fair_share,
+        )
+
+    # A request that waits.
+
+    def is_crowded(self, request: Request) -> bool:
+        """Whether the tenant of a waiting request has more requests than its share of the slots."""
+        tenant, priority = request.tenant, request.priority
+        own_waiting, _, _ = self._active.queue.ahead_of(priority, tenant)
+        own_running = sum(each.tenant == tenant for each in self._active.running)
+        fair_share = self._config.max_batch // len(self._active.tenants(tenant, priority))
+        return own_waiting + own_running > max(fair_share, 1)
+
+    def seconds_late(self, request: Request, now: float, decoding: int, *, careful: bool = False) -> float:
+        """Seconds by which a waiting request would be late even if it began now among `decoding` requests.
+
+        0 if it may be in time; with `careful`, only if it will most likely be.
+        """
+        if not self._has_deadline(request, now):
+            return 0.0
+        if request.appended_tokens and request.computed_tokens is not None:
+            return 0.0  # a part of what was appended is computed: that cannot be taken back
+        demand = request.demand
+        if request.output is not None:
+            rows = demand.prompt_rows if request.computed_tokens is None else 0.0
+            demand = Demand(rows, self._expected_tokens(request, now, TYPICAL_QUANTILE))
+        service = self.forecast.service_s(now, demand, decoding)
+        if service is None:
+            return 0.0
+        needed_s = service.high * START_MARGIN if careful else service.low
+        return max(needed_s - self._left_s(request, now), 0.0)
+
+    def refuse(self, request: Request, now: float, late_s: float) -> None:
+        """End a waiting request that would be late."""
+        self._active.fail(request, deadline_unreachable(self._left_s(request, now), late_s))
+
+    def review(self, now: float) -> None:
+        """Refuse waiting requests, and end running ones, that cannot be in time any more and take steps from others."""
+        due = [each for each in self._active.writers.values() if not each.runs and each.start_by <= now]
+        for request in due:
+            late_s = self.seconds_late(request, now, max(len(self._active.running), 1))
+            if late_s > 0:
+                self.refuse(request, now, late_s)
+            else:
+                self._set_start_by(request, now)
+        if self._steps_to_review <= 0:
+            self._end_most_hopeless(now)
+
+    def _set_start_by(self, request: Request, now: float) -> None:
+        """Until when a waiting request need not be asked again whether it is too late."""
+        if request.caller.deadline is not None:
+            service = self.forecast.service_s(now, request.demand, len(self._active.running) or 1)
+            request.start_by = max(request.caller.deadline - (service.low if service else 0.0), now + MIN_WAIT_S)
+
+    # Requests that run.
+
+    def would_slow_others(self, now: float) -> bool:
+        """Whether one more request makes steps so long that most running ones, which would be in time, are late."""
+        before = len(self._active.running)
+        token_before = self.forecast.costs.token_s(now, before)
+        token_after = self.forecast.costs.token_s(now, before + 1)
+        if not before or token_before is None or token_after is None or token_before == token_after:
+            return False
+        harmed = 0
+        for request in self._active.running:
+            if self._lateness(request, now, before) <= 1 < self._lateness(request, now, before + 1):
+                harmed += 1
+        return harmed > before / 2
+
+    def _end_most_hopeless(self, now: float) -> None:
+        """Of the running outputs that will be too late, end the one that will be latest: others may be in time then."""
+        running = self._active.running
+        if len(running) < 2 and not self._active.queue:
+            return  # nobody gains by it
+        worst: Request | None = None
+        worst_lateness = 1.0
+        for request in running:
+            if request.output is not None and request.caller.deadline is not None and request.rows_ready:
+                lateness = self._lateness(request, now, len(running))
+                if lateness > worst_lateness:
+                    worst, worst_lateness = request, lateness
+        if worst is None or self._left_s(worst, now) <= 0:
+            return
+        self._steps_to_review = STEPS_BETWEEN_REVIEWS
+        left_s = self._left_s(worst, now)
+        self._active.fail(worst, deadline_unreachable(left_s, left_s * (worst_lateness - 1)))
+
+    def _lateness(self, request: Request, now: float, decoding: int) -> float:
+        """Time that a running request still needs, as a multiple of the time it has; see `Forecast.hopeless`."""
+        left_s = self._left_s(request, now)
+        if left_s > NO_DEADLINE_S:
+            return 0.0
+        rows = max(request.prompt_end - request.next_position, 0)
+        tokens = self._expected_tokens(request, now, SHORT_QUANTILE)
+        made = request.output.tokens if request.output is not None else 0
+        done = made / max(made + tokens, 1)
+        return self.forecast.hopeless(now, left_s, Demand(rows, tokens), decoding, done)
+
+    def _expected_tokens(self, request: Request, now: float, quantile: float) -> float:
+        """Tokens that a part `quantile` of outputs like this one still have at most; 0 where that is not known."""
+        output = request.output
+        if output is None or request.has_certain_length:
+            return request.tokens_left
+        length = self.forecast.lengths.expect(now, request.tenant, output.max_tokens, quantile, done=output.tokens)
+        return max(length or 0.0, output.request.min_tokens, output.tokens) - output.tokens
+
+    def _has_deadline(self, request: Request, now: float) -> bool:
+        """Whether its deadline is ahead, and near enough to matter."""
+        return 0 < self._left_s(request, now) < NO_DEADLINE_S
+
+    def _left_s(self, request: Request, now: float) -> float:
+        """Seconds to its deadline; infinite without one."""
+        return math.inf if request.caller.deadline is None else request.caller.deadline - now
+
+
+def deadline_unreachable(left_s: float, late_s: float) -> ResourceExhausted:
+    """The error for a request with `left_s` seconds to its deadline that would be `late_s` seconds late."""
+    message = f"cannot end by its deadline, which is in {left_s:.1f} s: it would be about {late_s:.1f} s late"
+    retry_after_s = min(max(late_s, MIN_RETRY_S), MAX_RETRY_S)
+    return ResourceExhausted(message, reason="DEADLINE_UNREACHABLE", retry_after_s=retry_after_s)

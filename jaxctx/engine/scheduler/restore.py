@@ -1,0 +1,100 @@
+"""PageRestoration: brings pages back from other tiers for admitted requests, some pages a step beside other rows.
+
+A request that was admitted first takes back what host memory, disk or a store holds of its tokens. Then it begins:
+what is still without KV is computed. No request overtakes another that waits for pages from host memory or disk: what
+that one fetched would be given up again before it is used. Called on the step thread.
+"""
+
+from collections.abc import Sequence
+
+from jaxctx.cache.block_manager import BlockManager, Ready
+from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.tiers import TierEntry
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.scheduler.active_requests import ActiveRequests
+
+MAX_PAGES_WHEN_IDLE = 16  # pages that move at once where no step would be held up
+
+
+class PageRestoration:
+    """See the module docstring."""
+
+    def __init__(
+        self, active: ActiveRequests, cache: ContextCache, block_manager: BlockManager, config: EngineConfig
+    ) -> None:
+        self.progressed = False  # pages came back just now, or their request ended: there may be more to do at once
+        self.tokens_cached = 0  # prompt tokens found on the device
+        self.tokens_restored = 0  # prompt tokens brought back from other tiers
+        self._active = active
+        self._cache = cache
+        self._block_manager = block_manager
+        self._config = config
+        self._pages_beside_step = 0  # pages that may still move beside the last step that was made
+
+    def step_made(self) -> None:
+        """A step was made, beside which pages may move."""
+        self._pages_beside_step = self._config.moving_pages
+
+    def restore(self, idle: bool, ready: Ready) -> None:
+        """Bring pages back; a request that has all there is begins. `idle`: no step is in flight and none can be made.
+
+        `ready` says whether the data of a host slot has arrived.
+        """
+        pages = MAX_PAGES_WHEN_IDLE if idle else self._pages_beside_step
+        self.progressed = False
+        for request in [each for each in self._active.running if each.restoring]:
+            gained = self._restore_request(request, pages, ready)
+            if pages and gained == pages:
+                pages = 0  # and there may be more
+                continue
+            pages -= gained
+            next_page = self.next_page(request)
+            if not next_page or not request.reserved_pages:  # what came to other tiers since has no pages promised
+                self.begin(request)
+            elif next_page[0].host < self._config.host_pages:  # else it is on its way from a store
+                pages = 0  # nobody overtakes it
+
+    def _restore_request(self, request: Request, pages: int, ready: Ready) -> int:
+        """Bring back up to `pages` pages of one request; returns how many it gained."""
+        context = request.context
+        seq_len_before, available_before = context.seq_len, self._block_manager.available
+        limit = min(pages, request.reserved_pages)
+        gained = self._cache.restore(context, limit, ready, request.lookup_end)
+        self.progressed |= gained > 0
+        request.reserved_pages -= min(available_before - self._block_manager.available, request.reserved_pages)
+        self._pages_beside_step -= gained
+        if request.computed_tokens is None:
+            request.restored_tokens += context.seq_len - seq_len_before
+            self.tokens_restored += context.seq_len - seq_len_before
+        return gained
+
+    def next_page(self, request: Request) -> Sequence[TierEntry]:
+        """Where the request's next page is, if some tier has it."""
+        tokens = min(request.lookup_end, request.context.seq_len + self._config.page_size)
+        return self._block_manager.lookup_tiers(request.context, tokens)
+
+    def begin(self, request: Request) -> None:
+        """Nothing more is restored: what is still without KV is computed. A request without such tokens is finished."""
+        request.restoring = False
+        context = request.context
+        held = context.committed_pages + context.working_pages
+        request.reserved_pages = max(self._block_manager.pages_for(request.worst_case_tokens) - held, 0)
+        request.next_position = context.seq_len
+        request.dispatch_end = request.prompt_end = max(request.prefill_end, context.seq_len)
+        request.samples_left = request.tokens_left
+        # The last token is always computed, for its logits; if its KV is already there, without writing it again.
+        if request.next_position == request.dispatch_end and request.compute_to is None:
+            request.next_position -= 1
+            if request.computed_tokens is None and request.restored_tokens:  # it came back last: do not count it twice
+                request.restored_tokens -= 1
+                self.tokens_restored -= 1
+        request.custom_mask_rows = {*request.forward.outputs, *context.marks}
+        if request.computed_tokens is None:
+            request.computed_tokens = request.rows_ready
+            self.tokens_cached += request.resident_tokens
+        if request.output is not None and request.output.sampler.needs_history:
+            self._active.note_slot_to_load(request)
+        if not request.rows_ready:
+            self.progressed = True
+            self._active.finish(request)

@@ -1,0 +1,83 @@
+"""The core carries out the scheduler's events, in their order, and answers everybody even when it fails."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed
+from jaxctx.errors import JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.types import CreateContextRequest
+from tests.jaxctx.engine.simulated import Simulated, with_config
+
+ME = Caller()
+
+
+@dataclass
+class Reply:
+    results: list[Any] = field(default_factory=list)
+
+    def set_result(self, result: Any) -> None:
+        self.results.append(result)
+
+    def set_error(self, error: JaxctxError) -> None:
+        self.results.append(error)
+
+    def backpressured(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def core() -> Any:
+    return Simulated(with_config(pages=32), lambda batch, at: 0.01).core
+
+
+def fill(core: Any, tokens: int) -> tuple[Any, Reply]:
+    reply = Reply()
+    context = core.contexts.create(ME, CreateContextRequest())
+    return core.fill(ME, context.id, np.arange(tokens, dtype=np.int32), False, reply), reply
+
+
+def test_a_request_refused_before_it_ran_leaves_its_context_as_it_was(core) -> None:
+    request, reply = fill(core, 5)
+    error = ResourceExhausted("no", reason="QUEUE_FULL")
+    core.fail(request, error)
+    assert reply.results == [error]
+    assert request.context.length == 0
+    assert not core.has_requests()
+
+
+def test_a_request_that_ran_keeps_its_tokens(core) -> None:
+    request, reply = fill(core, 5)
+    assert core.schedule() is not None
+    core.fail(request, ResourceExhausted("no", reason="OUT_OF_PAGES"))
+    assert len(reply.results) == 1
+    assert request.context.length == 5
+
+
+def test_events_are_carried_out_in_order(core, monkeypatch) -> None:
+    request, reply = fill(core, 5)
+    noted: list[object] = []
+    other = core.contexts.create(ME, CreateContextRequest())
+    monkeypatch.setattr(core.lifecycle, "notify_suspended", lambda context: noted.append(context))
+    monkeypatch.setattr(reply, "set_error", lambda error: noted.append(error))
+    core.scheduler.end(request)
+    error = ResourceExhausted("late", reason="DEADLINE_UNREACHABLE")
+    core._carry_out_events([ContextSuspended(other), RequestFailed(request, error, never_ran=True)])
+    assert noted == [other, error]
+
+
+def test_a_request_whose_event_was_not_carried_out_gets_an_answer_when_the_engine_fails(core, monkeypatch) -> None:
+    request, reply = fill(core, 5)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    core.scheduler.end(request)
+    monkeypatch.setattr(core.lifecycle, "notify_changed", fail)
+    with pytest.raises(RuntimeError):
+        core._carry_out_events([RequestFailed(request, ResourceExhausted("late", reason="QUEUE_FULL"), True)])
+    core.fail_all(Unavailable("the engine stopped"))
+    assert [type(result) for result in reply.results] == [Unavailable]

@@ -1,0 +1,71 @@
+"""The progress of one request: which rows come next, and what it says of itself."""
+
+from typing import Any
+
+import pytest
+
+from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context_cache import ContextCache, Identity
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.interface import Caller
+
+
+class Reply:
+    behind = False
+
+    def backpressured(self) -> bool:
+        return self.behind
+
+
+@pytest.fixture
+def request_of_ten() -> Request:
+    """A fill of ten tokens, admitted with nothing computed."""
+    cache = ContextCache(BlockManager(8, 4), lambda: 0.0, lambda: "c")
+    context = cache.create(Identity("", "model"))
+    cache.append(context, list(range(10)))
+    reply: Any = Reply()
+    request = Request(context, Caller("tenant"), reply)
+    request.slot, request.dispatch_end, request.prompt_end = 0, 10, 10
+    return request
+
+
+def test_rows_are_standard_without_overrides(request_of_ten: Request) -> None:
+    assert request_of_ten.next_standard_rows(4) == 4
+    assert request_of_ten.next_standard_rows(99) == 10
+    assert request_of_ten.next_custom_mask_rows(99) == 0
+
+
+def test_standard_rows_and_custom_mask_rows_take_turns(request_of_ten: Request) -> None:
+    request_of_ten.custom_mask_rows = {3, 4, 7}
+    rows = []
+    while request_of_ten.rows_ready:
+        standard, custom = request_of_ten.next_standard_rows(99), request_of_ten.next_custom_mask_rows(99)
+        assert bool(standard) != bool(custom)
+        rows.append((standard, custom))
+        request_of_ten.next_position += standard + custom
+    assert rows == [(3, 0), (0, 2), (2, 0), (0, 1), (2, 0)]
+
+
+def test_it_owns_its_prefix_while_it_computes_its_prompt(request_of_ten: Request) -> None:
+    follower = Request(request_of_ten.context, Caller(), request_of_ten.reply, prefix_owner=request_of_ten)
+    assert request_of_ten.is_computing_prompt
+    assert follower.is_passed_over
+    request_of_ten.slot = -1
+    assert not request_of_ten.is_computing_prompt
+    assert not follower.is_passed_over
+    request_of_ten.reply.behind = True  # type: ignore[attr-defined]
+    assert follower.is_passed_over
+
+
+def test_never_ran_until_it_was_admitted_or_ended(request_of_ten: Request) -> None:
+    assert request_of_ten.never_ran
+    request_of_ten.computed_tokens = 10
+    assert not request_of_ten.never_ran
+    request_of_ten.computed_tokens, request_of_ten.ended = None, True
+    assert not request_of_ten.never_ran
+
+
+def test_pending_tokens_are_resident_restored_or_computed(request_of_ten: Request) -> None:
+    assert request_of_ten.resident_tokens == 0  # not known before it is admitted
+    request_of_ten.pending_tokens, request_of_ten.restored_tokens, request_of_ten.computed_tokens = 10, 4, 2
+    assert request_of_ten.resident_tokens == 4

@@ -1,0 +1,81 @@
+"""Who is admitted, what gives way for that, and what is told of it."""
+
+from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed
+
+
+def running(harness):
+    return list(harness.scheduler.running)
+
+
+def test_the_worst_case_is_reserved(make_scheduler) -> None:
+    harness = make_scheduler(pages=6)
+    first, second = harness.generation([1, 2], 12), harness.generation([3, 4], 12)  # four pages each
+    for request in (first, second):
+        harness.scheduler.submit(request)
+    harness.schedule()
+    assert running(harness) == [first]
+    assert harness.scheduler.pages_reserved + first.context.working_pages == 4
+    harness.scheduler.end(first)
+    harness.schedule()
+    assert running(harness) == [second]
+
+
+def test_idle_contexts_are_suspended_least_recently_used_first(make_scheduler) -> None:
+    harness = make_scheduler(pages=6)
+    old, young = (harness.context([k] * 8, computed=True) for k in (1, 2))
+    harness.scheduler.submit(harness.fill([3] * 16))
+    assert harness.schedule().events == [ContextSuspended(old)]
+    assert old.suspended
+    assert not young.suspended
+
+
+def test_a_lower_priority_is_preempted_and_resumes_first(make_scheduler) -> None:
+    harness = make_scheduler(max_batch=1)
+    low, high, later = harness.fill([1] * 20, priority=-1), harness.fill([2] * 4), harness.fill([3] * 4, priority=-1)
+    harness.scheduler.submit(low)
+    harness.step()
+    for request in (later, high):
+        harness.scheduler.submit(request)
+    batch = harness.step()
+    assert [each.request for each in batch.scheduled] == [high]
+    assert harness.scheduler.stats().preemptions == 1
+    harness.scheduler.end(high)
+    assert [each.request for each in harness.step().scheduled] == [low]
+
+
+def test_equal_priority_waits(make_scheduler) -> None:
+    harness = make_scheduler(max_batch=1)
+    first, second = harness.fill([1] * 20), harness.fill([2] * 4)
+    for request in (first, second):
+        harness.scheduler.submit(request)
+    harness.step()
+    harness.schedule()
+    assert running(harness) == [first]
+
+
+def test_a_request_waits_for_the_owner_of_its_prefix(harness) -> None:
+    owner, reader = harness.fill(list(range(20))), harness.fill([*range(20), 99])
+    other = harness.fill([7, 7])
+    for request in (owner, reader, other):
+        harness.scheduler.submit(request)
+    batch = harness.step()
+    assert [each.request for each in batch.scheduled] == [owner]  # 16 rows
+    assert reader.prefix_owner is owner
+    assert running(harness) == [owner, other]  # which passes it
+    harness.step()
+    harness.scheduler.end(owner)
+    harness.schedule()
+    assert reader in running(harness)
+    assert reader.resident_tokens == 20
+
+
+def test_where_all_pages_are_pinned_waiting_would_not_help(make_scheduler) -> None:
+    harness = make_scheduler(pages=4)
+    harness.context([1] * 12, pinned=True, computed=True)
+    request = harness.fill([2] * 8)
+    harness.scheduler.submit(request)
+    decided = harness.schedule()
+    (event,) = decided.events
+    assert decided.batch is None
+    assert isinstance(event, RequestFailed)
+    assert (event.request, event.error.reason, event.never_ran) == (request, "OUT_OF_PAGES", True)

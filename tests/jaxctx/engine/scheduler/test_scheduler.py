@@ -1,0 +1,156 @@
+"""What the scheduler decides, read from `SchedulerOutput`: rows, samples, slots and events, without a device."""
+
+import pytest
+
+from jaxctx.engine.core.forward_pass import CustomMaskForward
+from jaxctx.engine.scheduler.scheduler_output import RequestFailed, RequestFinished
+from jaxctx.errors import ResourceExhausted
+from jaxctx.types import ForwardOutput
+
+
+def rows_of(batch):
+    return [(each.request, each.first_row, each.rows, each.position) for each in batch.scheduled]
+
+
+def test_nothing_to_do_is_no_batch_and_no_event(harness) -> None:
+    decided = harness.schedule()
+    assert decided.batch is None
+    assert (*decided.events, *decided.slots_to_load) == ()
+    assert harness.scheduler.num_in_flight == 0
+
+
+def test_a_prompt_is_computed_in_chunks_of_what_a_step_holds(harness) -> None:
+    fill = harness.fill(list(range(20)))
+    assert harness.scheduler.submit(fill) == ()
+    assert rows_of(harness.step()) == [(fill, 0, 16, 0)]
+    last = harness.step()
+    assert rows_of(last) == [(fill, 0, 4, 16)]
+    assert not last.scheduled[0].output_positions  # a fill samples nothing
+    assert fill.context.seq_len == fill.prompt_end == 20
+
+
+def test_decoding_rows_come_before_prompt_chunks(harness) -> None:
+    decoding, fill = harness.generation([1, 2], 8), harness.fill(list(range(100, 130)))
+    harness.scheduler.submit(decoding)
+    harness.step()
+    harness.scheduler.submit(fill)
+    batch = harness.schedule().batch
+    assert rows_of(batch) == [(decoding, 0, 1, 2), (fill, 1, 15, 0)]
+    assert list(batch.scheduled[0].output_positions) == [2]
+
+
+def test_samples_are_numbered_through_the_step(harness) -> None:
+    requests = [harness.generation([k, k, k], 4) for k in range(3)]
+    for request in requests:
+        harness.scheduler.submit(request)
+    batch = harness.schedule().batch
+    assert [each.sample_offset for each in batch.scheduled] == [0, 1, 2]
+    assert [list(each.output_positions) for each in batch.scheduled] == [[2], [2], [2]]
+
+
+def test_steps_are_made_ahead_of_results_up_to_the_last_sample(harness) -> None:
+    request = harness.generation([1, 2, 3], 2)
+    harness.scheduler.submit(request)
+    assert harness.schedule().batch is not None
+    assert harness.schedule().batch is not None  # its token is still on the device
+    assert harness.schedule().batch is None  # both samples were sent
+    assert harness.scheduler.num_in_flight == 2
+
+
+def test_results_of_a_request_that_ended_are_not_wanted(harness) -> None:
+    ended, stays = harness.fill([1, 2, 3]), harness.fill([4, 5, 6])
+    for request in (ended, stays):
+        harness.scheduler.submit(request)
+    batch = harness.schedule().batch
+    harness.scheduler.end(ended)
+    assert [each.request for each in harness.scheduler.process_output(batch)] == [stays]
+    assert ended.context.seq_len == 0
+    assert harness.scheduler.writer_of(ended.context) is None
+
+
+def test_only_requests_with_history_load_their_slot(harness) -> None:
+    plain, penalised = harness.generation([1, 2], 4), harness.generation([3, 4], 4, frequency_penalty=0.5)
+    for request in (plain, penalised):
+        harness.scheduler.submit(request)
+    assert harness.schedule().slots_to_load == [penalised]
+    assert harness.schedule().slots_to_load == ()
+
+
+def test_custom_mask_rows_have_steps_of_their_own(harness) -> None:
+    request = harness.fill([1, 2, 3, 4, 5, 6])
+    request.forward = CustomMaskForward(0, {index: ForwardOutput(index=index, top=1) for index in (3, 4, 5)})
+    harness.scheduler.submit(request)
+    standard, first, second = harness.step(), harness.step(), harness.step()
+    assert rows_of(standard) == [(request, 0, 3, 0)]
+    assert (standard.outputs, standard.wants_logits) == (0, False)
+    assert rows_of(first) == [(request, 0, 2, 3)]  # one compiled forward has two outputs here
+    assert (first.outputs, first.wants_logits, first.scheduled[0].output_positions) == (2, True, [3, 4])
+    assert rows_of(second) == [(request, 0, 1, 5)]
+
+
+def test_a_reader_that_is_behind_pauses_its_request_only(harness) -> None:
+    slow, fast = harness.generation([1, 2], 8), harness.generation([3, 4], 8)
+    for request in (slow, fast):
+        harness.scheduler.submit(request)
+    harness.step()
+    slow.reply.behind = True
+    assert [each.request for each in harness.step().scheduled] == [fast]
+    slow.reply.behind = False
+    assert [each.request for each in harness.step().scheduled] == [slow, fast]
+
+
+def test_an_opening_whose_pages_are_all_there_finishes_without_a_row(harness) -> None:
+    harness.context(list(range(8)), computed=True)
+    opening = harness.fill(list(range(8)), compute_to=8)
+    harness.scheduler.submit(opening)
+    decided = harness.schedule()
+    assert decided.batch is None
+    assert decided.events == [RequestFinished(opening)]
+    assert opening.ended
+    assert opening.resident_tokens == 8
+
+
+def test_what_never_fits_is_refused_and_nothing_has_changed(harness) -> None:
+    with pytest.raises(ResourceExhausted) as error:
+        harness.scheduler.submit(harness.generation([1] * 10, 60))
+    assert error.value.reason == "NEVER_FITS"
+    assert len(harness.scheduler.requests()) == 0
+
+
+def test_a_full_queue_is_an_event_for_the_tenant_that_fills_it(harness) -> None:
+    greedy = [harness.fill([k], tenant="greedy") for k in range(4)]
+    for request in greedy:
+        assert harness.scheduler.submit(request) == ()
+    with pytest.raises(ResourceExhausted) as error:
+        harness.scheduler.submit(harness.fill([9], tenant="greedy"))
+    assert error.value.reason == "QUEUE_FULL"
+    (event,) = harness.scheduler.submit(harness.fill([9], tenant="other"))
+    assert isinstance(event, RequestFailed)
+    assert (event.request, event.error.reason, event.never_ran) == (greedy[-1], "QUEUE_FULL", True)
+    assert harness.scheduler.waiting == 4
+
+
+def test_a_request_that_is_too_late_fails_by_an_event_of_the_review(harness) -> None:
+    late = harness.generation([1, 2], 8, timeout_s=5.0)
+    blocker = [harness.generation([k], 8) for k in range(3, 7)]
+    for request in blocker:
+        harness.scheduler.submit(request)
+    harness.schedule()
+    for _ in range(20):
+        harness.scheduler.step_costs.observe(harness.now, 0.1, decoding=4, tokens=4, prompt_rows=0)
+    harness.scheduler.submit(late)
+    assert harness.scheduler.review(harness.now) == ()  # it need not be asked yet
+    harness.now += 4.9
+    (event,) = harness.scheduler.review(harness.now)
+    assert (event.request, event.error.reason) == (late, "DEADLINE_UNREACHABLE")
+
+
+def test_accepted_drafts_take_the_request_on(make_scheduler) -> None:
+    harness = make_scheduler()
+    request = harness.generation([1, 2, 3], 6)
+    harness.scheduler.submit(request)
+    batch = harness.step()
+    harness.scheduler.update_acceptance(batch.scheduled[0], 0)
+    assert (request.next_position, request.dispatch_end) == (3, 4)
+    stats = harness.scheduler.stats()
+    assert (stats.running, stats.waiting, stats.tokens_computed) == (1, 0, 3)
