@@ -39,6 +39,9 @@ ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all s
 class Nobody(ResultFuture):
     """Reads along, and keeps nothing."""
 
+    def __init__(self) -> None:
+        """There is no loop whose future would have to be set."""
+
     def done(self, result: Any) -> None:
         pass
 
