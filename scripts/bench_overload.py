@@ -44,6 +44,7 @@ from jaxctx.errors import JaxctxError
 from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
+from jaxctx.v1.generation_pb2 import SamplingParams
 
 START_TIMEOUT_S = 600.0
 SERVICE = b"jaxctx.v1.ContextService"  # serves once the model is loaded
@@ -106,7 +107,10 @@ class Caller:
             text = f"# module number {random.randrange(10**9)}\nimport "
             await self._stub.Fill(pb.FillRequest(context_id=context_id, text=text, defer=True), **options)
             generate = pb.GenerateRequest(
-                context_id=context_id, max_tokens=self._max_tokens, sampling={"temperature": 0}, ignore_eos=True
+                context_id=context_id,
+                max_tokens=self._max_tokens,
+                sampling=SamplingParams(temperature=0),
+                ignore_eos=True,
             )
             sent = time.perf_counter()
             left = {"metadata": self._metadata, "timeout": max(0.001, until - sent)}
@@ -189,7 +193,7 @@ def server(command: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _wait_until_ready(process: subprocess.Popen[bytes], target: str, log: Any) -> None:
     end = time.monotonic() + START_TIMEOUT_S
     with grpc.insecure_channel(target) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
         while time.monotonic() < end and process.poll() is None:
             with contextlib.suppress(grpc.RpcError):
                 if check(b"\x0a" + bytes([len(SERVICE)]) + SERVICE, timeout=1.0) == b"\x08\x01":  # SERVING

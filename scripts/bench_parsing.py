@@ -25,6 +25,7 @@ import grpc
 import jaxctx
 from jaxctx.rpc import CHANNEL_OPTIONS
 from jaxctx.v1.context_service_pb2 import FillRequest, ForwardRequest
+from jaxctx.v1.forward_pb2 import AttentionMask
 
 MOST = 4_194_240  # entries of two bytes in a message of 8 MiB
 SERVICE = "/jaxctx.v1."
@@ -34,7 +35,8 @@ STREAM_TOKENS = 400  # of one output; then comes the next
 
 def attacks() -> dict[str, tuple[str, bytes]]:
     """Methods and messages. The last two are such as a valid request may be, of a context that there is not."""
-    masks = ForwardRequest(context_id="none", tokens=[1] * 1000, masks=[{"bounds": range(128)} for _ in range(1000)])
+    bounds = [AttentionMask(bounds=range(128)) for _ in range(1000)]
+    masks = ForwardRequest(context_id="none", tokens=[1] * 1000, masks=bounds)
     text = FillRequest(context_id="none", text="é" * (1 << 20))
     return {
         "SubmitCall.parameters": ("SessionService/SubmitCall", b"\x22\x00" * MOST),
@@ -55,7 +57,7 @@ async def attack(address: str, name: str, rate: float, connections: int) -> None
     async def send(number: int) -> None:
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("number", number)]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
-            call = channel.unary_unary(SERVICE + method)
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SERVICE + method)
             due = time.monotonic()
             while True:
                 with suppress(grpc.aio.AioRpcError):

@@ -6,7 +6,7 @@
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
 and reads the last variable. With `--own-url` a client also drives the same calls by the OpenAI API (`/v1/completions`;
-needs the extra [bench]) through a `scripts/openai_gateway.py` to our server, and with `--peer-url` against another
+needs the extra [bench]) through `jaxctx-serve http` to our server, and with `--peer-url` against another
 server, of the same model. `--delays` are seconds that every exchange with the server takes besides: once a call for
 the client; for a program once for all submissions, which go together, and once for the reading. All are greedy, and of
 equal lengths and texts: in every round first the client, then those by the OpenAI API, then the program, as the server
@@ -23,13 +23,17 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 
 import jaxctx
 from jaxctx.v1 import session_service_pb2 as pb
+from jaxctx.v1.generation_pb2 import SamplingParams
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+
+if TYPE_CHECKING:
+    from jaxctx.v1.session_service_pb2_grpc import SessionServiceAsyncStub
 
 CHAIN, MAPS, TURNS = 20, 16, 8
 TOKENS = 16  # of every output
@@ -88,16 +92,19 @@ class Output(str):
 class Program:
     """Calls are submitted, and run when a text is asked for."""
 
-    def __init__(self, stub: SessionServiceStub, session_id: str, delay_s: float) -> None:
+    def __init__(self, stub: SessionServiceAsyncStub, session_id: str, delay_s: float) -> None:
         self._stub, self._session_id, self._delay_s = stub, session_id, delay_s
 
     async def call(self, *prompt: Any) -> Output:
         template, parameters = prompt[0], []
         for n, part in enumerate(prompt[1:]):
-            value = {"variable_id": part} if isinstance(part, Output) else {"text": part}
-            parameters.append(pb.Parameter(name=f"p{n}", **value))
+            is_output = isinstance(part, Output)
+            parameter = (
+                pb.Parameter(name=f"p{n}", variable_id=part) if is_output else pb.Parameter(name=f"p{n}", text=part)
+            )
+            parameters.append(parameter)
             template += f"{{{{p{n}}}}}"
-        settings = pb.CallOutput(max_tokens=TOKENS, sampling={"temperature": 0}, ignore_eos=True)
+        settings = pb.CallOutput(max_tokens=TOKENS, sampling=SamplingParams(temperature=0), ignore_eos=True)
         parameters.append(pb.Parameter(name="out", output=settings))
         request = pb.SubmitCallRequest(
             session_id=self._session_id, template=template + "{{out}}", parameters=parameters
@@ -154,7 +161,8 @@ async def measure(target: str, rounds: int, delays: list[float], *, only: str = 
     print(f"{'':24}{'delay':>8}{'program':>9}{'rival':>9}{'':>8}{'ratio':>8}{'smallest':>10}{'largest':>9}")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(jaxctx.aio.Client(target))
-        stub = SessionServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(target)))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
+        stub = cast("SessionServiceAsyncStub", SessionServiceStub(channel))
         asked = {kind: await stack.enter_async_context(asking(url)) for kind, url in urls.items() if url}
         for name, workload in ((name, work) for name, work in WORKLOADS.items() if name.startswith(only)):
             for delay_s in delays:

@@ -26,7 +26,7 @@ def measure(rows: int, vocab_size: int, spread: float, options: dict[str, float]
     """Median milliseconds, state donated as the step does."""
     step = jax.jit(lambda x, words, slots, state: sample(x, unpack_rows(words), slots, state), donate_argnums=3)
     logits = jax.random.normal(jax.random.key(0), (rows, vocab_size)) * spread
-    words = jnp.asarray(np.stack([row_words(seed=i, position=i, **options) for i in range(rows)]))  # type: ignore[arg-type]
+    words = jnp.asarray(np.stack([row_words(seed=i, position=i, **options) for i in range(rows)]))
     slots, state = jnp.arange(rows), slot_state(rows, vocab_size)
     times = []
     for _ in range(repeats):

@@ -118,8 +118,8 @@ def main() -> None:
                 neighbour.stopped = True
                 thread.join()
     result = {"tokens": arguments.tokens, "rounds": arguments.rounds, "size_bytes": saved.size_bytes}
-    for name, spans in (("fill", fills), *((kind, alone[kind]) for kind in kinds)):
-        seconds = [stop - start for start, stop in spans]
+    for name, measured in {"fill": fills, **{kind: alone[kind] for kind in kinds}}.items():
+        seconds = [stop - start for start, stop in measured]
         result |= {f"{name}_s": statistics.median(seconds), f"{name}_spread_s": max(seconds) - min(seconds)}
         spread_s = max(seconds) - min(seconds)
         print(f"{name:6} {statistics.median(seconds):8.3f} s  (n {len(seconds)}, spread {spread_s:.3f} s)")

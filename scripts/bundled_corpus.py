@@ -83,7 +83,7 @@ def split_spaces(tokenizer: Tokenizer, ids: Ids, rate: float, rng: np.random.Gen
 
     A fraction `rate` of the tokens that are a space and a word become two; white space before takes the space in.
     """
-    text = [tokenizer.id_to_token(i) for i in range(VOCAB_SIZE)]
+    text = [tokenizer.id_to_token(i) or "" for i in range(VOCAB_SIZE)]
     ids_of = {token: i for i, token in enumerate(text)}
     space = "Ġ"  # as byte-level BPE writes it
     word = np.array([ids_of.get(t[1:], -1) if t[0] == space and t[1:2] not in ("", space) else -1 for t in text])

@@ -80,7 +80,8 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
 
         def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
-            return attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
+            output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
+            return output
 
         stored = jax.tree.map(lambda array: struct(array.shape, array.dtype), pool)
         query = struct((rows, KV_HEADS * group, dim), jnp.bfloat16)

@@ -6,25 +6,26 @@ Not for serving: the scores of a sequence are materialised.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DenseCausal:
-    """A `KVAccess` whose rows are `sequences` sequences of equal length, one after the other, each from its start.
+    """An `AttentionBackend` whose rows are `sequences` sequences of equal length, one after the other, each from its
+    start.
 
     Row r of a sequence sees rows 0..r of the same sequence. Rows are a multiple of `sequences`. Differentiable.
     """
 
     sequences: int = 1
-    looped: ClassVar[bool] = False
-    pools: ClassVar[None] = None
+    looped: bool = False
+    pools: Any = None
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         rows, heads, head_dim = q.shape
         kv_heads, length = k.shape[1], rows // self.sequences
         q = q.reshape(self.sequences, length, kv_heads, heads // kv_heads, head_dim)

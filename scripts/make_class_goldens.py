@@ -133,8 +133,8 @@ def window(family: str, config: Any) -> int | None:
     if family == "Llama":
         return None
     if family == "Mistral":
-        return config.sliding_window
-    return config.sliding_window if SLIDING in config.layer_types else None
+        return int(config.sliding_window)
+    return int(config.sliding_window) if SLIDING in config.layer_types else None
 
 
 def main() -> None:

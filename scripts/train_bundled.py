@@ -99,7 +99,8 @@ def loss_of(model: DecoderModel, sequences: int) -> Callable[[Params, jax.Array]
         positions = jnp.tile(jnp.arange(windows.shape[1] - 1, dtype=jnp.int32), sequences)
         hidden = model.hidden(flat, windows[:, :-1].reshape(-1), positions, DenseCausal(sequences))
         targets = windows[:, 1:].reshape(-1)
-        return optax.softmax_cross_entropy_with_integer_labels(model.logits(flat, hidden), targets).mean()
+        losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(model.logits(flat, hidden), targets)
+        return losses.mean()
 
     return loss
 
@@ -166,7 +167,8 @@ def train(work: Path) -> None:
 
 def save(work: Path, params: Params, losses: list[float], elapsed_s: float) -> None:
     partial = work / "params.partial.npz"
-    np.savez(partial, **{name: np.asarray(value) for name, value in params.items()})
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in params.items()}
+    np.savez(partial, **arrays)
     partial.replace(work / "params.npz")
     record = {"steps": len(losses), "planned_steps": STEPS, "elapsed_s": round(elapsed_s), "losses": losses}
     (work / "losses.json").write_text(json.dumps(record), "utf-8")

@@ -54,6 +54,7 @@ class Command:
     class_name: str
     description: str
     settings: list[Setting]
+    has_server_settings: bool  # it inherits those of the server
 
 
 def write_page(source: Path, target: Path) -> None:
@@ -106,7 +107,8 @@ def read_command(node: ast.stmt, constants: Constants) -> Command:
     keyword_only = any("kw_only=True" in ast.unparse(each) for each in node.decorator_list)
     if keyword_only or is_positional:  # without a mark all of them are flags
         settings = [Setting(s.name, s.type, s.default, s.description, False) for s in settings]
-    return Command(node.name, ast.get_docstring(node) or "", settings)
+    has_server_settings = any(ast.unparse(base) == DEFAULT_COMMAND for base in node.bases)
+    return Command(node.name, ast.get_docstring(node) or "", settings, has_server_settings)
 
 
 def docstring_after(body: list[ast.stmt], place: int) -> str:
@@ -133,6 +135,7 @@ def type_text(annotation: ast.expr, constants: Constants) -> str:
         if kind == "Literal":
             return ", ".join(f"`{each.value!s}`" for each in arguments if isinstance(each, ast.Constant))
     names = {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no", "Path": "path"}
+    names["tuple[str, ...]"] = "words"
     name = ast.unparse(annotation)
     if name in constants:
         return type_text(constants[name], constants)
@@ -159,6 +162,8 @@ def number_text(number: ast.expr, constants: Constants) -> str:
 
 def default_text(value: ast.expr) -> str:
     """A default as a user would write it."""
+    if isinstance(value, ast.Tuple) and not value.elts:
+        return "none"
     if not isinstance(value, ast.Constant):
         return "see the description" if isinstance(value, ast.Call) else f"`{ast.unparse(value)}`"
     if value.value is None:
@@ -180,7 +185,7 @@ def section(command: Command) -> Iterator[str]:
     yield escape(command.description)
     yield ""
     if not command.settings:
-        yield "Its settings are those of a server."
+        yield "Its settings are those of a server." if command.has_server_settings else "It has no settings."
         yield ""
         return
     yield "| setting | value | default | meaning |"

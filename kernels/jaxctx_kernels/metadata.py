@@ -22,7 +22,12 @@ is numpy only; it never touches a device and never sees a token, key or value.
       find_shared_prefixes     page tree → prefix ranges
       write_row_order          sorted rows ↔ rows of the batch
       write_page_list          pages of the prefix ranges, one after the other
-      write_items              prefix ranges → items (`split_items`), sorted by their class
+      write_items
+        assign_classes         prefix ranges → pieces, each for items of one class
+        split_items            pieces → items, sorted by their class
+
+This runs on the host before every step, so it has to be fast. Loops over segments and ranges append to a list for each
+field, which costs less than an object for each range. What concerns items is computed by numpy for all items at once.
 
 The idea of one read per shared prefix with partials merged by log-sum-exp: Hydragen (arXiv 2402.05099), FlashInfer's
 cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2025).
@@ -31,7 +36,8 @@ cascade attention (arXiv 2501.01005), DeFT (arXiv 2404.00242), FastTree (MLSys 2
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -40,6 +46,7 @@ from numpy.typing import NDArray
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+INT32 = np.dtype(np.int32)
 KernelName: TypeAlias = Literal["reference", "gpu", "tpu"]
 
 
@@ -75,7 +82,7 @@ TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
 }
 SHARE_TOKENS = 256  # a shared node of the page tree is read once if that saves reading this many tokens
 TILE_COST_ROWS = 8  # starting a tile costs about as much as computing this many rows
-MANY_SEQUENCES = -1  # position of a prefix range whose rows belong to several sequences
+MANY_SEQUENCES = 2**31 - 1  # position of a prefix range whose rows belong to several sequences; past any token
 
 
 class MetadataOverflow(Exception):
@@ -97,8 +104,7 @@ class Segment:
     pages: Int32s
 
 
-@dataclass(frozen=True, slots=True)
-class ItemClass:
+class ItemClass(NamedTuple):
     """Items of a class have up to `pages` pages and are computed `rows` rows at a time, in tiles if they have more.
 
     Items of one row are computed several at a time: as many as the first number of `lanes` says. Where fewer items are
@@ -152,46 +158,44 @@ class AttentionMetadata(NamedTuple):
     pages: Any  # [entries]
 
 
-class PrefixRange(NamedTuple):
-    """A node of the page tree with the rows that read it: `rows` sorted rows over `pages`."""
+class PrefixRanges(NamedTuple):
+    """Nodes of the page tree with the rows that read them. A list for each field, with an entry for each range."""
 
-    first_row: int
-    rows: int
-    first_token: int  # position of the first token of `pages`
-    stop_token: int  # no row sees a token at this position or later
-    position: int  # of the first row, where all rows belong to one sequence; else MANY_SEQUENCES
-    pages: Int32s
-
-
-class Subtree(NamedTuple):
-    """Part of the page tree that is still to be visited: sorted segments that share their first `depth` pages."""
-
-    first: int
-    stop: int
-    depth: int  # pages that are already in a prefix range
+    first_row: list[int]  # sorted row
+    rows: list[int]
+    first_token: list[int]  # position of the first token of the range's pages
+    stop_token: list[int]  # no row sees a token at this position or later
+    position: list[int]  # of the first row, where all rows belong to one sequence; else MANY_SEQUENCES
+    pages: list[Int32s]
 
 
 class NumberedClass(NamedTuple):
-    """An item class of one width: its place in `MetadataShape.classes`, and its pages."""
+    """An item class among those of its width."""
 
-    number: int
+    number: int  # its place in `MetadataShape.classes`
     pages: int
+    may_lack: int  # pages that the last of several items may lack
 
 
 class Pieces(NamedTuple):
     """Consecutive pages of prefix ranges, each piece to be split evenly into items of one class.
 
-    A list for each field, with an entry for each piece: numpy makes arrays of these faster than of many tuples.
+    Each field is a list with an entry for each piece, or an array of them. See also the fields of `PrefixRanges`.
     """
 
-    first_row: list[int]
-    rows: list[int]
-    first_token: list[int]
-    stop_token: list[int]
-    position: list[int]
-    pages: list[int]
-    items: list[int]
-    class_number: list[int]
+    first_row: Any
+    rows: Any
+    first_token: Any
+    stop_token: Any  # of the range
+    position: Any
+    first_entry: Any  # of the page list
+    pages: Any
+    items: Any
+    class_number: Any  # place in `MetadataShape.classes`
+
+
+ITEM_COUNT = Pieces._fields.index("items")
+CLASS_NUMBER = Pieces._fields.index("class_number")
 
 
 def metadata_shape(
@@ -203,7 +207,7 @@ def metadata_shape(
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
     node it lies in, and once more for each further reader where its node is not shared; a node that is not shared saves
     less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are split into items
-    that are full but for the last, or for one long item's half of its width (see `split_items`). Hence
+    that are full but for the last, or for one long item's half of its width (see `assign_classes`). Hence
 
         pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
         items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (shorter items in half a long one)
@@ -253,16 +257,18 @@ def most_short_items(classes: Sequence[ItemClass]) -> int:
 
 def unpack_metadata(shape: MetadataShape, packed: Any) -> AttentionMetadata:
     """Views into what `build_attention_metadata` packs. `packed`: int32 `[shape.size()]`, of numpy or JAX."""
-    sizes = (len(shape.classes), shape.rows, shape.rows, shape.rows, ITEM_FIELDS * shape.items, shape.pages)
-    parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    class_ends, sorted_to_batch, batch_to_sorted, visible_tokens, items, pages = parts
+    sorted_to_batch = len(shape.classes)  # where each part begins
+    batch_to_sorted = sorted_to_batch + shape.rows
+    visible_tokens = batch_to_sorted + shape.rows
+    items = visible_tokens + shape.rows
+    pages = items + ITEM_FIELDS * shape.items
     return AttentionMetadata(
-        class_ends=class_ends,
-        sorted_to_batch=sorted_to_batch,
-        batch_to_sorted=batch_to_sorted,
-        visible_tokens=visible_tokens,
-        items=items.reshape(ITEM_FIELDS, shape.items),
-        pages=pages,
+        class_ends=packed[:sorted_to_batch],
+        sorted_to_batch=packed[sorted_to_batch:batch_to_sorted],
+        batch_to_sorted=packed[batch_to_sorted:visible_tokens],
+        visible_tokens=packed[visible_tokens:items],
+        items=packed[items:pages].reshape(ITEM_FIELDS, shape.items),
+        pages=packed[pages : pages + shape.pages],
     )
 
 
@@ -272,28 +278,30 @@ def build_attention_metadata(segments: Sequence[Segment], shape: MetadataShape, 
     Rows of no segment see nothing. Raises MetadataOverflow if the batch is no tree of pages (see `metadata_shape`) and
     ValueError if segments overlap, leave the batch or lack pages; `out` is undefined then.
     """
-    if out.shape != (shape.size(),) or out.dtype != np.int32:
+    if out.shape != (shape.size(),) or out.dtype != INT32:
         raise ValueError(f"out must be int32 [{shape.size()}]")
     check_segments(segments, shape)
     segments, used_pages = sort_by_pages(segments, shape.page_size)
     ranges = find_shared_prefixes(segments, used_pages, shape)
     metadata = unpack_metadata(shape, out)
     write_row_order(segments, metadata)
-    write_page_list(ranges, shape, metadata.pages)
+    write_page_list(ranges.pages, shape, metadata.pages)
     write_items(ranges, shape, metadata)
 
 
 def check_segments(segments: Sequence[Segment], shape: MetadataShape) -> None:
     """Raise ValueError for what would otherwise be silently wrong data."""
     end = 0
+    page_size = shape.page_size
     for s in sorted(segments, key=attrgetter("first_row")):
-        if s.rows < 1 or s.position < 0:
-            raise ValueError(f"a segment has {s.rows} rows at position {s.position}")
+        rows, position, pages = s.rows, s.position, s.pages
+        if rows < 1 or position < 0:
+            raise ValueError(f"a segment has {rows} rows at position {position}")
         if s.first_row < end:
             raise ValueError(f"row {s.first_row} is negative or belongs to two segments")
-        if len(s.pages) * shape.page_size < s.position + s.rows or s.pages.dtype != np.int32:
-            raise ValueError(f"{len(s.pages)} pages of {s.pages.dtype} for {s.position + s.rows} tokens")
-        end = s.first_row + s.rows
+        if len(pages) * page_size < position + rows or pages.dtype != INT32:
+            raise ValueError(f"{len(pages)} pages of {pages.dtype} for {position + rows} tokens")
+        end = s.first_row + rows
     if end > shape.rows:
         raise ValueError(f"segments take {end} rows, the step has {shape.rows}")
 
@@ -302,53 +310,52 @@ def sort_by_pages(segments: Sequence[Segment], page_size: int) -> tuple[list[Seg
     """Segments in an order that makes sharers of leading pages neighbours, and how many pages each of them reads."""
     used = [-(-(s.position + s.rows) // page_size) for s in segments]
     # Any order of page ids will do, so that comparing their bytes is enough.
-    order = sorted(range(len(segments)), key=lambda i: segments[i].pages[: used[i]].tobytes())
+    keys = [s.pages[:count].tobytes() for s, count in zip(segments, used, strict=True)]
+    order = sorted(range(len(segments)), key=keys.__getitem__)
     return [segments[i] for i in order], [used[i] for i in order]
 
 
-def find_shared_prefixes(
-    segments: Sequence[Segment], used_pages: Sequence[int], shape: MetadataShape
-) -> list[PrefixRange]:
+def find_shared_prefixes(segments: Sequence[Segment], used_pages: Sequence[int], shape: MetadataShape) -> PrefixRanges:
     """Walk the page tree of sorted segments, and decide which nodes are read once for all segments below them.
 
     A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages go to its children.
     """
+    page_size, share_tokens = shape.page_size, shape.share_tokens
     common = common_with_previous(segments, used_pages)
-    first_row = list(accumulate((s.rows for s in segments), initial=0))  # sorted row of each segment, and of the end
+    sorted_row = list(accumulate([s.rows for s in segments], initial=0))  # first of each segment, and the end
     stop_token = [s.position + s.rows for s in segments]
-    ranges = []
-    todo = [Subtree(0, len(segments), 0)] if segments else []
+    ranges = PrefixRanges([], [], [], [], [], [])
+    # Subtrees still to be visited: sorted segments first .. stop - 1. Their first `depth` pages are the same, and in a
+    # range already.
+    todo = [(0, len(segments), 0)] if segments else []
     while todo:
         first, stop, depth = todo.pop()
         segment = segments[first]
         if stop - first == 1:  # a leaf
-            ranges.append(
-                PrefixRange(
-                    first_row=first_row[first],
-                    rows=segment.rows,
-                    first_token=depth * shape.page_size,
-                    stop_token=stop_token[first],
-                    position=segment.position,
-                    pages=segment.pages[depth : used_pages[first]],
-                )
-            )
+            if depth < used_pages[first]:
+                ranges.first_row.append(sorted_row[first])
+                ranges.rows.append(segment.rows)
+                ranges.first_token.append(depth * page_size)
+                ranges.stop_token.append(stop_token[first])
+                ranges.position.append(segment.position)
+                ranges.pages.append(segment.pages[depth : used_pages[first]])
             continue
         shared = min(common[first + 1 : stop])  # pages that all of these segments begin with
-        if (stop - first - 1) * (shared - depth) * shape.page_size >= shape.share_tokens:
-            ranges.append(
-                PrefixRange(
-                    first_row=first_row[first],
-                    rows=first_row[stop] - first_row[first],
-                    first_token=depth * shape.page_size,
-                    stop_token=max(stop_token[first:stop]),
-                    position=MANY_SEQUENCES,
-                    pages=segment.pages[depth:shared],
-                )
-            )
+        if shared > depth and (stop - first - 1) * (shared - depth) * page_size >= share_tokens:
+            ranges.first_row.append(sorted_row[first])
+            ranges.rows.append(sorted_row[stop] - sorted_row[first])
+            ranges.first_token.append(depth * page_size)
+            ranges.stop_token.append(max(stop_token[first:stop]))
+            ranges.position.append(MANY_SEQUENCES)
+            ranges.pages.append(segment.pages[depth:shared])
             depth = shared
-        children = [first, *(i for i in range(first + 1, stop) if common[i] == shared), stop]
-        todo.extend(Subtree(begin, end, depth) for begin, end in pairwise(children))
-    return [each for each in ranges if len(each.pages)]
+        child = first  # first segment of the child that is not yet listed
+        for i in range(first + 1, stop):
+            if common[i] == shared:
+                todo.append((child, i, depth))
+                child = i
+        todo.append((child, stop, depth))
+    return ranges
 
 
 def common_with_previous(segments: Sequence[Segment], used_pages: Sequence[int]) -> list[int]:
@@ -364,134 +371,145 @@ def count_equal_leading(a: Int32s, b: Int32s, limit: int) -> int:
     """How many of the first `limit` entries are equal from the start on."""
     if a[0] != b[0]:
         return 0
-    differs = a[:limit] != b[:limit]
-    first = int(differs.argmax())
-    return first if differs[first] else limit
+    differs = (a[:limit] != b[:limit]).tobytes()  # a byte for each page; finding one is much faster than argmax
+    first = differs.find(1)
+    return first if first >= 0 else limit
 
 
 def write_row_order(segments: Sequence[Segment], metadata: AttentionMetadata) -> None:
     """Fill the order of sorted rows (rows of no segment last), its inverse, and how many tokens sorted rows see."""
-    rows = [*chain.from_iterable(range(s.first_row, s.first_row + s.rows) for s in segments)]
-    seen = [*chain.from_iterable(range(s.position + 1, s.position + s.rows + 1) for s in segments)]
-    total = len(metadata.visible_tokens)
-    metadata.visible_tokens[:] = seen + [0] * (total - len(seen))
-    metadata.sorted_to_batch[:] = rows + sorted({*range(total)}.difference(rows))
+    rows: list[int] = []
+    seen: list[int] = []
+    for s in segments:
+        if s.rows == 1:  # two appends cost a third of two ranges
+            rows.append(s.first_row)
+            seen.append(s.position + 1)
+        else:
+            rows.extend(range(s.first_row, s.first_row + s.rows))
+            seen.extend(range(s.position + 1, s.position + s.rows + 1))
+    total, used = len(metadata.visible_tokens), len(rows)
+    if used < total:
+        rows.extend(sorted(set(range(total)).difference(rows)))
+    metadata.sorted_to_batch[:] = rows
     metadata.batch_to_sorted[metadata.sorted_to_batch] = np.arange(total, dtype=np.int32)
+    metadata.visible_tokens[:used] = seen
+    metadata.visible_tokens[used:] = 0
 
 
-def write_page_list(ranges: Sequence[PrefixRange], shape: MetadataShape, pages: Int32s) -> None:
+def write_page_list(ranges: Sequence[Int32s], shape: MetadataShape, pages: Int32s) -> None:
     """Fill the page list with the pages of all ranges, and zeros for tiles that read past the last entry.
 
     Raises MetadataOverflow if they are too many, ValueError for a page id that is none.
     """
-    listed = sum(len(each.pages) for each in ranges)
-    spare = max(c.pages for c in shape.classes)  # a tile reads this many entries, wherever it starts
+    listed = sum(map(len, ranges))
+    spare = longest_item(shape.classes)  # a tile reads this many entries, wherever it starts
     if listed + spare > shape.pages:
         raise MetadataOverflow(f"{listed} page entries are more than a tree of {shape.pool_pages} pages can need")
     pages[listed : listed + spare] = 0
     if not ranges:
         return
-    np.concatenate([each.pages for each in ranges], out=pages[:listed])
+    np.concatenate(ranges, out=pages[:listed])
     if pages[:listed].min() < 0 or pages[:listed].max() >= shape.pool_pages:
         raise ValueError(f"a page id is not in 0 .. {shape.pool_pages - 1}")
 
 
-def write_items(ranges: Sequence[PrefixRange], shape: MetadataShape, metadata: AttentionMetadata) -> None:
+def write_items(ranges: PrefixRanges, shape: MetadataShape, metadata: AttentionMetadata) -> None:
     """Fill the items, sorted by their class, and where each class ends.
 
     Raises MetadataOverflow if they are too many.
     """
-    if not ranges:
-        metadata.class_ends[:] = 0
-        return
-    items, class_number = split_items(ranges, shape)
-    count = items.shape[1]
+    pieces = assign_classes(ranges, shape)
+    count = sum(pieces.items)
     if count > shape.items:
         raise MetadataOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
+    items, class_number = split_items(pieces, shape.page_size)
+    metadata.items[:, :count] = items
     metadata.class_ends[:] = np.bincount(class_number, minlength=len(shape.classes)).cumsum()
-    metadata.items[:, :count] = items[:, class_number.argsort(kind="stable")]
 
 
-def split_items(ranges: Sequence[PrefixRange], shape: MetadataShape) -> tuple[Int64s, Int64s]:
-    """Split prefix ranges into items that fit their class. Returns items `[ITEM_FIELDS, items]` and classes `[items]`.
-
-    The items of one piece have similar lengths. Rows of a prompt chunk that see nothing of an item are left out of it.
-    """
-    pieces = assign_classes(ranges, shape)
-    counts, pages = int64s(pieces.items), int64s(pieces.pages)
-    first_item, first_entry = counts.cumsum() - counts, pages.cumsum() - pages  # ranges are listed in order
-    piece = np.arange(len(counts)).repeat(counts)  # of each item; from here on all arrays are [items]
-    count, pages = counts[piece], pages[piece]
-    number = np.arange(len(piece)) - first_item[piece]  # of the item within its piece
-    begin = number * pages // count  # first page of the item, counted from the piece's first
-    end = (number + 1) * pages // count
-    first_token = int64s(pieces.first_token)[piece] + begin * shape.page_size
-    # Row r of a prompt chunk is at `position + r`, so that the first rows may end before the item's first token.
-    position = int64s(pieces.position)[piece]
-    unseeing_rows = np.maximum(first_token - position, 0) * (position != MANY_SEQUENCES)
-    items = Item(
-        first_row=int64s(pieces.first_row)[piece] + unseeing_rows,
-        rows=int64s(pieces.rows)[piece] - unseeing_rows,
-        first_entry=first_entry[piece] + begin,
-        tokens=np.minimum((end - begin) * shape.page_size, int64s(pieces.stop_token)[piece] - first_token),
-        first_token=first_token,
-    )
-    return np.array(items), int64s(pieces.class_number)[piece]
-
-
-def int64s(numbers: Sequence[int]) -> Int64s:
-    """An array of these numbers."""
-    return np.array(numbers, np.int64)
-
-
-def assign_classes(ranges: Sequence[PrefixRange], shape: MetadataShape) -> Pieces:
+def assign_classes(ranges: PrefixRanges, shape: MetadataShape) -> Pieces:
     """Cut each range into pieces, at most one for each class of its width.
 
     The class of the longest items takes as many pages as fill its items at least half, then the next shorter class, and
     so on; the class of the shortest items takes the rest.
     """
-    longest_first = classes_by_width(shape)
-    widths = list(longest_first)
-    pieces = Pieces([], [], [], [], [], [], [], [])
-    for each in ranges:
-        classes = longest_first[cheapest_width(each.rows, widths)]
-        first_token, pages_left = each.first_token, len(each.pages)
-        for item_class in classes:
-            # The rest needs its last item even if that is nearly empty; others only if it is half full.
-            is_shortest = item_class is classes[-1]
-            round_up = item_class.pages - 1 if is_shortest else item_class.pages // 2
-            items = (pages_left + round_up) // item_class.pages
+    page_size = shape.page_size
+    longest_first = classes_by_width(shape.classes)
+    widths = tuple(longest_first)
+    pieces = Pieces([], [], [], [], [], [], [], [], [])
+    first_entry = 0  # ranges are listed in order
+    for first_row, rows, first_token, stop_token, position, pages in zip(*ranges, strict=True):
+        pages_left = len(pages)
+        for item_class in longest_first[cheapest_width(rows, widths)]:
+            items = (pages_left + item_class.may_lack) // item_class.pages
             if items == 0:
                 continue
-            pages = min(pages_left, items * item_class.pages)
-            pieces.first_row.append(each.first_row)
-            pieces.rows.append(each.rows)
+            taken = min(pages_left, items * item_class.pages)
+            pieces.first_row.append(first_row)
+            pieces.rows.append(rows)
             pieces.first_token.append(first_token)
-            pieces.stop_token.append(each.stop_token)
-            pieces.position.append(each.position)
-            pieces.pages.append(pages)
+            pieces.stop_token.append(stop_token)
+            pieces.position.append(position)
+            pieces.first_entry.append(first_entry)
+            pieces.pages.append(taken)
             pieces.items.append(items)
             pieces.class_number.append(item_class.number)
-            first_token += pages * shape.page_size
-            pages_left -= pages
+            first_token += taken * page_size
+            first_entry += taken
+            pages_left -= taken
+            if pages_left == 0:
+                break
     return pieces
 
 
-def classes_by_width(shape: MetadataShape) -> dict[int, list[NumberedClass]]:
+def split_items(pieces: Pieces, page_size: int) -> tuple[Item, Int64s]:
+    """Split pieces evenly into items. Returns the items, int64 `[items]` a field, and their classes in rising order.
+
+    Rows of a prompt chunk that see nothing of an item are left out of it.
+    """
+    table = np.array(pieces, np.int64)  # [fields, pieces]
+    table = table.take(table[CLASS_NUMBER].argsort(kind="stable"), axis=1)  # sorting pieces also sorts their items
+    counts = table[ITEM_COUNT]
+    first_item = (counts.cumsum() - counts).repeat(counts)  # of the item's piece; from here on all arrays are [items]
+    piece = Pieces._make(table.repeat(counts, axis=1))
+    number = np.arange(len(first_item)) - first_item  # of the item within its piece
+    pages_before = number * piece.pages
+    begin = pages_before // piece.items  # first page of the item, counted from the piece's first
+    end = (pages_before + piece.pages) // piece.items
+    first_token = piece.first_token + begin * page_size
+    # Row r of a prompt chunk is at `position + r`, so that the first rows may end before the item's first token.
+    unseeing_rows = np.maximum(first_token - piece.position, 0)
+    items = Item(
+        first_row=piece.first_row + unseeing_rows,
+        rows=piece.rows - unseeing_rows,
+        first_entry=piece.first_entry + begin,
+        tokens=np.minimum((end - begin) * page_size, piece.stop_token - first_token),
+        first_token=first_token,
+    )
+    return items, piece.class_number
+
+
+@lru_cache(maxsize=64)
+def classes_by_width(classes: tuple[ItemClass, ...]) -> dict[int, tuple[NumberedClass, ...]]:
     """The classes of each number of rows, those of the longest items first. Keys are in rising order."""
-    by_width: dict[int, list[NumberedClass]] = {}
-    for number, item_class in enumerate(shape.classes):
-        by_width.setdefault(item_class.rows, []).insert(0, NumberedClass(number, item_class.pages))
+    by_width: dict[int, tuple[NumberedClass, ...]] = {}
+    for number, item_class in enumerate(classes):
+        pages = item_class.pages
+        # The shortest class takes the rest, even if that is nearly nothing; another's last item is at least half full.
+        may_lack = pages // 2 if item_class.rows in by_width else pages - 1
+        by_width[item_class.rows] = (NumberedClass(number, pages, may_lack), *by_width.get(item_class.rows, ()))
     return by_width
 
 
-def cheapest_width(rows: int, widths: Sequence[int]) -> int:
+@lru_cache(maxsize=4096)
+def cheapest_width(rows: int, widths: tuple[int, ...]) -> int:
     """Of the rising widths of classes, that which computes so many rows at the least cost; 1 only for a single row."""
     if rows == 1:
         return 1
-    best, best_cost = 0, 0
-    for width in widths[1:]:
-        cost = -(-rows // width) * (width + TILE_COST_ROWS)
-        if not best or cost < best_cost:
-            best, best_cost = width, cost
-    return best
+    return min(widths[1:], key=lambda width: -(-rows // width) * (width + TILE_COST_ROWS))
+
+
+@lru_cache(maxsize=64)
+def longest_item(classes: tuple[ItemClass, ...]) -> int:
+    """The most pages of an item of any class."""
+    return max(c.pages for c in classes)

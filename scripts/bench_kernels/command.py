@@ -18,10 +18,10 @@ from pathlib import Path
 
 import jax
 
-from bench_kernels.attention import Attention, Layer, batches, random_pools, scattered
+from bench_kernels.attention import Attention, Layer, Reading, batches, random_pools, scattered
 from bench_kernels.report import as_json, machine, plot, results, table
 from bench_kernels.steps import TINY, Sizes, Steps
-from bench_kernels.timing import ceilings, measure
+from bench_kernels.timing import Work, ceilings, measure
 from jaxctx.model.weights import read_config
 
 SHAPES = Path(__file__).parents[1] / "shapes"
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def progress(what: str) -> None:
         print(what, file=sys.stderr, flush=True)
 
-    works = [
+    works: list[tuple[Work, Reading | None]] = [
         (work, None) for work in ceilings(*((1 << 16, 64) if settings.tiny else CPU_CEILINGS if on_cpu else CEILINGS))
     ]
     for batch in chosen:

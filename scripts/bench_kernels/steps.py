@@ -157,6 +157,7 @@ class Steps:
         return packed
 
     def _run(self, compiled: jax.stages.Compiled, packed: jax.Array) -> jax.Array:
+        output: jax.Array
         self._pools, self._state, output, _ = compiled(self._params, self._pools, self._state, packed)
         return output
 
@@ -167,4 +168,5 @@ def random_like(struct: jax.ShapeDtypeStruct) -> jax.Array:
     page = jax.random.normal(jax.random.key(0), (heads, 1, size, dim), jnp.bfloat16)
     page = jax.lax.bitcast_convert_type(page, jnp.uint16) if struct.dtype == jnp.uint16 else page.astype(struct.dtype)
     array = jnp.broadcast_to(page, struct.shape)
-    return jax.device_put(array, struct.sharding)
+    placed: jax.Array = jax.device_put(array, struct.sharding)
+    return placed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
@@ -19,6 +19,10 @@ from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
 if TYPE_CHECKING:
     import aiohttp
 
+    from jaxctx.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from jaxctx.v1.context_service_pb2_grpc import ContextServiceAsyncStub
+    from jaxctx.v1.model_service_pb2_grpc import ModelServiceAsyncStub
+
 REQUEST_TIMEOUT_S = 600.0
 GREEDY = generation_pb2.SamplingParams(temperature=0)
 
@@ -31,9 +35,9 @@ class JaxctxServer:
     """Ours. A request is one fresh context: created, filled, continued, closed."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._contexts = ContextServiceStub(channel)
-        self._models = ModelServiceStub(channel)
-        self._admin = AdminServiceStub(channel)
+        self._contexts = cast("ContextServiceAsyncStub", ContextServiceStub(channel))
+        self._models = cast("ModelServiceAsyncStub", ModelServiceStub(channel))
+        self._admin = cast("AdminServiceAsyncStub", AdminServiceStub(channel))
 
     async def model(self) -> model_service_pb2.Model:
         """The model it serves."""

@@ -8,6 +8,7 @@ over one copy of the text's KV, and then the summary; no answer travels to the c
 """
 
 import sys
+from typing import Any
 
 import jaxctx
 from jaxctx import Output
@@ -25,7 +26,7 @@ def main(target: str) -> None:
         line = Output(max_tokens=24, stop="\n")
         answers = [session.call(TEXT + "# {{question}}:{{answer}}", question=each, answer=line) for each in QUESTIONS]
         places = "".join(f"# {question}:{{{{a{n}}}}}\n" for n, question in enumerate(QUESTIONS))
-        inputs = {f"a{n}": answer for n, answer in enumerate(answers)}
+        inputs: dict[str, Any] = {f"a{n}": answer for n, answer in enumerate(answers)}
         summary = session.call(places + "# in short:{{summary}}", **inputs, summary=line)
 
         print("in short:", summary.output.get())

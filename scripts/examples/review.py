@@ -8,6 +8,7 @@ The reviewers' calls feed one call, so that they run together, as a group. On a 
 """
 
 import sys
+from typing import Any
 
 import jaxctx
 from jaxctx import Output, Variable
@@ -19,13 +20,15 @@ REVIEWERS = {"tester": "a test that fails", "reader": "what is hard to read", "u
 def main(target: str) -> None:
     with jaxctx.Client(target) as client, client.create_session() as session:
 
-        def agent(name: str, says: str, **inputs: Variable) -> Variable:
+        def agent(name: str, says: str, **inputs: Any) -> Variable:
             """What an agent says."""
             said = Output(max_tokens=32, temperature=0.7)
             return session.call(f"{says}\n# {name}:{{{{said}}}}", **inputs, said=said).output
 
         code = agent("author", TASK)
-        remarks = {name: agent(name, f"{TASK}{{{{code}}}}\n# {about}", code=code) for name, about in REVIEWERS.items()}
+        remarks: dict[str, Any] = {
+            name: agent(name, f"{TASK}{{{{code}}}}\n# {about}", code=code) for name, about in REVIEWERS.items()
+        }
         places = "".join(f"# {name}: {{{{{name}}}}}\n" for name in remarks)
         verdict = agent("editor", places + TASK, **remarks)
 

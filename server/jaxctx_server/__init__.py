@@ -1,6 +1,7 @@
 """The server of jaxctx, and the command that starts it.
 
     grpc/            the gRPC transport: one method an RPC
+    http/            HTTP beside a server: the OpenAI API, programs, the page (`jaxctx-serve http`)
     service/         what each call does, whatever its transport; the call pipeline: keys, limits, validation, errors
     validate/        the one validator of requests
     router/          the same services on a router, by the engines of other processes
@@ -12,6 +13,9 @@
     cli.py           `jaxctx-serve`; server.py one run of a server, from start to drain
     engine_builder.py  a model directory to a running engine
     cluster.py       what the servers of one cluster know each other by; an engine's registration with its router
+    deploy/          engines on a Ray cluster (`jaxctx-serve ray`), a manifest for Kubernetes
+    engine_bounds.py   how many engines `jaxctx-serve ray` may start
+    graph_svg.py     the graph of a session as a picture (`jaxctx-serve draw`)
     addresses.py     which addresses may be listened on
     errors.py, banner.py, progress.py, logs.py
                      exit statuses, and what the process prints

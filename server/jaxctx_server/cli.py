@@ -1,7 +1,9 @@
 """`jaxctx-serve`: the command line. Exit statuses are in `errors.py`.
 
-What takes long to import (gRPC, JAX) is imported only where it is needed, so that `--help` and mistakes are quick. What
-the server's extra brings is imported within `main`, which says what to install if it is missing.
+    main ──▶ read_config ──▶ run_command ──▶ one function for each command
+
+What takes long to import (gRPC, JAX) is imported by the command that needs it, so that `--help` and mistakes are quick.
+What the extra `server` brings is imported within `main`, which says what to install.
 """
 
 import asyncio
@@ -12,42 +14,45 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 
 if TYPE_CHECKING:
-    from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, ServeConfig
+    from jaxctx.engine.engine import LocalEngine
+    from jaxctx.model.text import ModelText
+    from jaxctx_server.config import (
+        Command,
+        CompileConfig,
+        ConvertConfig,
+        DrawConfig,
+        HttpConfig,
+        PlanConfig,
+        RayConfig,
+        ServeConfig,
+    )
+    from jaxctx_server.progress import Progress
 
 PROGRAM = "jaxctx-serve"
-OWN = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
+OWN_PACKAGES = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
+SUBCOMMANDS = ("convert", "compile", "plan", "http", "draw", "ray", "kubernetes")
+RUNS_NO_MODEL = ("http", "draw", "ray", "kubernetes")
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
 SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.server")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command; returns the exit status."""
-    if argv is None and sys.argv[1:2] not in (["convert"], ["compile"], ["plan"]):
-        # A server reads its keys again for it (see `serve`). Ignored until then, by the program that follows here too.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if argv is None and "GLIBC_TUNABLES" not in environ:
-        # XLA on a CPU allocates what a step needs anew each time: large pages that are kept save 5 to 9% of all steps.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
-    argv = sys.argv[1:] if argv is None else argv
+    """Run the command; returns the exit status. `argv` None: the command line of this process."""
+    if argv is None:
+        argv = sys.argv[1:]
+        prepare_process(argv[0] if argv else "", environ)
     try:
-        from jaxctx_server.config import CompileConfig, ConvertConfig, PlanConfig, read_config
+        from jaxctx_server.config import read_config
 
-        match read_config(argv, environ, PROGRAM):
-            case ConvertConfig() as config:
-                return convert(config)
-            case CompileConfig() as config:
-                return compile_ahead(config)
-            case PlanConfig() as config:
-                return plan(config)
-            case config:
-                return serve(config)
+        return run_command(read_config(argv, environ, PROGRAM))
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_status
@@ -55,13 +60,57 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         return INTERRUPTED
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing in OWN:
+        if missing in OWN_PACKAGES:
             raise
         print(f"{PROGRAM}: {missing} is not installed: pip install 'jaxctx[server]'", file=sys.stderr)
         return USAGE
     except Exception:
         log.exception("the server ended by a defect")
         return DEFECT
+
+
+def prepare_process(subcommand: str, environ: Mapping[str, str]) -> None:
+    """Set what holds for the whole process, and for the program that may follow in it.
+
+    A server reads its keys again on SIGHUP (see `serve`); until it does, the signal is ignored. For all that runs a
+    model this program is started once more, with settings of the C library that it reads only at its start: XLA on a
+    CPU allocates anew what each step needs, and large pages that are kept save 5 to 9% of all steps.
+    """
+    if subcommand not in SUBCOMMANDS:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if subcommand not in RUNS_NO_MODEL and "GLIBC_TUNABLES" not in environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, "GLIBC_TUNABLES": MALLOC})
+
+
+def run_command(command: "Command") -> int:
+    """Run the command with these settings; returns the exit status."""
+    from jaxctx_server.config import (
+        CompileConfig,
+        ConvertConfig,
+        DrawConfig,
+        HttpConfig,
+        KubernetesConfig,
+        PlanConfig,
+        RayConfig,
+    )
+
+    match command:
+        case ConvertConfig():
+            return convert(command)
+        case CompileConfig():  # before ServeConfig, as PlanConfig: they are one too
+            return compile_ahead(command)
+        case PlanConfig():
+            return plan(command)
+        case HttpConfig():
+            return http(command)
+        case DrawConfig():
+            return draw(command)
+        case RayConfig():
+            return ray(command)
+        case KubernetesConfig():
+            return kubernetes()
+        case _:
+            return serve(command)
 
 
 def serve(config: "ServeConfig") -> int:
@@ -78,25 +127,27 @@ def serve(config: "ServeConfig") -> int:
     keys = KeyStore([cluster.accepted] if cluster.key else None, config.keys)
     import uvloop
 
-    from jaxctx_server import server as life
-
-    def build_engine(config, progress):  # type: ignore[no-untyped-def]
-        from jaxctx_server.engine_builder import build_engine
-
-        return build_engine(config, progress)
+    from jaxctx_server import server
 
     async def run() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         on_signals(loop, stop, lambda: end_now(config.unix_socket))
         loop.add_signal_handler(signal.SIGHUP, keys.request_reload)  # by the way, it no longer ends the process
-        return await life.serve(config, keys, build_engine, stop, cluster=cluster)
+        return await server.serve(config, keys, load_engine, stop, cluster=cluster)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run())
         if status == INTERRUPTED:
             end_now()  # the loading thread may be inside a compiler, which no exit waits for or survives
         return status
+
+
+def load_engine(config: "ServeConfig", progress: "Progress") -> "tuple[LocalEngine, ModelText]":
+    """The engine and tokenizer of a server. Runs on the loading thread, which also imports JAX."""
+    from jaxctx_server.engine_builder import build_engine
+
+    return build_engine(config, progress)
 
 
 def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Callable[[], object]) -> None:
@@ -145,24 +196,62 @@ def compile_ahead(config: "CompileConfig") -> int:
     from jaxctx_server.engine_builder import build_engine
     from jaxctx_server.progress import progress_shown
 
+    without_tiers = replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
     with progress_shown(sys.stderr) as progress:
-        build_engine(replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None), progress)[0].stop()
+        engine, _ = build_engine(without_tiers, progress)
+        engine.stop()
     print(f"compiled into {config.compile_cache}")
     return OK
 
 
 def plan(config: "PlanConfig") -> int:
-    """Tell what fits; the status says whether anything does, or --kv-tokens."""
-    from jaxctx_server.engine_builder import plan
+    """Print what fits; the status says whether anything does, or --kv-tokens."""
+    from jaxctx_server import engine_builder
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
-        found = plan(config, progress)
+        found = engine_builder.plan(config, progress)
     print(f"{config.model or 'bundled'} on {config.target}")
     for name, value in asdict(found).items():
         amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
         print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
     return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
+
+
+def http(config: "HttpConfig") -> int:
+    """Serve HTTP beside a gRPC server, until a signal."""
+    from jaxctx_server.http.serve import serve_http
+
+    return serve_http(config)
+
+
+def draw(config: "DrawConfig") -> int:
+    """Print the graph of a session as an SVG."""
+    import jaxctx
+    from jaxctx.errors import JaxctxError
+    from jaxctx_server.graph_svg import graph_svg
+
+    try:
+        with jaxctx.Client(config.server) as client:
+            session = client.session(config.session_id)
+            picture = graph_svg(session.graph(), [variable.look() for variable in session.variables()])
+    except JaxctxError as error:
+        raise StartError(f"{config.server}: {error}") from error
+    print(picture, end="")
+    return OK
+
+
+def ray(config: "RayConfig") -> int:
+    """Run engines on a Ray cluster, until a signal."""
+    from jaxctx_server.deploy.ray.supervisor import run_ray
+
+    return run_ray(config)
+
+
+def kubernetes() -> int:
+    """Print the manifest for Kubernetes."""
+    print(files("jaxctx_server.deploy").joinpath("kubernetes.yaml").read_text("utf-8"), end="")
+    return OK
 
 
 if __name__ == "__main__":

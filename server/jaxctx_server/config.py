@@ -1,22 +1,24 @@
-"""Everything that can be set, once: the fields below are the flags, the environment, the file and the help.
+"""All settings: a dataclass for each command, whose fields are its flags, its environment, its file and its help.
 
     flag --page-size 32    environment JAXCTX_PAGE_SIZE=32    file, by --config: page_size = 32
 
-A flag goes before the environment, that before the file, and that before the default.
+A flag goes before the environment, the environment before the file, and the file before the default.
 """
 
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 from cyclopts.validators import Number
 
+from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, StartError
 
 PREFIX = "JAXCTX_"
@@ -32,7 +34,7 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 def default_compile_cache() -> Path:
-    """Where the user's caches are."""
+    """The folder for compiled steps among the user's caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxctx" / "compiled"
 
 
@@ -78,7 +80,7 @@ class ServeConfig:
     page_size: Annotated[int, within(1, 256)] = 16
     """Tokens per KV page."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
-    """Tokens of KV to make room for. None: --max-batch contexts of full length, or what fits."""
+    """Tokens of KV to allocate. None: --max-batch contexts of full length, or what fits."""
     memory_fraction: Annotated[float | None, within(0.001, 1)] = None
     """Instead of --kv-tokens: the share of free memory to use for KV."""
     max_context_tokens: Annotated[int | None, within(2, MANY)] = None
@@ -160,9 +162,9 @@ class ServeConfig:
         if 0 < (self.host_tokens or 0) < 2 * self.page_size:
             raise StartError("--host-tokens: must be 0, or at least twice --page-size")
         if self.kv_tokens is not None and self.max_context_tokens is not None:
-            room = -(-self.kv_tokens // self.page_size) * self.page_size
-            if self.max_context_tokens > room:
-                raise StartError(f"--max-context-tokens: there is room for {room} tokens of KV; see --kv-tokens")
+            allocated = -(-self.kv_tokens // self.page_size) * self.page_size  # whole pages
+            if self.max_context_tokens > allocated:
+                raise StartError(f"--max-context-tokens: there is room for {allocated} tokens of KV; see --kv-tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +197,95 @@ class ConvertConfig:
     """Type to store; auto: as stored in SRC."""
 
 
-def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> ServeConfig | ConvertConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Serve HTTP beside a running server or router: the OpenAI API, programs, and a page that shows programs.
+
+    Listens on 127.0.0.1 only. Requests carry the keys of their callers (authorization: Bearer KEY) to the server.
+    """
+
+    server: str = "127.0.0.1:50051"
+    """HOST:PORT or unix:PATH of the gRPC server that requests go to."""
+    http_port: Annotated[int, within(0, 65535)] = 8000
+    """TCP port of HTTP; 0 picks a free one, which the log tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawConfig:
+    """Draw the graph of a session as an SVG, to standard output."""
+
+    session_id: str
+    """The session."""
+    _: KW_ONLY
+    server: str = "127.0.0.1:50051"
+    """HOST:PORT or unix:PATH of the gRPC server."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """Run engines of a router on a running Ray cluster: as many as the load asks for, and new ones for those that die.
+
+    The first signal lets all engines drain and then ends; a second one ends them at once. Paths are those of the nodes,
+    and have to be the same on all of them.
+    """
+
+    engine_arguments: tuple[str, ...] = ()
+    """Arguments of jaxctx-serve for each engine, after --."""
+    _: KW_ONLY
+    router: str
+    """HOST:PORT of the router. On loopback: all nodes of the cluster are this machine."""
+    engines: str
+    """LEAST or LEAST:MOST: how many engines there may be."""
+    cluster_key: None | Path = None
+    """The router's file, here and on every node. Must be set if the router is not on loopback."""
+    cpus: Annotated[float, within(0, 65536)] = 1.0
+    """CPUs that Ray keeps for an engine."""
+    gpus: Annotated[float, within(0, 1024)] = 0.0
+    """GPUs that Ray keeps for an engine, and shows to it."""
+    full: Annotated[int | None, within(1, MANY)] = None
+    """Requests at which an engine is full, if fewer than its --max-batch. Set 4 where programs ask for latency: a
+    router gives an engine no more tasks of those at once.
+    """
+    ray_address: str = "auto"
+    """Address of Ray. auto: RAY_ADDRESS, or the cluster of this machine."""
+    engine_command: None | str = None
+    """Command to run instead of jaxctx-serve, with its arguments. None: jaxctx-serve of the node's Python."""
+
+    def __post_init__(self) -> None:
+        try:
+            EngineBounds.parse(self.engines)
+        except ValueError as error:
+            raise StartError("--engines: must be LEAST or LEAST:MOST, with 1 <= LEAST <= MOST") from error
+
+    def engine_command_words(self) -> list[str]:
+        """The words of `engine_command`; an empty list for None."""
+        return shlex.split(self.engine_command or "")
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    """Print a manifest of a router and its engines for Kubernetes; its first lines say what it needs."""
+
+
+Command = ServeConfig | ConvertConfig | HttpConfig | DrawConfig | RayConfig | KubernetesConfig
+"""What a command line asks for. CompileConfig and PlanConfig are a ServeConfig too."""
+
+
+def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> Command:
     """The settings of the command that the arguments name. Raises StartError naming the flag, variable or key that is
     wrong. `--help` ends the process, as command lines do.
     """
     app = App(prog, version_flags=[], config=[partial(_variables, environ), _file], result_action="return_value")
     app.default(ServeConfig)
-    for name, schema in (("convert", ConvertConfig), ("plan", PlanConfig), ("compile", CompileConfig)):
-        app.command(schema, name=name)
+    app.command(CompileConfig, name="compile")
+    app.command(PlanConfig, name="plan")
+    app.command(ConvertConfig, name="convert")
+    app.command(HttpConfig, name="http")
+    app.command(DrawConfig, name="draw")
+    app.command(RayConfig, name="ray")
+    app.command(KubernetesConfig, name="kubernetes")
     try:
-        config: ServeConfig | ConvertConfig | None = app(argv, exit_on_error=False, print_error=False)
+        config: Command | None = app(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise StartError(str(error)) from error
     if config is None:
@@ -213,7 +294,9 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> S
 
 
 def _variables(environ: Mapping[str, str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """What the environment sets; empty variables set nothing. Others with the prefix may be another program's."""
+    """Add what the environment sets; empty variables set nothing. Other variables with the prefix may be those of
+    another program.
+    """
     for argument in arguments:
         variable = PREFIX + argument.name.lstrip("-").replace("-", "_").upper()
         if not argument.tokens and environ.get(variable):
@@ -221,11 +304,20 @@ def _variables(environ: Mapping[str, str], app: App, commands: tuple[str, ...], 
 
 
 def _file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """What the file sets that --config names."""
-    for token in (token for argument in arguments if argument.name == "--config" for token in argument.tokens):
-        where = f"--config: {token.value}"
-        try:
-            entries = tomllib.loads(Path(token.value).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise StartError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
-        Dict(entries, source=where, use_commands_as_keys=False)(app, commands, arguments)
+    """Add what the file of --config sets. Raises StartError for a file that cannot be read."""
+    for argument in arguments:
+        if argument.name != "--config":
+            continue
+        for token in argument.tokens:
+            source = f"--config: {token.value}"
+            Dict(_read_toml(token.value, source), source=source, use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _read_toml(path: str, source: str) -> dict[str, Any]:
+    """The entries of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise StartError(f"{source}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StartError(f"{source}: {error}") from error

@@ -36,10 +36,8 @@ async def test_a_program_is_drawn(address: str) -> None:
         said = await session.call("Say <{{text}}>: {{said}}", text="more", said=Output(max_tokens=4))
         line = await session.call(lines, text=said)
         await line.output.get()
-        script = str(SCRIPTS / "draw_program.py")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, script, session.id, address, stdout=asyncio.subprocess.PIPE
-        )
+        command = (sys.executable, "-m", "jaxctx_server.cli", "draw", session.id, "--server", address)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     picture = ElementTree.fromstring(output)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import jaxctx
-from jaxctx_server.config import PlanConfig, ServeConfig
+from jaxctx_server.config import ConvertConfig, DrawConfig, HttpConfig, PlanConfig, RayConfig, ServeConfig
 from tests.readme import PAGES, ROOT, commands, commands_of, words
 
 OF_THE_SYSTEM = {"curl", "grpcurl", "grep", "openssl", "echo"}  # programs that a reader has, or knows where from
-BROUGHT = {"rest": {"starlette", "uvicorn"}, "ray": {"ray"}}  # by extras that not every environment has: modules
+BROUGHT = {"ray": {"ray"}}  # by extras that not every environment has: modules
 
 
 def test_the_first_example_parses_and_needs_only_the_client(first_example: str) -> None:
@@ -157,7 +157,8 @@ def test_a_command_of_a_page_needs_no_active_environment(page: str, command: str
 
 def check_settings(arguments: list[str]) -> None:
     """The flags among the arguments of `jaxctx-serve` are settings of it."""
-    named = {name for kind in (ServeConfig, PlanConfig) for name in (each.name for each in fields(kind))}
+    kinds = (ServeConfig, PlanConfig, ConvertConfig, HttpConfig, DrawConfig, RayConfig)
+    named = {name for kind in kinds for name in (each.name for each in fields(kind))}
     assert {flag.lstrip("-").replace("-", "_") for flag in flags(arguments)} - {"help"} <= named
 
 

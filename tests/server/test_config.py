@@ -11,7 +11,15 @@ import pytest
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxctx_server.config import ConvertConfig, PlanConfig, ServeConfig, default_compile_cache, read_config
+from jaxctx_server.config import (
+    ConvertConfig,
+    HttpConfig,
+    PlanConfig,
+    RayConfig,
+    ServeConfig,
+    default_compile_cache,
+    read_config,
+)
 from jaxctx_server.errors import USAGE, StartError
 
 
@@ -246,6 +254,29 @@ def test_commands() -> None:
     assert config == ConvertConfig(Path("a"), Path("b"), dtype="float32")
     config = read_config(["plan", "m", "--target", "v5e"], {"JAXCTX_PAGE_SIZE": "8"}, "jaxctx-serve")
     assert config == PlanConfig("m", target="v5e", page_size=8)
+    config = read_config(["http"], {"JAXCTX_SERVER": "here:1", "JAXCTX_HTTP_PORT": "80"}, "jaxctx-serve")
+    assert config == HttpConfig(server="here:1", http_port=80)
+    config = read_config(["ray", "--engines", "1"], {"JAXCTX_ROUTER": "here:1", "JAXCTX_GPUS": "2"}, "jaxctx-serve")
+    assert config == RayConfig(router="here:1", engines="1", gpus=2.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("http", "TCP port of HTTP; 0 picks a free one, which the log tells. [default: 8000]"),
+        ("draw", "SESSION-ID --session-id The session."),
+        ("ray", "LEAST or LEAST:MOST: how many engines there may be."),
+        ("kubernetes", "Print a manifest of a router and its engines"),
+    ],
+)
+def test_each_command_has_help(
+    command: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as raised:
+        read_config([command, "--help"], {}, "jaxctx-serve")
+    assert raised.value.code == 0
+    assert sentence in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_the_compile_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:

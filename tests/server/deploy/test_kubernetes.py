@@ -1,17 +1,17 @@
-"""The manifest says what the command knows."""
+"""The manifest for Kubernetes: its arguments are settings of the server, and its parts find each other."""
 
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import pytest
 import yaml
 
+from jaxctx_server.cli import main
 from jaxctx_server.config import ServeConfig, read_config
 from jaxctx_server.grpc.server import SERVICES
-from tests.readme import ROOT
 
-MANIFEST = Path(ROOT) / "scripts" / "kubernetes.yaml"
-PARTS: list[Any] = list(yaml.safe_load_all(MANIFEST.read_text("utf-8")))
+MANIFEST = files("jaxctx_server.deploy").joinpath("kubernetes.yaml").read_text("utf-8")
+PARTS: list[Any] = list(yaml.safe_load_all(MANIFEST))
 PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in PARTS if "template" in each["spec"]}
 
 
@@ -42,3 +42,8 @@ def test_the_parts_find_each_other() -> None:
     assert isinstance(config, ServeConfig)
     host, _, port = str(config.router).partition(":")
     assert int(port) in [each["port"] for each in services[host]["ports"]]
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kubernetes"], {}) == 0
+    assert capsys.readouterr().out == MANIFEST

@@ -1,9 +1,8 @@
-"""scripts/ray_engines.py: when engines are added and removed, and a node of a cluster that goes away under them."""
+"""`jaxctx-serve ray`: when engines are added and removed, and a node of a cluster that goes away under them."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import shlex
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -23,135 +21,140 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
+from jaxctx_server.config import RayConfig, read_config
+from jaxctx_server.deploy.ray.autoscaling import (
+    ADD_AFTER_S,
+    REMOVE_AFTER_S,
+    EngineLoad,
+    LoadTrend,
+    decide_engine_count,
+    retry_pause_s,
+)
+from jaxctx_server.deploy.ray.supervisor import check_router, engine_arguments
+from jaxctx_server.engine_bounds import EngineBounds
+from jaxctx_server.errors import StartError
 from tests.e2e.test_command import COMMAND, SMALL, Server, environment
 from tests.e2e.test_engine_processes import PAIRS, said
 from tests.e2e.test_programs import Caller, out
 from tests.readme import ROOT
 
-SCRIPT = Path(ROOT) / "scripts" / "ray_engines.py"
 ENGINES = 3
 STORY = 800
 SLOW_S = 300.0  # for what takes seconds on a machine with nothing else to do
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Also where there is no Ray."""
-    spec = importlib.util.spec_from_file_location("ray_engines", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up while it loads
-    spec.loader.exec_module(module)
-    return module
-
-
 class Deciding:
     """What is decided, look by look. Engines serve four requests at once."""
 
-    def __init__(self, script: ModuleType, wanted: int, bounds: str = "1:4") -> None:
-        self._script, self._bounds = script, script.Bounds.of(bounds)
-        self._trend, self._now = script.Trend(), 100.0
+    def __init__(self, wanted: int, bounds: str = "1:4") -> None:
+        self._bounds = EngineBounds.parse(bounds)
+        self._trend, self._now = LoadTrend(), 100.0
         self.wanted = wanted
 
     def after(self, seconds: float, *loads: tuple[int, int], starting: int = 0) -> int:
         """How many are wanted after seconds of such loads: (running, waiting) of each engine."""
-        seen = [self._script.Load(running, waiting, 4) for running, waiting in loads]
+        seen = [EngineLoad(running, waiting, 4) for running, waiting in loads]
         for _ in range(int(seconds) + 1):
-            self.wanted, self._trend = self._script.decide(
+            self.wanted, self._trend = decide_engine_count(
                 seen, starting, self.wanted, self._bounds, self._trend, self._now
             )
             self._now += 1.0
         return self.wanted
 
 
-def test_one_is_added_when_all_have_been_full_for_some_seconds(script: ModuleType) -> None:
-    deciding = Deciding(script, 2)
-    assert deciding.after(script.ADD_AFTER_S - 1, (4, 0), (2, 1)) == 2
+def test_one_is_added_when_all_have_been_full_for_some_seconds() -> None:
+    deciding = Deciding(2)
+    assert deciding.after(ADD_AFTER_S - 1, (4, 0), (2, 1)) == 2
     assert deciding.after(0, (4, 0), (3, 0)) == 2  # the time begins anew
-    assert deciding.after(script.ADD_AFTER_S - 1, (4, 0), (4, 3)) == 2
+    assert deciding.after(ADD_AFTER_S - 1, (4, 0), (4, 3)) == 2
     assert deciding.after(0, (4, 0), (4, 3)) == 3
 
 
-def test_none_is_added_while_one_is_on_its_way(script: ModuleType) -> None:
-    deciding = Deciding(script, 2)
+def test_none_is_added_while_one_is_on_its_way() -> None:
+    deciding = Deciding(2)
     assert deciding.after(60, (4, 9), starting=1) == 2
-    assert deciding.after(script.ADD_AFTER_S, (4, 9), (4, 9)) == 3
+    assert deciding.after(ADD_AFTER_S, (4, 9), (4, 9)) == 3
     assert deciding.after(0, (4, 9), (4, 9)) == 3  # nor at once when one has been
 
 
-def test_there_are_never_more_than_most_or_fewer_than_least(script: ModuleType) -> None:
-    assert Deciding(script, 3, "2:3").after(1000, *[(4, 9)] * 3) == 3
-    assert Deciding(script, 2, "2:3").after(1000, (0, 0), (0, 0)) == 2
-    assert Deciding(script, 1, "1").after(1000, (0, 0)) == 1
+def test_there_are_never_more_than_most_or_fewer_than_least() -> None:
+    assert Deciding(3, "2:3").after(1000, *[(4, 9)] * 3) == 3
+    assert Deciding(2, "2:3").after(1000, (0, 0), (0, 0)) == 2
+    assert Deciding(1, "1").after(1000, (0, 0)) == 1
 
 
-def test_one_is_removed_when_long_fewer_would_do(script: ModuleType) -> None:
-    deciding = Deciding(script, 3)
-    assert deciding.after(script.REMOVE_AFTER_S - 1, (2, 0), (2, 0), (2, 0)) == 3
+def test_one_is_removed_when_long_fewer_would_do() -> None:
+    deciding = Deciding(3)
+    assert deciding.after(REMOVE_AFTER_S - 1, (2, 0), (2, 0), (2, 0)) == 3
     assert deciding.after(0, (2, 0), (2, 0), (2, 0)) == 2
-    assert deciding.after(script.REMOVE_AFTER_S - 1, (2, 0), (0, 0)) == 2
+    assert deciding.after(REMOVE_AFTER_S - 1, (2, 0), (0, 0)) == 2
     assert deciding.after(0, (2, 0), (0, 0)) == 1
 
 
-def test_a_removal_would_not_make_the_others_full(script: ModuleType) -> None:
-    assert Deciding(script, 2).after(1000, (4, 0), (0, 0)) == 2
-    assert Deciding(script, 2).after(1000, (3, 0), (0, 0)) == 1
+def test_a_removal_would_not_make_the_others_full() -> None:
+    assert Deciding(2).after(1000, (4, 0), (0, 0)) == 2
+    assert Deciding(2).after(1000, (3, 0), (0, 0)) == 1
 
 
-def test_one_that_is_not_needed_any_more_need_not_come(script: ModuleType) -> None:
+def test_one_that_is_not_needed_any_more_need_not_come() -> None:
     """As when the cluster has no room for it."""
-    deciding = Deciding(script, 2)
-    assert deciding.after(script.REMOVE_AFTER_S, (1, 0), starting=1) == 1
+    deciding = Deciding(2)
+    assert deciding.after(REMOVE_AFTER_S, (1, 0), starting=1) == 1
 
 
-def test_without_engines_at_the_core_nothing_is_decided(script: ModuleType) -> None:
-    assert Deciding(script, 2).after(1000, starting=2) == 2
+def test_without_engines_at_the_core_nothing_is_decided() -> None:
+    assert Deciding(2).after(1000, starting=2) == 2
 
 
-def test_pauses_grow_to_a_minute(script: ModuleType) -> None:
-    pauses = [script.pause_s(failures) for failures in range(100)]
+def test_pauses_grow_to_a_minute() -> None:
+    pauses = [retry_pause_s(failures) for failures in range(100)]
     assert pauses[:3] == [1.0, 2.0, 4.0]
     assert pauses[-1] == max(pauses) == 60.0
 
 
 @pytest.mark.parametrize("text", ["", "0", "0:2", "3:2", "two", "1:2:3"])
-def test_numbers_of_engines_that_make_no_sense(script: ModuleType, text: str) -> None:
+def test_numbers_of_engines_that_make_no_sense(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|^\d:\d$|^0$"):
-        script.Bounds.of(text)
+        EngineBounds.parse(text)
 
 
-def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = script.read_arguments(
-        [
-            "--router",
-            "127.0.0.1:1",
-            "--engines",
-            "2:5",
-            "--command",
-            "python -m that",
-            "--",
-            "model",
-            "--max-batch",
-            "4",
-        ]
-    )
-    assert (chosen.engines.least, chosen.engines.most, chosen.loopback) == (2, 5, True)
-    assert chosen.command == ["python", "-m", "that"]
-    assert chosen.arguments == ["model", "--max-batch", "4"]
-    with pytest.raises(SystemExit):
-        script.read_arguments(["--router", "192.0.2.1:1", "--engines", "1"])
-    assert "--cluster-key" in capsys.readouterr().err
+def ray_config(*argv: str) -> RayConfig:
+    config = read_config(["ray", *argv], {}, "jaxctx-serve")
+    assert isinstance(config, RayConfig)
+    return config
+
+
+def test_arguments() -> None:
+    command = ("--engine-command", "python -m that")
+    config = ray_config("--router", "127.0.0.1:1", "--engines", "2:5", *command, "--", "model", "--max-batch", "4")
+    assert EngineBounds.parse(config.engines) == EngineBounds(2, 5)
+    assert check_router(config)
+    assert config.engine_command_words() == ["python", "-m", "that"]
+    assert engine_arguments(config) == [
+        *("model", "--max-batch", "4"),
+        *("--role", "engine", "--router", "127.0.0.1:1"),
+    ]
+
+
+def test_a_router_elsewhere_needs_a_key() -> None:
+    with pytest.raises(StartError, match="--cluster-key"):
+        check_router(ray_config("--router", "192.0.2.1:1", "--engines", "1"))
+    assert not check_router(ray_config("--router", "192.0.2.1:1", "--engines", "1", "--cluster-key", "secret"))
+
+
+def test_an_argument_that_makes_no_sense() -> None:
+    with pytest.raises(StartError, match="--engines: must be LEAST or LEAST:MOST"):
+        ray_config("--router", "127.0.0.1:1", "--engines", "0:2")
 
 
 class Supervisor:
-    """The script as a process, and what it has said."""
+    """`jaxctx-serve ray` as a process, and what it has said."""
 
     def __init__(self, router: str, ray_address: str, cache: Path) -> None:
-        arguments = ["--router", router, "--address", ray_address, "--engines", str(ENGINES)]
-        arguments += ["--command", shlex.join(PAIRS), "--", *SMALL, "--compile-cache", str(cache)]
+        arguments = ["--router", router, "--ray-address", ray_address, "--engines", str(ENGINES)]
+        arguments += ["--engine-command", shlex.join(PAIRS), "--", *SMALL, "--compile-cache", str(cache)]
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *arguments],
+            [sys.executable, "-m", "jaxctx_server.cli", "ray", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),

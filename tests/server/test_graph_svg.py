@@ -1,24 +1,16 @@
-"""scripts/draw_program.py: well-formed whatever the names, every box and arrow in its place, the same each time."""
+"""Graphs of sessions as SVG: well-formed whatever the names, every box and arrow in its place, the same each time."""
 
-import importlib.util
 import itertools
 import random
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from jaxctx.types import GraphTask, TaskPhase, VariableInfo, VariableState
-from tests.readme import ROOT
+from jaxctx_server.graph_svg import COLOURS, graph_svg
 
-spec = importlib.util.spec_from_file_location("draw_program", Path(ROOT) / "scripts" / "draw_program.py")
-assert spec is not None
-assert spec.loader is not None
-draw_program = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(draw_program)
-svg = draw_program.svg
 SVG = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -87,7 +79,7 @@ def points_of(path: str) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("tasks", [1, 2, 7, 25, 60])
 def test_boxes_and_arrows_are_in_the_picture_and_in_nobodys_way(shape, tasks: int) -> None:
     graph: Sequence[GraphTask] = shape(tasks)
-    picture = ElementTree.fromstring(svg(graph))
+    picture = ElementTree.fromstring(graph_svg(graph))
     left, top, width, height = map(float, picture.attrib["viewBox"].split())
     boxes = boxes_of(picture)
     assert boxes.keys() == {name for each in graph for name in (*each.inputs, each.output)}
@@ -120,7 +112,7 @@ def test_boxes_and_arrows_are_in_the_picture_and_in_nobodys_way(shape, tasks: in
 @pytest.mark.parametrize("tasks", [7, 60])
 def test_what_is_needed_stands_before_what_needs_it(tasks: int) -> None:
     graph = anything(tasks)
-    boxes = boxes_of(ElementTree.fromstring(svg(graph)))
+    boxes = boxes_of(ElementTree.fromstring(graph_svg(graph)))
     for each in graph:
         for source in each.inputs:
             (x, y, *_), (to_x, to_y, *_) = boxes[source], boxes[each.output]
@@ -130,7 +122,7 @@ def test_what_is_needed_stands_before_what_needs_it(tasks: int) -> None:
 def test_states_are_words_and_colours() -> None:
     graph = [task(f"c{i}", f"v{i}", phase=phase) for i, phase in enumerate(TaskPhase)]
     graph += [task("s", "v", *(state.value for state in VariableState), function="strip")]
-    picture = svg(graph, [variable(state.value, state.value, state) for state in VariableState])
+    picture = graph_svg(graph, [variable(state.value, state.value, state) for state in VariableState])
     root = ElementTree.fromstring(picture)
     words = {str(box.findall(f"{SVG}text")[1].text): box.find(f"{SVG}rect") for box in root.findall(f"{SVG}svg")}
     assert [each for each in words if each.startswith("call")] == [
@@ -140,23 +132,25 @@ def test_states_are_words_and_colours() -> None:
     assert "strip, done" in words
     for each, rect in words.items():
         assert rect is not None
-        assert rect.attrib["fill"] == draw_program.COLOURS[each.split(", ")[1]]
+        assert rect.attrib["fill"] == COLOURS[each.split(", ")[1]]
 
 
 def test_the_engine_and_why_are_told() -> None:
-    (box,) = ElementTree.fromstring(svg([task("c", "v" * 32, engine_id="e1", why="least impact")])).findall(f"{SVG}svg")
+    (box,) = ElementTree.fromstring(graph_svg([task("c", "v" * 32, engine_id="e1", why="least impact")])).findall(
+        f"{SVG}svg"
+    )
     assert box.findtext(f"{SVG}title") == f"{'v' * 8}\n{'v' * 32}\non e1: least impact"
 
 
 def test_why_a_task_failed_is_told() -> None:
     failed = VariableInfo(variable_id="v", name="said", state=VariableState.FAILED, text="", error_message="late")
-    (box,) = ElementTree.fromstring(svg([task("c", "v", phase=TaskPhase.FAILED)], [failed])).findall(f"{SVG}svg")
+    (box,) = ElementTree.fromstring(graph_svg([task("c", "v", phase=TaskPhase.FAILED)], [failed])).findall(f"{SVG}svg")
     assert box.findtext(f"{SVG}title") == "said\nv\nlate"
 
 
 def test_names_are_bold() -> None:
     """By a style of their own: the picture's font, which is for all texts, goes before attributes."""
-    name, words = ElementTree.fromstring(svg([task("c", "v")])).findall(f"{SVG}svg/{SVG}text")
+    name, words = ElementTree.fromstring(graph_svg([task("c", "v")])).findall(f"{SVG}svg/{SVG}text")
     assert name.get("style") == "font-weight:bold"
     assert words.get("style") is None
 
@@ -167,7 +161,7 @@ def test_names_are_bold() -> None:
 )
 def test_names_and_texts_are_only_text(name: str) -> None:
     graph = [task("c", "v", "x", engine_id=name, why=name), task("s", "w", "v", function=name)]
-    root = ElementTree.fromstring(svg(graph, [variable("v", name), variable("x", name)]))
+    root = ElementTree.fromstring(graph_svg(graph, [variable("v", name), variable("x", name)]))
     assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {
         "svg",
         "title",
@@ -183,16 +177,16 @@ def test_names_and_texts_are_only_text(name: str) -> None:
 
 
 def test_nothing_is_a_picture_too() -> None:
-    root = ElementTree.fromstring(svg([]))
+    root = ElementTree.fromstring(graph_svg([]))
     assert root.findtext(f"{SVG}title") == "0 tasks"
     assert all(float(each) >= 0 for each in root.attrib["viewBox"].split())
 
 
 def test_the_same_graph_gives_the_same_picture() -> None:
-    assert svg(anything(40)) == svg(anything(40))
+    assert graph_svg(anything(40)) == graph_svg(anything(40))
 
 
 def test_a_graph_out_of_order_ends_all_the_same() -> None:
     """No server tells one."""
     graph = [task("a", "v", "w"), task("b", "w", "v"), task("c", "x", "x")]
-    assert boxes_of(ElementTree.fromstring(svg(graph))).keys() == {"v", "w", "x"}
+    assert boxes_of(ElementTree.fromstring(graph_svg(graph))).keys() == {"v", "w", "x"}

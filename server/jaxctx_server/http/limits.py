@@ -1,0 +1,124 @@
+"""Limits of one HTTP connection, before there is a request that an application could see.
+
+`LimitedProtocol` is uvicorn's protocol for HTTP/1.1 with a limit on connections, on the size of headers, and on the
+time that headers and bodies may take. Every refusal is JSON, as the refusals of the application are.
+
+    waiting for headers ──headers──▶ waiting for the body ──body──▶ answering ──▶ waiting for headers
+            │                               │
+            └─────────── too slow ──────────┴──▶ refused (408), closed after LINGER_S
+"""
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import Literal
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from jaxctx_server.http.errors import http_error_json
+
+MAX_CONNECTIONS = 512
+MAX_HEADER_BYTES = 16 << 10
+HEADERS_TIMEOUT_S = 10.0  # from the start of a connection, or of another request on it, to the end of its headers
+BODY_TIMEOUT_S = 30.0  # from there to the end of the body
+KEEP_ALIVE_S = 5  # between two requests
+LINGER_S = 1.0  # a refused connection stays open for so long, so that the client can read the answer
+HEADER_SLICE_BYTES = 4 << 10  # bytes that are parsed at once until the headers are known not to be too long
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+class LimitedProtocol(H11Protocol):
+    """One connection. A timer runs while its headers or a body are on their way."""
+
+    _waiting_for: Literal["headers", "body"] | None = None
+    _refused = False  # what still arrives is dropped
+    _timer: asyncio.TimerHandle | None = None
+    opened_at = 0.0  # on the clock of the event loop
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.opened_at = self.loop.time()
+        self._wait_for("headers")
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse_oldest_idle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_for(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # Headers are parsed in slices: of headers that come at once h11 would find the end however long they are.
+        while data and self.conn.their_state is h11.IDLE and not self._refused:
+            super().data_received(data[:HEADER_SLICE_BYTES])
+            data = data[HEADER_SLICE_BYTES:]
+        if data and not self._refused:
+            super().data_received(data)
+        if self._refused:
+            return
+        if self.conn.their_state is h11.IDLE:
+            self._wait_for("headers")
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._wait_for("body")
+        else:
+            self._wait_for(None)
+
+    def is_idle(self) -> bool:
+        """Whether this connection has no request, or none any more."""
+        return self._waiting_for == "headers" or self.timeout_keep_alive_task is not None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what h11 cannot parse; uvicorn calls this while it handles h11's error."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431:
+            msg = f"the headers must have up to {MAX_HEADER_BYTES} bytes"
+        self.refuse(status, msg)
+
+    def refuse(self, status: int, message: str) -> None:
+        """End the connection, with an error as its answer unless another answer has begun."""
+        if self.transport.is_closing():
+            self.connections.discard(self)
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._send_error(status, message)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # tells the application that nobody waits for its answer
+            self.cycle.message_event.set()
+        self._refused = True
+        self._wait_for(None)
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        # If it were closed while data is on its way to it, the reset would take the answer with it.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _send_error(self, status: int, message: str) -> None:
+        body = http_error_json(status, message).encode()
+        headers = [JSON_HEADER, (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        if status == 503:
+            headers.append((b"retry-after", b"1"))
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES.get(status, b""))
+        with suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+
+    def _refuse_oldest_idle(self) -> None:
+        """Make place for a new connection. It is idle itself, so that there always is one to refuse."""
+        idle = [each for each in self.connections if isinstance(each, LimitedProtocol) and each.is_idle()]
+        oldest = min(idle, key=lambda each: each.opened_at)
+        oldest.refuse(503, f"there are {MAX_CONNECTIONS} connections already")
+
+    def _wait_for(self, waiting_for: Literal["headers", "body"] | None) -> None:
+        """Start the timer of what is waited for, if that has changed."""
+        if waiting_for == self._waiting_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting_for, self._timer = waiting_for, None
+        if waiting_for is not None:
+            timeout_s = HEADERS_TIMEOUT_S if waiting_for == "headers" else BODY_TIMEOUT_S
+            self._timer = self.loop.call_later(timeout_s, self._refuse_slow, waiting_for, timeout_s)
+
+    def _refuse_slow(self, waiting_for: str, timeout_s: float) -> None:
+        self.refuse(408, f"the {waiting_for} must be there within {timeout_s:g} seconds")

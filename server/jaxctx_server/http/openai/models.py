@@ -1,0 +1,49 @@
+"""GET /v1/models and /v1/models/ID, which OpenAI clients and clients of the contract share.
+
+Answers have the fields of both: OpenAI's (`data`; `id`, `object`, …) and the contract's (`models`, `next_page_token`;
+`model`). Either kind of client ignores the fields of the other.
+"""
+
+from typing import Any
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jaxctx.rpc import from_rpc_error
+from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
+from jaxctx_server.http.backend import backend_of, call_unary
+from jaxctx_server.http.messages import fill_message, message_fields
+from jaxctx_server.http.openai.errors import with_openai_names
+
+MODELS_PER_PAGE = 1000  # without `limit`: OpenAI's API has no pages here
+
+
+async def list_models(request: Request) -> Response:
+    """GET /v1/models: all models, or a page of them by `limit` and `page_token`."""
+    page = {name: request.query_params[name] for name in ("limit", "page_token") if name in request.query_params}
+    message = fill_message(ListModelsRequest(limit=MODELS_PER_PAGE), page)
+    response = await call_unary(request, backend_of(request).models.ListModels, message)
+    models = [openai_model(model) for model in response.models]
+    return JSONResponse({"object": "list", "data": models, **message_fields(response)})
+
+
+async def get_model(request: Request) -> Response:
+    """GET /v1/models/ID."""
+    message = fill_message(GetModelRequest(), {"model_id": request.path_params["model_id"]})
+    try:
+        response = await call_unary(request, backend_of(request).models.GetModel, message)
+    except grpc.RpcError as error:
+        raise with_openai_names(from_rpc_error(error), {"model_id": "model"}) from error
+    return JSONResponse({**openai_model(response.model), **message_fields(response)})
+
+
+def openai_model(model: Model) -> dict[str, Any]:
+    """A model as OpenAI's API has it, and its longest context as other servers name it."""
+    return {
+        "id": model.model_id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "jaxctx",
+        "max_model_len": model.max_context_tokens,
+    }

@@ -1,0 +1,1 @@
+"""The web page: one file of HTML without outside resources, served with a strict content security policy."""

@@ -1,0 +1,87 @@
+"""Bodies of HTTP requests: what is read of them, and how much JSON they may hold.
+
+A few bytes of JSON can take much memory and time (an empty list of two bytes takes 56 bytes in memory), so that what a
+body holds is counted before it is parsed.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from google.protobuf import json_format
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from jaxctx.errors import InvalidArgument
+from jaxctx_server.http.errors import JSON_MEDIA_TYPE
+
+MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
+SMALL_BODY_BYTES = 64 << 10  # larger bodies are parsed on a thread, one at a time
+QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+PARSE_ERRORS = (
+    json_format.ParseError,
+    ValueError,
+    OverflowError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SystemError,
+)
+"""What parsing raises: json_format has no error of its own for what is no object, or for half a character in a name."""
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request) -> bytes:
+    """All of the body.
+
+    Raises HTTPException for a body that is too large, that is compressed, or that is not declared as JSON: a form of
+    any web page could send such a body without asking this server first.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != JSON_MEDIA_TYPE:
+        raise HTTPException(415, "the body must be application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "the body must not be compressed: content-encoding is not supported here")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body must have up to {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
+    """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
+
+    Raises InvalidArgument for more, before anything is parsed, and what `json.loads` raises for what is no JSON.
+    """
+    parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
+    values = data.count(b",") + 1
+    if parts > max_parts or values > max_values:
+        # Punctuation inside of texts was counted as well: count again without the texts.
+        bare, texts = QUOTED.subn(b"", data, count=max_parts + 1)
+        parts = texts + bare.count(b"[") + bare.count(b"{")
+        values = bare.count(b",") + 1
+        if parts > max_parts:
+            raise InvalidArgument(f"the body must have up to {max_parts} texts, lists and objects")
+        if values > max_values:
+            raise InvalidArgument(f"the body must have up to {max_values} values")
+    return json.loads(data)
+
+
+class BodyParser:
+    """Parses small bodies at once and large ones on a thread, one at a time, so that these hold up no other request."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def parse(self, data: bytes, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of the data."""
+        if len(data) <= SMALL_BODY_BYTES:
+            return parse(data)
+        async with self._lock:
+            return await asyncio.to_thread(parse, data)

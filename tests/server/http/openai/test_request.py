@@ -1,0 +1,155 @@
+"""Bodies of the OpenAI API: which fields arrive, and which are refused by their names, with nothing made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+import jaxctx
+from jaxctx.v1.context_service_pb2 import GenerateRequest
+from jaxctx_server.http.openai.completions import CompletionsForm
+from jaxctx_server.http.openai.request import parse_request
+from tests.server.http.client import HttpClient
+from tests.server.http.openai.harness import GREEDY, completed_alone, no_context_left
+
+
+def test_every_field_arrives() -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
+    sampling |= {"top_k": 40, "min_p": 0.25, "repetition_penalty": 1.5}
+    generation = {"n": 2, "max_tokens": 30, "min_tokens": 20, "stop_token_ids": [300, 301], "ignore_eos": True}
+    told = {**sampling, **generation, "logit_bias": {"65": 5}, "stop": ["a", "b"], "include_stop_str_in_output": True}
+    told |= {"model": "m", "cache_salt": "s", "stream": True, "stream_options": {"include_usage": True}, "prompt": "x"}
+    for first in (told, {**told, "max_tokens": 7, "max_completion_tokens": 30}):
+        asked = parse_request(CompletionsForm(), json.dumps(first).encode())
+        assert asked.generate == GenerateRequest(
+            sampling={**sampling, "logit_bias": {65: 5.0}}, **generation, stop=["a", "b"], include_stop=True
+        )
+        assert (asked.create.model_id, asked.create.salt, asked.fill.text) == ("m", "s", "x")
+        assert (asked.stream, asked.include_usage) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"temperature": 300}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 2, "max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"n": 129}, "n"),
+        ({"logit_bias": {"512": 1}}, "logit_bias[512]"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": 5}, "stop"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["two", "texts"]}, "prompt"),
+        ({"prompt": [1, 512]}, "prompt"),
+        ({"prompt": [1, "x"]}, "prompt"),
+        ({"prompt": [1, 2**31]}, "prompt"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": True}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"echo": True}, "echo"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"priority": 1}, "priority"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"instructions": "Be brief."}, "instructions"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"session_id": "x"}, "session_id"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stop": ["x"] * 20_000}, "stop"),
+        ({"stop_token_ids": [5] * 500_000}, "stop_token_ids"),
+        ({"logit_bias": {str(each): 1 for each in range(10_000)}}, "logit_bias"),
+        ({"prompt": [[]] * 100_000}, None),
+        ({"prompt": [1] * 1_100_000}, None),
+        ({"stop": [""] * 100_000}, None),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_field_that_is_refused(
+    web: HttpClient, client: jaxctx.aio.Client, asked: dict[str, Any], field: str | None, streams: bool
+) -> None:
+    body = {"model": "echo", "prompt": "Tell: ", "max_tokens": 2, "stream": streams, **asked}
+    assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", field)
+    await no_context_left(client)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+async def test_what_is_no_object(web: HttpClient, body: bytes) -> None:
+    asked = await web("POST", "/v1/completions", body, headers={"content-type": "application/json"})
+    assert asked.error == (400, "INVALID_FIELD", None)
+
+
+@pytest.mark.parametrize("name", ["x-session-id", "x-session-ttl", "x-session-mode"])
+async def test_a_header_of_kept_contexts(web: HttpClient, name: str) -> None:
+    asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert (await web("POST", path, asked, headers={name: "60"})).error == (400, "INVALID_FIELD", name)
+    assert (await web("GET", "/v1/models", headers={name: "60"})).error == (400, "INVALID_FIELD", name)
+
+
+async def test_fields_that_ask_for_nothing_or_that_nobody_knows(
+    api: openai.AsyncOpenAI, client: jaxctx.aio.Client
+) -> None:
+    nothing = {"echo": False, "logprobs": None, "tools": [], "best_of": 1, "suffix": "", "tool_choice": "auto"}
+    nothing |= {
+        "response_format": {"type": "text"},
+        "user": "me",
+        "store": False,
+        "metadata": {"a": "b"},
+        "safety_identifier": "me",
+        "prompt_cache_key": "x",
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "verbosity": "medium",
+        "skip_special_tokens": True,
+        "add_special_tokens": True,
+        "stream_options": {"include_obfuscation": False},
+        "top_k": -1,
+        "of_tomorrow": {"a": 1},
+    }
+    asked = {**GREEDY, "extra_body": {"ignore_eos": True, **nothing}}
+    answer = await api.completions.create(prompt="Tell: ", max_tokens=5, **asked)
+    assert answer.choices[0].text == await completed_alone(client, 5, "Tell: ")
+
+
+async def test_what_nobody_knows_is_told_once(web: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        for name in ("of_tomorrow", "user", "x" * 1000, "a\nb"):
+            asked = {"model": "echo", "prompt": "x", "max_tokens": 2, name: 1}
+            assert (await web("POST", "/v1/completions", asked)).status == 200
+    told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.http"]
+    assert [each.rpartition(": ")[2] for each in told] == ["'of_tomorrow'", "'" + "x" * 63, r"'a\nb'"]

@@ -1,0 +1,81 @@
+"""Bodies: which are read, and how much JSON they may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from jaxctx.errors import InvalidArgument
+from jaxctx_server.http import request_body
+from jaxctx_server.http.request_body import MAX_BODY_BYTES, parse_json
+from tests.server.http.client import HttpClient
+
+
+async def test_a_body_that_is_too_large_is_not_read(web: HttpClient) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {1 << 40}\r\n\r\n".encode() + b" " * (MAX_BODY_BYTES + 1))
+    told = await asyncio.wait_for(reader.readuntil(b"\r\n"), 120)
+    assert told.startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
+async def test_half_a_body(web: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever leaves it is told nothing, and it is no defect."""
+    _, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
+    await writer.drain()
+    await asyncio.sleep(0.1)
+    writer.close()
+    assert (await web("GET", "/v1/session")).json["sessions"] == []
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_what_a_form_of_any_page_can_send(web: HttpClient, kind: str) -> None:
+    asked = await web("POST", "/v1/session", {"session_id": "x"}, headers={"content-type": kind})
+    assert asked.error == (415, "HTTP", None)
+    assert (await web("GET", "/v1/session")).json["sessions"] == []
+
+
+async def test_what_is_compressed(web: HttpClient) -> None:
+    asked = await web("POST", "/v1/session", {"session_id": "x"}, headers={"content-encoding": "gzip"})
+    assert asked.error == (415, "HTTP", None)
+
+
+class TestJson:
+    def test_what_stands_in_texts_is_text(self) -> None:
+        said = {"a": '[{"' * 1000 + "," * 1000 + "\\" * 999, "\\": [1, 2]}
+        assert parse_json(json.dumps(said).encode(), max_values=4, max_parts=5) == said
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"[" * 1_000_000,
+            b"[" + b"0," * 2_000_000 + b"0]",
+            b"[" + b"[]," * 2_000_000 + b"0]",
+            b"[" + b"{}," * 2_000_000 + b"0]",
+            b"[" + b'"",' * 2_000_000 + b"0]",
+            b'{"a":' * 1_000_000,
+            b'{"a":"b","a":"b",' * 300_000,
+            b'"' * 5_000_000,
+            b'"\\"' * 2_000_000,
+        ],
+    )
+    def test_too_much(self, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(request_body.json, "loads", None)
+        with pytest.raises(InvalidArgument, match="must have up to"):
+            parse_json(data, max_values=1000, max_parts=1000)
+
+    def test_just_enough(self) -> None:
+        data = b"[" + b"0," * 999 + b"0]"
+        assert parse_json(data, max_values=1000, max_parts=1) == [0] * 1000
+        with pytest.raises(InvalidArgument):
+            parse_json(data, max_values=999, max_parts=1)
+        data = b"[" + b'"",' * 999 + b"0]"
+        assert len(parse_json(data, max_values=1000, max_parts=1000)) == 1000
+        with pytest.raises(InvalidArgument):
+            parse_json(data, max_values=1000, max_parts=999)
