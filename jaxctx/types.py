@@ -9,9 +9,8 @@ distribution. Ids, ranges and sizes are checked by the server; the classes take 
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -718,12 +717,3 @@ class SubmitCallRequest:
 def utc_datetime(unix_s: float) -> datetime:
     """A time in unix seconds as a UTC datetime, as results have it."""
     return datetime.fromtimestamp(unix_s, UTC)
-
-
-def named(kind: type[Any], *sources: object) -> dict[str, Any]:
-    """Superseded by constructor calls; removed with its last caller.
-
-    The fields of this dataclass that the sources have as attributes, each from the first source that has it.
-    """
-    names = [each.name for each in fields(kind)]
-    return {name: getattr(source, name) for source in reversed(sources) for name in names if hasattr(source, name)}

@@ -3,6 +3,10 @@
 What is compiled once in a session is compiled no more in it: there is a compilation cache for this process and those
 that it starts, pytest-xdist's workers too, new for each session, so that no session tests what another one left.
 `JAX_COMPILATION_CACHE_DIR` names another, which is kept.
+
+XLA compiles with fewer optimisations than a server does: most of a session's time would be spent on them (three
+end-to-end and engine files took 182 s of processor time with all of them and 41 s like this). `JAXCTX_TESTS_OPTIMISED=1`
+compiles as a server does; CI runs the slow tests and those on Python 3.11 that way.
 """
 
 import gc
@@ -23,9 +27,18 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _OWN_CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxctx-tests-compiled-")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-_FLAG = "--xla_force_host_platform_device_count"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=2".strip()
+
+
+def _add_xla_flag(name: str, value: str) -> None:
+    """Set a flag of XLA that the caller has not set, for this process and those that it starts."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
+
+
+_add_xla_flag("--xla_force_host_platform_device_count", "2")
+if os.environ.get("JAXCTX_TESTS_OPTIMISED") != "1":
+    _add_xla_flag("--xla_backend_optimization_level", "1")
 
 
 def pytest_configure() -> None:

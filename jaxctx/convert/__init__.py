@@ -82,7 +82,6 @@ from jaxctx.convert.generation import (
     usage_from_proto,
     usage_to_proto,
 )
-from jaxctx.convert.generic import decode, encode  # until nobody uses them any more
 from jaxctx.convert.models import (
     model_from_proto,
     model_to_proto,
@@ -165,10 +164,8 @@ __all__ = [
     "create_context_request_to_proto",
     "criterion_from_proto",
     "criterion_to_proto",
-    "decode",
     "duration_from_proto",
     "duration_to_proto",
-    "encode",
     "engine_info_from_proto",
     "engine_info_to_proto",
     "engine_stats_from_proto",

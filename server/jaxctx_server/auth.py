@@ -23,7 +23,7 @@ from pathlib import Path
 from google.protobuf.descriptor import ServiceDescriptor
 
 from jaxctx.errors import PermissionDenied, Unauthenticated
-from jaxctx.services import SERVICES
+from jaxctx.rpc import SERVICES
 from jaxctx.v1 import rules_pb2
 from jaxctx_server.errors import StartError
 

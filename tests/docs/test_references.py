@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from jaxctx.services import METHODS
+from jaxctx.rpc import METHODS
 from jaxctx_server.config import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]

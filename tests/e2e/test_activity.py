@@ -19,8 +19,7 @@ import pytest
 from google.protobuf.message import Message
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.rpc import from_rpc_error
-from jaxctx.services import SERVICES
+from jaxctx.rpc import SERVICES, from_rpc_error
 from jaxctx.v1 import context_service_pb2, model_service_pb2, session_service_pb2, snapshot_service_pb2
 from jaxctx.v1.generation_pb2 import SamplingParams
 from tests.engines import Clock

@@ -15,9 +15,8 @@ import pytest
 from google.protobuf.message import Message
 
 import jaxctx
-from jaxctx import errors
+from jaxctx import convert, errors
 from jaxctx import types as requests
-from jaxctx.convert import decode, encode
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller as Asker
 from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, RemoteEngine, authorization_metadata
@@ -540,7 +539,7 @@ SAMPLING = requests.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias=
 
 
 @pytest.mark.parametrize(
-    ("request_", "kind"),
+    ("request_", "to_proto", "from_proto"),
     [
         (
             requests.CreateContextRequest(
@@ -553,26 +552,44 @@ SAMPLING = requests.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias=
                 labels={"a": "b"},
                 manual_commit=True,
             ),
-            context_service_pb2.CreateContextRequest,
+            convert.create_context_request_to_proto,
+            convert.create_context_request_from_proto,
         ),
-        (requests.CreateContextRequest(), context_service_pb2.CreateContextRequest),
-        (requests.UpdateContextRequest(ttl=requests.Ttl(600, sliding=True)), context_service_pb2.UpdateContextRequest),
-        (requests.UpdateContextRequest(labels={}, priority=0, pinned=False), context_service_pb2.UpdateContextRequest),
+        (
+            requests.CreateContextRequest(),
+            convert.create_context_request_to_proto,
+            convert.create_context_request_from_proto,
+        ),
+        (
+            requests.UpdateContextRequest(ttl=requests.Ttl(600, sliding=True)),
+            convert.update_context_request_to_proto,
+            convert.update_context_request_from_proto,
+        ),
+        (
+            requests.UpdateContextRequest(labels={}, priority=0, pinned=False),
+            convert.update_context_request_to_proto,
+            convert.update_context_request_from_proto,
+        ),
         (
             requests.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
-            context_service_pb2.GenerateRequest,
+            convert.generate_request_to_proto,
+            convert.generate_request_from_proto,
         ),
         (
             requests.GenerateRequest(
                 context_id="c", max_tokens=5, min_tokens=2, stop_token_ids=[4], ignore_eos=True, n=2
             ),
-            context_service_pb2.GenerateRequest,
+            convert.generate_request_to_proto,
+            convert.generate_request_from_proto,
         ),
     ],
 )
-def test_requests_arrive_as_they_were(request_: Any, kind: type[Message]) -> None:
-    sent = kind.FromString(encode(request_, kind).SerializeToString())
-    assert plain(decode(sent, type(request_))) == plain(request_)
+def test_requests_arrive_as_they_were(
+    request_: Any, to_proto: Callable[..., Message], from_proto: Callable[..., Any]
+) -> None:
+    message = to_proto(request_)
+    sent = type(message).FromString(message.SerializeToString())
+    assert plain(from_proto(sent)) == plain(request_)
 
 
 def plain(value: Any) -> Any:
@@ -586,7 +603,7 @@ def plain(value: Any) -> Any:
 
 async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, address: str, clock: Clock) -> None:
     remote, me = RemoteEngine(address, "", "", clock), Asker(deadline=clock() + 30)
-    remote._headers = ()  # of no life
+    remote._headers = ()  # of no incarnation
     assert await remote.stats() == await engine.stats()
     assert remote.info == engine.info
     tokens = await remote.encode("Hello there, you", True)

@@ -17,8 +17,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx import types as requests
 from jaxctx.engine.interface import Caller as Asker
-from jaxctx.rpc import method_of
-from jaxctx.services import METHODS
+from jaxctx.rpc import METHODS, method_of
 from jaxctx.types import ContextChange
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub

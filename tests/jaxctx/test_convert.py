@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import pytest
 
 from jaxctx import convert, types
-from jaxctx.convert import decode, encode
 from jaxctx.v1 import (
     admin_service_pb2,
     content_pb2,
@@ -324,18 +323,6 @@ def test_every_field_is_converted(conversion: Conversion) -> None:
         beside = field.name in ("context_id", "name", "version", "publication_id", "session_id", "model_id")
         assert beside or conversion.from_proto(without) != value, field.name
         assert content is not None
-
-
-@pytest.mark.parametrize("conversion", CONVERSIONS, ids=conversion_name)
-def test_the_explicit_functions_do_what_the_generic_ones_do(conversion: Conversion) -> None:
-    """As long as both are there."""
-    value = full_of(conversion)
-    if conversion.message is snapshot_service_pb2.PublishRequest:
-        value = dataclasses.replace(value, labels=None)  # a map, where the generic functions expect a message
-    message = encode(value, conversion.message)
-    assert conversion.to_proto(value) == message
-    assert conversion.from_proto(message) == decode(message, conversion.kind) == value
-    assert conversion.from_proto(conversion.message()) == decode(conversion.message(), conversion.kind)
 
 
 def test_every_class_and_every_function_is_tested() -> None:

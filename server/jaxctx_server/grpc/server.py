@@ -7,7 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jaxctx.services import SERVICES as CONTRACT
+from jaxctx.rpc import SERVICES as CONTRACT
 from jaxctx.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from jaxctx.v1.context_service_pb2_grpc import add_ContextServiceServicer_to_server
 from jaxctx.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server

@@ -12,7 +12,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import engine_lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.programs.engine_registry import EngineHandle
-from jaxctx.services import METHODS
+from jaxctx.rpc import METHODS
 from jaxctx.v1 import context_service_pb2, rules_pb2, snapshot_service_pb2
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.router.engines import RouterEngines, remote_engine

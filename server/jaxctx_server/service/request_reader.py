@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.errors import InvalidArgument, ResourceExhausted
-from jaxctx.services import SERVICES
+from jaxctx.rpc import SERVICES
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits, validate
 from jaxctx_server.validate.scan import NO_MESSAGE, scan

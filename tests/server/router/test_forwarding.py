@@ -4,7 +4,7 @@ import pytest
 
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
-from jaxctx.services import METHODS, SERVICES
+from jaxctx.rpc import METHODS, SERVICES
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import rules_pb2
 from jaxctx.v1 import snapshot_service_pb2 as snapshots

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxctx.services import SERVICES
+from jaxctx.rpc import SERVICES
 from jaxctx_server.grpc.admin_service import AdminServicer
 from jaxctx_server.grpc.context_service import ContextServicer
 from jaxctx_server.grpc.engine_service import EngineServicer

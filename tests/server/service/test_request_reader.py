@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import errors, rpc
-from jaxctx.services import METHODS
+from jaxctx.rpc import METHODS
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
 from jaxctx_server.grpc import interceptor

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.services import METHODS
+from jaxctx.rpc import METHODS
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import model_service_pb2 as models
 from jaxctx.v1 import rules_pb2
