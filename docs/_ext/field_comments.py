@@ -4,20 +4,17 @@
     # Only the smallest set of most likely tokens with at least this probability together; above 0, up to 1. 1: off.
     top_p: float = 1.0
 
-Sphinx reads docstrings and comments that begin with `#:`. This extension gives it the others, for fields that have no
-docstring.
+Sphinx reads docstrings and comments that begin with `#:`. This extension gives it the others, for fields of the modules
+in `field_comment_modules` that have no docstring.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
 import io
 import tokenize
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -27,31 +24,20 @@ Comments = Mapping[int, str]  # by line, from 1
 
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
-    app.connect("autodoc-process-docstring", add_field_comment)
+    app.add_config_value("field_comment_modules", [], "env", list)
+    app.connect("builder-inited", add_field_comments)
 
 
-def add_field_comment(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Give a field without a docstring the text of its comment. `name`: module, class and field with dots between."""
-    if what == "attribute" and not any(lines):
-        lines[:] = [comment_of_field(name), ""]
+def add_field_comments(app: Sphinx) -> None:
+    """Add the comments of fields to what Sphinx has read of each module."""
+    from sphinx.pycode import ModuleAnalyzer
 
-
-def comment_of_field(name: str) -> str:
-    """The comment of a field; empty if it has none, or if its class cannot be found."""
-    path, _, field = name.rpartition(".")
-    module_name, _, class_name = path.rpartition(".")
-    try:
-        owner = getattr(importlib.import_module(module_name), class_name)
-        source = importlib.import_module(owner.__module__).__file__
-    except (ImportError, AttributeError):
-        return ""
-    return read_comments(Path(str(source))).get((owner.__name__, field), "")
-
-
-@cache
-def read_comments(path: Path) -> Mapping[tuple[str, str], str]:
-    """The comments of a module's fields, by class and field."""
-    return field_comments(path.read_text("utf-8"))
+    for module in app.config.field_comment_modules:
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        for field, comment in field_comments(analyzer.code).items():
+            # napoleon takes a first line of the form `0: off` for a type and a description: an empty comment goes before.
+            analyzer.attr_docs.setdefault(field, ["..", "", comment, ""])
 
 
 def field_comments(source: str) -> dict[tuple[str, str], str]:
