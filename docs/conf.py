@@ -24,7 +24,7 @@ try:
 except importlib.metadata.PackageNotFoundError:  # built from a source tree that was not installed
     release = ""
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "field_comments"]
 exclude_patterns = ["_ext", "_build"]
 html_theme = "furo"
 html_title = "jaxctx"

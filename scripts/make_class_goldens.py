@@ -133,7 +133,7 @@ def window(family: str, config: Any) -> int | None:
     if family == "Llama":
         return None
     if family == "Mistral":
-        return int(config.sliding_window)
+        return None if config.sliding_window is None else int(config.sliding_window)
     return int(config.sliding_window) if SLIDING in config.layer_types else None
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Write tests/goldens/*.npz: what transformers computes for tiny random models, so that the suite need not have torch.
 
-usage: make_goldens.py            (needs torch and transformers beside jaxctx; takes a minute)
+usage: make_goldens.py [NAME ...]     of SHAPES; none: all of them
+
+Needs torch and transformers beside jaxctx; all of them take some minutes.
 
 Each file holds a configuration and a seed, from which `write_random` makes the weights again anywhere, 500 tokens, and
 for prompts of 1, 15, 16, 17 and 500 of them the float32 logits of the last row and the 64 greedy tokens that follow.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,8 @@ SHAPES = {
 
 def main() -> None:
     GOLDENS.mkdir(exist_ok=True)
-    for name, config in SHAPES.items():
+    for name in sys.argv[1:] or SHAPES:
+        config = SHAPES[name]
         seed, golden = next((s, found) for s in itertools.count(1) if (found := compute(config, s)) is not None)
         raw = json.dumps(hf_config(config))
         arrays: dict[str, Any] = {"config": np.array(raw), "seed": np.array(seed), **golden}

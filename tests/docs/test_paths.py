@@ -19,9 +19,10 @@ NOT_TRACKED = {"docs/reference/generated"}  # written when the site is built
 
 
 def paths_in(text: str) -> set[str]:
-    """Paths that a text names between backticks, alone or in a command. `jaxctx/v1/` and `jaxctx/v1` are the same."""
-    quoted = re.findall(r"`([^`\n]+)`", text)
-    return {path.rstrip("/") for each in quoted for path in PATH.findall(each)}
+    """Paths between backticks, alone or in a command, and in code blocks. `jaxctx/v1/` and `jaxctx/v1` are the same."""
+    blocks = re.findall(r"```.*?```", text, re.DOTALL)
+    inline = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return {path.rstrip("/") for each in [*blocks, *inline] for path in PATH.findall(each)}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -32,6 +33,7 @@ def test_paths_exist(page: str) -> None:
 
 def test_paths_are_found() -> None:
     text = (
-        "`jaxctx/v1/` and `pytest tests/server tests/e2e/test_router.py`, not `gs://docs/x`, jaxctx/none or `a/tests/b`"
+        "`jaxctx/v1/` and `pytest tests/server\ntests/e2e/test_router.py`, not `gs://docs/x`, jaxctx/none "
+        "or `a/tests/b`\n```sh\nscripts/stubs --check\n```\nprose on docs/none"
     )
-    assert paths_in(text) == {"jaxctx/v1", "tests/server", "tests/e2e/test_router.py"}
+    assert paths_in(text) == {"jaxctx/v1", "tests/server", "tests/e2e/test_router.py", "scripts/stubs"}

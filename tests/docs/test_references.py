@@ -98,3 +98,26 @@ def test_every_method_and_field_is_described(tmp_path: Path) -> None:
     assert "stream of" in pages
     assert "HTTP: `POST /v1/semantic_call`" in pages
     assert "need a key of role `admin`" in pages
+
+
+def test_the_text_of_a_field_is_its_comment() -> None:
+    comments = extension("field_comments")
+    source = '''
+class Usage:
+    prompt: int = 0  # tokens of the prompt
+    # Tokens of the output,
+    # those of a resumed one included.
+    output: int = 0
+
+    # A heading.
+
+    total: int = 0
+    """Has a docstring."""
+'''
+    assert comments.field_comments(source) == {
+        ("Usage", "prompt"): "Tokens of the prompt",
+        ("Usage", "output"): "Tokens of the output, those of a resumed one included.",
+    }
+    assert comments.comment_of_field("jaxctx.types.SamplingParams.temperature") == "0 to 100; 0 is greedy"
+    assert comments.comment_of_field("jaxctx.SamplingOptions.top_k").startswith("Only the k most likely tokens")
+    assert comments.comment_of_field("jaxctx.types.Nothing.at_all") == ""

@@ -23,8 +23,8 @@ def test_both_clients_take_the_same_arguments(name: str) -> None:
             if not method.startswith("_")
         }
 
-    assert len(methods(jaxctx.Client)) == 28
-    assert len(methods(jaxctx.Context)) == 23  # the operations, `generate` and `learn`
+    assert len(methods(jaxctx.Client)) >= 28
+    assert len(methods(jaxctx.Context)) >= 23  # the operations, `generate` and `learn`
     assert methods(getattr(jaxctx, name)) == methods(getattr(jaxctx.aio, name))
 
 
