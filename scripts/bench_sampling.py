@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxctx.model.sampling import row_words, sample, slot_state, unpack_rows
 
-CASES: dict[str, tuple[float, dict[str, float]]] = {  # name: spread of the logits, options
+CASES: dict[str, tuple[float, dict[str, Any]]] = {  # name: spread of the logits, options
     "greedy": (3.0, {}),
     "temperature": (3.0, {"temperature": 0.8}),
     "temperature, top_k 20, top_p 0.95": (3.0, {"temperature": 0.8, "top_k": 20, "top_p": 0.95}),
@@ -22,7 +23,7 @@ CASES: dict[str, tuple[float, dict[str, float]]] = {  # name: spread of the logi
 }
 
 
-def measure(rows: int, vocab_size: int, spread: float, options: dict[str, float], repeats: int = 15) -> float:
+def measure(rows: int, vocab_size: int, spread: float, options: dict[str, Any], repeats: int = 15) -> float:
     """Median milliseconds, state donated as the step does."""
     step = jax.jit(lambda x, words, slots, state: sample(x, unpack_rows(words), slots, state), donate_argnums=3)
     logits = jax.random.normal(jax.random.key(0), (rows, vocab_size)) * spread

@@ -1,4 +1,4 @@
-"""Fixtures: engines on the echo model, for tests of the engine and of the doors.
+"""Fixtures: engines on the echo model, for tests of the engine and of the transports.
 
 Devices are compiled once per page size and shared, with room for every test's limits; their pages are poisoned before
 each use, so that an engine that reads what it never wrote cannot pass.

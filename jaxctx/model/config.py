@@ -329,7 +329,8 @@ def _layer_types(read: Reader, layers: int) -> list[str] | None:
         return None
     if not isinstance(kinds, list):
         read.refuse("layer_types", f"must be a list, not {_shown(kinds)}")
-    if unknown := sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}):
+    unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})
+    if unknown:
         read.refuse("layer_types", f"{_shown(', '.join(unknown))} not supported")
     if len(kinds) != layers:
         read.refuse("layer_types", f"of {len(kinds)} layers, but num_hidden_layers = {layers}")
@@ -355,8 +356,9 @@ def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
     scaling.one_of([1.0], "partial_rotary_factor")
     kind = scaling.one_of(["default", "linear", "llama3"], "rope_type", "type")
     if kind == "default":
-        if unknown := [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]:
-            scaling.refuse(unknown[0], "RoPE per layer type is not supported")
+        nested = [key for key, value in scaling.raw.items() if isinstance(value, Mapping)]
+        if nested:
+            scaling.refuse(nested[0], "RoPE per layer type is not supported")
         return theta, None
     factor = scaling.number("factor", *ROPE_FACTOR)
     if kind == "linear":

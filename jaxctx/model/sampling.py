@@ -93,15 +93,38 @@ def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
     )
 
 
-def row_words(**options: float) -> np.ndarray:
-    """One row on the host as int32 `[ROW_WORDS]`, so that a step's metadata travels as one array.
+def row_words(
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    seed: int = 0,
+    top_k: int = 0,
+    position: int = 0,
+    suppress: bool = False,
+    biased: bool = False,
+    logprobs: bool = False,
+) -> np.ndarray:
+    """One row of a SamplingBatch on the host, as int32 `[ROW_WORDS]`: a step's metadata travels as one array.
 
-    `options` by the names of a SamplingBatch, others are neutral; `seed` is 64 bits, `top_k` beyond the vocabulary
-    means all of it.
+    The defaults are neutral. `seed` has 64 bits; a `top_k` beyond the vocabulary means all of it.
     """
-    row, top_k = np.zeros(1, ROW), min(options.get("top_k", 0), 2**31 - 1)
-    for name, value in ({"top_p": 1, "repetition_penalty": 1} | options | {"top_k": top_k}).items():
-        row[name] = value
+    row = np.zeros(1, ROW)
+    row["temperature"] = temperature
+    row["top_p"] = top_p
+    row["min_p"] = min_p
+    row["repetition_penalty"] = repetition_penalty
+    row["presence_penalty"] = presence_penalty
+    row["frequency_penalty"] = frequency_penalty
+    row["seed"] = seed
+    row["top_k"] = min(top_k, 2**31 - 1)
+    row["position"] = position
+    row["suppress"] = suppress
+    row["biased"] = biased
+    row["logprobs"] = logprobs
     return row.view(np.int32)
 
 

@@ -40,5 +40,6 @@ def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
     """Raise InvalidArgument unless every split axis of the model has equal parts on `mesh`."""
     parts = mesh.shape[TENSOR]
     sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "ffn": config.ffn, "vocab": config.vocab_size}
-    if odd := [f"{axis} = {size}" for axis, size in sizes.items() if size % parts]:
+    odd = [f"{axis} = {size}" for axis, size in sizes.items() if size % parts]
+    if odd:
         raise InvalidArgument.field("tensor", f"{parts} devices do not divide the model's {' and '.join(odd)}")

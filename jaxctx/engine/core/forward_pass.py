@@ -29,10 +29,20 @@ class Sampler:
         sampling = request.sampling
         self.seed = seed
         self._may_stop_at = first + request.min_tokens
-        options = {name: getattr(sampling, name) for name in ROW.names or () if hasattr(sampling, name)}
-        options |= {"seed": seed, "biased": bool(sampling.logit_bias), "logprobs": request.logprobs}
-        self._words = row_words(**options, suppress=False)
-        self._words_before_stop = row_words(**options, suppress=True)  # no stop token may be drawn
+        self._words = row_words(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=seed,
+            biased=bool(sampling.logit_bias),
+            logprobs=request.logprobs,
+        )
+        self._words_before_stop = self._words.copy()
+        self._words_before_stop.view(ROW)["suppress"] = True  # no stop token may be drawn
         penalised = (
             sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         )

@@ -149,7 +149,8 @@ def open_source(directory: Path) -> WeightSource:
         return OrbaxSource(directory)
     if (directory / INDEX).exists() or (directory / SINGLE).exists():
         return SafetensorsSource(directory)
-    if pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED):
+    pickled = sorted(file.name for file in directory.iterdir() if file.suffix in _PICKLED)
+    if pickled:
         raise CheckpointError(
             f"{pickled[0]}: pickled weights are not read, because loading them can run code; "
             "save the model as safetensors (save_pretrained(..., safe_serialization=True))"
