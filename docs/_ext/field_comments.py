@@ -36,7 +36,7 @@ def add_field_comments(app: Sphinx) -> None:
         analyzer = ModuleAnalyzer.for_module(module)
         analyzer.analyze()
         for field, comment in field_comments(analyzer.code).items():
-            # napoleon takes a first line of the form `0: off` for a type and a description: an empty comment goes before.
+            # After an empty comment, since napoleon takes a first line such as `0: off` for a type and a description.
             analyzer.attr_docs.setdefault(field, ["..", "", comment, ""])
 
 
