@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,12 @@ def engine_config() -> EngineConfig:
 @pytest.fixture
 def engine(make_engine, engine_config) -> LocalEngine:
     return make_engine(engine_config)
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where servers that are processes keep compiled steps: each size compiles once a session."""
+    return tmp_path_factory.mktemp("compiled")
 
 
 TENANTS = ("alice", "bob")

@@ -62,11 +62,6 @@ class Server:
             self.process.communicate()
 
 
-@pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 def compiled(cache: Path) -> set[str]:
     return {file.name for file in cache.iterdir() if file.name.endswith("-cache")}
 

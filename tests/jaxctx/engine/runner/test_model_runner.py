@@ -49,13 +49,13 @@ class Reply:
         self.tokens: list[int] = []
         self.result: object = None
 
-    def piece(self, piece) -> None:
+    def add_piece(self, piece) -> None:
         self.tokens += piece.token_ids
 
-    def done(self, result) -> None:
+    def set_result(self, result) -> None:
         self.result = result or True
 
-    def failed(self, error) -> None:
+    def set_error(self, error) -> None:
         raise error
 
     def backpressured(self) -> bool:

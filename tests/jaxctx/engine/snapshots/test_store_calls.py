@@ -16,7 +16,7 @@ class Store:
         self.looked: list[tuple[str, str]] = []
         self.threads: list[threading.Thread] = []
 
-    def look(self, tenant: str, name: str) -> None:
+    def refresh_name(self, tenant: str, name: str) -> None:
         self.looked.append((tenant, name))
         self.threads.append(threading.current_thread())
 
