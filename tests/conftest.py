@@ -6,8 +6,7 @@ that it starts, pytest-xdist's workers too, new for each session, so that no ses
 
 XLA compiles with fewer optimisations than a server does, which would take most of a session's time (three
 end-to-end and engine files took 182 s of processor time with all of them and 41 s like this).
-`JAXCTX_TESTS_OPTIMISED=1`
-compiles as a server does; CI runs the slow tests and those on Python 3.11 that way.
+`JAXCTX_TESTS_OPTIMISED=1` compiles as a server does; CI runs the slow tests that way.
 """
 
 import gc
