@@ -116,7 +116,7 @@ class EngineConfig:
         return self.pages // 2 if self.pinned_pages_per_tenant is None else self.pinned_pages_per_tenant
 
     def row_buckets(self) -> tuple[int, ...]:
-        """Padded row counts of a step, powers of two from 16: fewer rows cost as much, but for one alone on a CPU."""
+        """Row counts that steps are padded to: powers of two from 16, as fewer rows cost as much; on a CPU also 1."""
         buckets = [min(16, self.max_batch_tokens)]
         while buckets[-1] < self.max_batch_tokens:
             buckets.append(min(buckets[-1] * 2, self.max_batch_tokens))

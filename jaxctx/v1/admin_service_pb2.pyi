@@ -233,7 +233,9 @@ class Engine(google.protobuf.message.Message):
     address: builtins.str
     """Of a router's engine: where it listens. Empty: it is in the process that answers."""
     epoch: builtins.int
-    """Of a router's engine: which incarnation of all its engines this is, counted from 1. 0: it is in the process that answers."""
+    """Of a router's engine: the number of this registration among all that the router has seen, from 1. 0: it is in the
+    process that answers.
+    """
     @property
     def info(self) -> global___EngineInfo:
         """What it is."""

@@ -57,7 +57,7 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
+        """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
         engine tells what it was before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -25,7 +25,7 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
+    """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
     engine tells what it was before.
     """
 
@@ -52,7 +52,7 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
+    """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
     engine tells what it was before.
     """
 
@@ -81,7 +81,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.GetStatsResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.GetStatsResponse]]:
-        """What the engines are, and how loaded; in a router as of their last beats. While a step takes longer than a second an
+        """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
         engine tells what it was before.
         """
 

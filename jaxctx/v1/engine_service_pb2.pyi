@@ -52,7 +52,7 @@ class RegisterResponse(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Which incarnation of all of the router's engines this is, counted from 1."""
+    """The number of this registration among all registrations of engines at the router, counted from 1."""
     def __init__(
         self,
         *,

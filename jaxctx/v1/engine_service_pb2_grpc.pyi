@@ -31,8 +31,8 @@ class EngineServiceStub:
         jaxctx.v1.engine_service_pb2.RegisterRequest,
         jaxctx.v1.engine_service_pb2.RegisterResponse,
     ]
-    """Join a router. The router connects to the engine, asks for its load at every beat (AdminService.GetStats), and sends it
-    work while it answers; after three beats without an answer it is lost until it answers again. One answer comes when
+    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
+    work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
     the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
     FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
     """
@@ -44,8 +44,8 @@ class EngineServiceAsyncStub:
         jaxctx.v1.engine_service_pb2.RegisterRequest,
         jaxctx.v1.engine_service_pb2.RegisterResponse,
     ]
-    """Join a router. The router connects to the engine, asks for its load at every beat (AdminService.GetStats), and sends it
-    work while it answers; after three beats without an answer it is lost until it answers again. One answer comes when
+    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
+    work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
     the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
     FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
     """
@@ -59,8 +59,8 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.engine_service_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[jaxctx.v1.engine_service_pb2.RegisterResponse], collections.abc.AsyncIterator[jaxctx.v1.engine_service_pb2.RegisterResponse]]:
-        """Join a router. The router connects to the engine, asks for its load at every beat (AdminService.GetStats), and sends it
-        work while it answers; after three beats without an answer it is lost until it answers again. One answer comes when
+        """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
+        work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
         the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
         FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
         """

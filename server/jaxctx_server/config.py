@@ -87,11 +87,11 @@ class ServeConfig:
     """Longest sequence. None: the model's own limit, or what fits."""
 
     max_batch: Annotated[int, within(1, 4096)] = 32
-    """Sequences that run at once."""
+    """Requests that run at once."""
     max_batch_tokens: Annotated[int, within(4, 65536)] = 512
     """Tokens of one step, prompts and outputs together; at least --max-batch."""
     draft_tokens: Annotated[int, within(0, 64)] = 15
-    """Tokens to guess ahead for a sequence whose text repeats itself, in rows that a step has to spare; 0: none."""
+    """Tokens to guess ahead for a request whose text repeats itself, in rows that a step has to spare; 0: none."""
     queue_limit: Annotated[int, within(1, 1_000_000)] = 1024
     """Requests that may wait; one more is refused."""
     max_calls: Annotated[int, within(1, 1_000_000)] = 4096
@@ -133,7 +133,7 @@ class ServeConfig:
     """Of programs: what an older request needs goes first; no: calls go in the order in which they become ready."""
     prefix_timeout_s: Annotated[float, within(0, 315_576_000)] = 600.0
     """How long engines keep the constant prefix of a program's calls after its last use, in seconds; 0: not at all."""
-    beat_s: Annotated[float, within(0.05, 60)] = 1.0
+    heartbeat_s: Annotated[float, within(0.05, 60)] = 1.0
     """How often a router asks its engines for their load, in seconds; one that has not answered for three times that is
     lost."""
 

@@ -173,7 +173,7 @@ def program_settings(config: ServeConfig) -> ProgramSettings:
         least_impact=config.dispatch_least_impact,
         app_order=config.dispatch_app_order,
     )
-    return ProgramSettings(policy=policy, prefix_timeout_s=config.prefix_timeout_s, heartbeat_s=config.beat_s)
+    return ProgramSettings(policy=policy, prefix_timeout_s=config.prefix_timeout_s, heartbeat_s=config.heartbeat_s)
 
 
 def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:

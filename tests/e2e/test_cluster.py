@@ -169,7 +169,7 @@ async def test_eight_latency_calls_sit_four_and_four(router_cluster: RouterClust
     assert all(await asyncio.gather(*reads))
 
 
-async def test_the_core_tells_of_its_engines(router_cluster: RouterCluster) -> None:
+async def test_the_router_tells_of_its_engines(router_cluster: RouterCluster) -> None:
     async with jaxctx.aio.Client(router_cluster.router, timeout_s=10) as client:
         await until(lambda: all(node.stats for node in router_cluster.handles.values()))
         told = await client.engines()
@@ -202,7 +202,7 @@ async def test_an_engine_that_leaves_in_the_middle_of_an_output(router_cluster: 
     assert task.engine_id in router_cluster.engines.keys() - {busy}
 
 
-async def test_a_new_core_finds_its_engines_again(router_cluster: RouterCluster, clock: Clock) -> None:
+async def test_a_new_router_finds_its_engines_again(router_cluster: RouterCluster, clock: Clock) -> None:
     port = int(router_cluster.router.rpartition(":")[2])
     router_cluster.lifecycle.stop()
     await router_cluster.server.stop(None)
@@ -241,7 +241,7 @@ async def test_a_task_names_its_context_which_can_be_forked(router_cluster: Rout
         assert fork.engine_id in router_cluster.engines
 
 
-async def test_native_steps_run_in_the_core(router_cluster: RouterCluster, caller: Caller) -> None:
+async def test_native_steps_run_in_the_router(router_cluster: RouterCluster, caller: Caller) -> None:
     said = await caller.call("Tell: {{o}}", o=out(8))
     parameters = [{"name": "a", "variable_id": said["o"]}, {"name": "b", "text": "!"}, {"name": "o", "output": {}}]
     step = await caller("SubmitCall", function="join", parameters=parameters)

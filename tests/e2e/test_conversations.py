@@ -1,5 +1,5 @@
 """The next turn of a conversation, behind answers that a real engine drew: however they ended, and through gRPC.
-The rule for every family of templates is in tests/server/test_conversations.py.
+The rule for every family of templates is in tests/server/test_conversation_turns.py.
 """
 
 from __future__ import annotations

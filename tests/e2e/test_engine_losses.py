@@ -1,7 +1,7 @@
 """Outputs of the bundled model in float32 whose engines are killed or frozen: each says what it says undisturbed.
 
 A real tokenizer (byte-level BPE) and real arithmetic: greedy and seeded outputs, with penalties, with stop strings that
-begin before a loss and end behind it. On the echo model, in the quick suite: tests/jaxctx/programs/test_execution.py.
+begin before a loss and end behind it. On the echo model, in the quick suite: tests/jaxctx/programs/test_executor.py.
 
     scripts/campaign tests/e2e/test_engine_losses.py -s       # JAXCTX_KILLS: how many, 1000 if it is not set
 """

@@ -150,7 +150,7 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
         assert (await caller("GetGraph")).tasks[-1].engine_id == other.address  # it went on there
         return told
 
-    # Frozen: lost after three beats, its work goes on elsewhere; it is taken back in a new life, and says nothing late.
+    # Frozen: lost after three heartbeats, its work goes on elsewhere; taken back in a new incarnation, it says nothing late.
     reading, frozen, beginning = await telling()
     epoch = (await cluster.engines())[frozen.address]
     frozen.process.send_signal(signal.SIGSTOP)
@@ -199,7 +199,7 @@ async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionService
     assert engine.end()[0] == 0
 
 
-async def test_contexts_by_a_core(cluster: Cluster, tmp_path: Path) -> None:
+async def test_contexts_by_a_router(cluster: Cluster, tmp_path: Path) -> None:
     """They end with their engine, which is said; what was saved is there with the next engine on the same store."""
     await cluster.without_engines()
     engines = [cluster.engine("--store", str(tmp_path)) for _ in range(2)]

@@ -435,7 +435,7 @@ class FakeEngine:
         return [replace(PUBLICATION, publication_id=id) for id in ("p1", "p2", "p3")]
 
     async def stats(self) -> EngineStats:
-        return STATS  # no call of a test's: the programs ask at every beat
+        return STATS  # no call of a test's: the programs ask at every heartbeat
 
     async def drain(self) -> None:
         self.draining = True

@@ -91,7 +91,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "dispatch_least_impact": ("false", False),
     "dispatch_app_order": ("false", False),
     "prefix_timeout_s": ("30.5", 30.5),
-    "beat_s": ("0.25", 0.25),
+    "heartbeat_s": ("0.25", 0.25),
     "host_tokens": ("170", 170),
     "disk_tokens": ("18", 18),
     "disk_file": ("pages", Path("pages")),
@@ -292,6 +292,6 @@ def test_variables_of_others_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "argv", [["--role", "engine"], ["--role", "router", "--router", "here:1"], ["--role", "both-ends"]]
 )
-def test_an_engine_has_a_core_and_a_core_has_none(argv: list[str]) -> None:
+def test_an_engine_has_a_router_and_a_router_has_none(argv: list[str]) -> None:
     assert refused(*argv)
     assert read("--role", "engine", "--router", "here:1").router == "here:1"

@@ -104,7 +104,7 @@ async def test_the_banner_names_the_window_that_limits_a_context(engine: Any, te
 @pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(Policy)])
 def test_each_policy_of_programs_is_a_setting(name: str) -> None:
     assert program_settings(ServeConfig()) == ProgramSettings()
-    config = ServeConfig(**{f"dispatch_{name}": False}, prefix_timeout_s=7.0, beat_s=0.5)
+    config = ServeConfig(**{f"dispatch_{name}": False}, prefix_timeout_s=7.0, heartbeat_s=0.5)
     programs = program_settings(config).programs(time.monotonic)
     assert programs.dispatcher.policy == Policy(**{name: False})
     assert programs.dispatcher.engines.silence_s == 1.5
@@ -119,7 +119,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
         return await stats()
 
     engine.stats = counted
-    often = Life(engine, text, ServeConfig(grpc_port=0, beat_s=0.05))
+    often = Life(engine, text, ServeConfig(grpc_port=0, heartbeat_s=0.05))
     await often.ready()
     async with asyncio.timeout(30):
         while len(asked) < 5:
@@ -127,7 +127,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
     often.stop.set()
     await often.task
     asked.clear()
-    seldom = Life(engine, text, ServeConfig(grpc_port=0, beat_s=60.0))
+    seldom = Life(engine, text, ServeConfig(grpc_port=0, heartbeat_s=60.0))
     await seldom.ready()
     await asyncio.sleep(2.5)  # in which it would have been asked three times every second
     assert len(asked) == 1

@@ -107,7 +107,7 @@ class StepCosts:
         self._prompt_rows = self._prompt_rows * faded + prompt_rows
 
     def token_s(self, now: float, decoding: int) -> Seconds | None:
-        """Seconds a token of one of so many requests, prompts of others in between; None if that is not known.
+        """Seconds per token when `decoding` requests decode together, with prompt chunks between; None if unknown.
 
         Where so many never ran together, what fewer took: it is not less.
         """
@@ -170,7 +170,7 @@ class OutputLengths:
             self._kinds.popitem(last=False)
 
     def expect(self, now: float, tenant: str, max_tokens: int, quantile: float, *, done: int = 0) -> float | None:
-        """Tokens that so large a part of outputs has at most, of those with more than `done`; None if not known."""
+        """The `quantile` of the lengths, in tokens, of past outputs longer than `done`; None if too few are known."""
         for kind in ((tenant, _bucket(max_tokens)), (None, _bucket(max_tokens))):
             if (lengths := self._kinds.get(kind)) is not None:
                 lengths.forget(now)
@@ -219,7 +219,7 @@ class Forecast:
         return service is not None and service.low > left_s
 
     def _late_by(self, now: float, left_s: float, demand: Demand, queue: QueueState, slots: int) -> float | None:
-        """With so many slots; below 0 if it would be in time, None if that is not known."""
+        """Seconds by which it would be late if `slots` requests ran together; negative: in time; None: unknown."""
         service, a_round = self.service_s(now, demand, slots), self.service_s(now, queue.mean, slots)
         if service is None or a_round is None:
             return None
@@ -239,8 +239,9 @@ class Forecast:
         return wait + service.high * (JOIN_MARGIN if queue.crowded else 1.0) - left_s
 
     def hopeless(self, now: float, left_s: float, demand: Demand, decoding: int, done: float) -> float:
-        """Of one that runs: its time to the end by what it has, with a margin that grows with the part
-        that is done, as giving it up wastes that; up to 1 it may be in time.
+        """How late a running request will be: the time it needs divided by the time it has; up to 1 it may be in time.
+
+        The margin grows with the part that is done, because giving the request up wastes that part.
         """
         service, token = self.service_s(now, demand, decoding), self.costs.token_s(now, decoding)
         if service is None or token is None:

@@ -86,12 +86,12 @@ class Work:
         self.longest = LONGEST
 
     def allow(self, characters: int) -> None:
-        """Long messages may give long texts."""
+        """Raise the limit on lengths in proportion to an input of so many characters."""
         self.longest = max(self.longest, LONGEST + REPEATS * characters)
         self._bytes += MADE_REPEATS * characters
 
     def tick(self) -> None:
-        """Something is done."""
+        """Count one step, and check the time limit."""
         self._steps += 1
         if self._steps % LOOK == 0 and time.thread_time() > self._end:
             refuse("takes too long")
@@ -107,7 +107,7 @@ class Work:
             refuse("makes too much")
 
     def keep(self, value: Any) -> Any:
-        """A value that was made."""
+        """Charge a value that was made against the limits, and return it."""
         if isinstance(value, str):
             self.need(len(value))
             size = sys.getsizeof(value)
@@ -170,7 +170,7 @@ def _work() -> Work:
 
 @contextmanager
 def rendering(cpu_s: float = CPU_S) -> Iterator[Work]:
-    """What is rendered within, on this thread, has so much of its time together."""
+    """Limit everything that this thread renders in the block to `cpu_s` seconds of processor time together."""
     outer = getattr(_active, "work", None)
     if outer is not None:
         yield outer
@@ -193,7 +193,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @property
     def tick(self) -> bool:
-        """A template asks for this at each turn of a loop. True."""
+        """Count one turn of a template's loop; always True."""
         _work().tick()
         return True
 

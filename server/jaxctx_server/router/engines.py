@@ -28,7 +28,7 @@ class RouterEngines:
         return self._lifecycle.served().engine_handles()
 
     def is_registered(self, handle: EngineHandle) -> bool:
-        """Whether an engine answers now, in this incarnation."""
+        """Whether this registration of the engine has not ended."""
         return handle in self.handles()
 
     def by_load(self, model_id: str | None = None, first: EngineHandle | None = None) -> list[EngineHandle]:

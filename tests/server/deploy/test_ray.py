@@ -102,7 +102,7 @@ def test_one_that_is_not_needed_any_more_need_not_come() -> None:
     assert deciding.after(REMOVE_AFTER_S, (1, 0), starting=1) == 1
 
 
-def test_without_engines_at_the_core_nothing_is_decided() -> None:
+def test_without_engines_at_the_router_nothing_is_decided() -> None:
     assert Deciding(2).after(1000, starting=2) == 2
 
 

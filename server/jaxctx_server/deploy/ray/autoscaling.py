@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxctx_server.engine_bounds import EngineBounds
 
-ADD_AFTER_S = 5.0  # longer than some beats: work that comes and goes sooner is done before a new engine has loaded
+ADD_AFTER_S = 5.0  # longer than some heartbeats: work that comes and goes sooner is done before a new engine has loaded
 REMOVE_AFTER_S = 300.0  # much longer: an engine takes minutes to come back, with nothing in its cache
 MAX_UTILIZATION = 0.75  # of the engines that would remain; at 1 another would be added again at once
 FIRST_PAUSE_S, LONGEST_PAUSE_S = (

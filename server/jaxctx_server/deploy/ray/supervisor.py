@@ -21,7 +21,7 @@ from jaxctx_server.deploy.ray.fleet import Fleet
 from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, USAGE, StartError
 
-LOOK_EVERY_S = 1.0  # the router's figures are those of its last beat, which is as long
+LOOK_EVERY_S = 1.0  # the router's figures are those of its last heartbeat, which is as long
 ROUTER_TIMEOUT_S = 5.0
 SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.ray")
