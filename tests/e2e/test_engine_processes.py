@@ -150,7 +150,7 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
         assert (await caller("GetGraph")).tasks[-1].engine_id == other.address  # it went on there
         return told
 
-    # Frozen: lost after three heartbeats, its work goes on elsewhere; taken back in a new incarnation, it says nothing late.
+    # Frozen: lost after three heartbeats, its work goes on. Taken back in a new incarnation, it says nothing late.
     reading, frozen, beginning = await telling()
     epoch = (await cluster.engines())[frozen.address]
     frozen.process.send_signal(signal.SIGSTOP)
