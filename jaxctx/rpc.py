@@ -7,12 +7,11 @@ protos/jaxctx/v1/error_reason.proto promises. Nothing here decides what is an er
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
@@ -59,20 +58,6 @@ CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),  # all tokens of a long context, or the logits of a pass
     ("grpc.max_send_message_length", 64 << 20),
 ]
-
-
-def method_of(channel: Any, rpc: str) -> Any:
-    """A callable for a method that is known by its name only, on a channel of `grpc` or `grpc.aio`.
-
-    Where the method is known, use the generated stubs. This one is for frontends that map URLs to methods.
-    """
-    method = METHODS[rpc]
-    serialize = GetMessageClass(method.input_type).SerializeToString
-    deserialize = GetMessageClass(method.output_type).FromString
-    path = f"/{method.containing_service.full_name}/{rpc}"
-    if method.server_streaming:  # requests never are a stream
-        return channel.unary_stream(path, serialize, deserialize)
-    return channel.unary_unary(path, serialize, deserialize)
 
 
 def to_status(error: JaxctxError) -> grpc.Status:

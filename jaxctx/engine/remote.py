@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, ProgramEngine
 from jaxctx.errors import Unavailable
-from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error, method_of
+from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.types import (
     ContextInfo,
     CreateContextRequest,
@@ -251,18 +250,8 @@ class RemoteEngine(ProgramEngine):
             self._calls.discard(call)
             call.cancel()
 
-    # --- By name: superseded by `call` and `started`, until the router uses those
 
-    async def ask(self, rpc: str, caller: Caller, request: Message | None = None, /, **fields: Any) -> Any:
-        """The response of a method by its name."""
-        async with self.begun(rpc, caller, request, **fields) as call:
-            return await call
-
-    @asynccontextmanager
-    async def begun(
-        self, rpc: str, caller: Caller, request: Message | None = None, /, **fields: Any
-    ) -> AsyncIterator[Any]:
-        """A started call of a method by its name. `request` is a message as it is, else `fields` are its fields."""
-        message = GetMessageClass(METHODS[rpc].input_type)(**fields) if request is None else request
-        async with self.started(method_of(self._channel, rpc), caller, message) as call:
-            yield call
+# Which method of an engine's stubs is called, once the engine is chosen: `lambda engine: engine.contexts.Fill`.
+StubMethod: TypeAlias = Callable[[RemoteEngine], "grpc.UnaryUnaryMultiCallable[RequestT, ResponseT]"]
+# The same for a method that streams its responses: `lambda engine: engine.contexts.Generate`.
+StubStreamMethod: TypeAlias = Callable[[RemoteEngine], "grpc.UnaryStreamMultiCallable[RequestT, ResponseT]"]

@@ -17,7 +17,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx import types as requests
 from jaxctx.engine.interface import Caller as Asker
-from jaxctx.rpc import METHODS, method_of
+from jaxctx.rpc import METHODS
 from jaxctx.types import ContextChange
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
@@ -40,6 +40,7 @@ from tests.e2e.test_cluster import (
     until,
 )
 from tests.engines import Clock
+from tests.server.harness import method_of
 
 LONG = "You are a careful assistant who answers in one short sentence, and never guesses. " * 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx import errors, rpc
 from jaxctx.v1 import context_service_pb2 as pb
@@ -22,6 +23,17 @@ KEYS = [key("alice", "a-key", "red"), key("bob", "b-key", "blue"), key("root", "
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {secret}"),)
+
+
+def method_of(channel: Any, name: str) -> Any:
+    """A callable for a method of the contract by its name, for tests of all methods."""
+    method = rpc.METHODS[name]
+    serialize = GetMessageClass(method.input_type).SerializeToString
+    deserialize = GetMessageClass(method.output_type).FromString
+    path = f"/{method.containing_service.full_name}/{name}"
+    if method.server_streaming:  # requests never are a stream
+        return channel.unary_stream(path, serialize, deserialize)
+    return channel.unary_unary(path, serialize, deserialize)
 
 
 async def failure(call: Any) -> errors.JaxctxError:

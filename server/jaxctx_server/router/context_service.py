@@ -31,65 +31,65 @@ class RouterContextService:
 
     async def create_context(self, caller: Caller, request: pb.CreateContextRequest) -> pb.CreateContextResponse:
         call = ForwardedCall(
-            rpc="CreateContext",
             caller=caller,
             request=request,
             context_id=request.context_id,
             model_id=request.model_id,
+            is_work=True,
         )
-        handle, response = await self._forwarder.ask(call, pb.CreateContextResponse)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CreateContext)
         set_engine_id([response.context], handle)
         request.context_id = response.context.context_id  # so that it can be made anew on another engine
         self._placements.remember(caller.tenant, handle, response.context, created=request)
         return response
 
     async def fill(self, caller: Caller, request: pb.FillRequest) -> pb.FillResponse:
-        call = ForwardedCall(rpc="Fill", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.FillResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Fill)
         self._placed(caller, handle, response.context)
         return response
 
     async def flush(self, caller: Caller, request: pb.FlushRequest) -> pb.FlushResponse:
-        call = ForwardedCall(rpc="Flush", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.FlushResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Flush)
         self._placed(caller, handle, response.context)
         return response
 
     async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        call = ForwardedCall(rpc="Generate", caller=caller, request=request, context_id=request.context_id)
-        async with aclosing(self._forwarder.stream(call, pb.GenerateResponse)) as responses:
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        async with aclosing(self._forwarder.stream(call, lambda engine: engine.contexts.Generate)) as responses:
             async for handle, response in responses:
                 self._placed(caller, handle, response.context)
                 yield response
 
     async def forward(self, caller: Caller, request: pb.ForwardRequest) -> pb.ForwardResponse:
-        call = ForwardedCall(rpc="Forward", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.ForwardResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Forward)
         self._placed(caller, handle, response.context)
         return response
 
     async def fork(self, caller: Caller, request: pb.ForkRequest) -> pb.ForkResponse:
-        call = ForwardedCall(rpc="Fork", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.ForkResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Fork)
         for child in response.contexts:
             self._placed(caller, handle, child)
         return response
 
     async def truncate(self, caller: Caller, request: pb.TruncateRequest) -> pb.TruncateResponse:
-        call = ForwardedCall(rpc="Truncate", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.TruncateResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Truncate)
         self._placed(caller, handle, response.context)
         return response
 
     async def rewind(self, caller: Caller, request: pb.RewindRequest) -> pb.RewindResponse:
-        call = ForwardedCall(rpc="Rewind", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.RewindResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Rewind)
         self._placed(caller, handle, response.context)
         return response
 
     async def get_context(self, caller: Caller, request: pb.GetContextRequest) -> pb.GetContextResponse:
-        call = ForwardedCall(rpc="GetContext", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.GetContextResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.GetContext)
         self._placed(caller, handle, response.context)
         return response
 
@@ -100,7 +100,7 @@ class RouterContextService:
             include_program_contexts=request.include_program_contexts,
         )
         contexts: list[Context] = []
-        for handle, response in await self._lister.pages("ListContexts", pb.ListContextsResponse, caller, asked):
+        for handle, response in await self._lister.pages(lambda engine: engine.contexts.ListContexts, caller, asked):
             set_engine_id(response.contexts, handle)
             contexts += response.contexts
         contexts.sort(key=lambda context: context.version)  # of a context on two engines the latest version is listed
@@ -115,51 +115,51 @@ class RouterContextService:
                 yield change
 
     async def compare(self, caller: Caller, request: pb.CompareRequest) -> pb.CompareResponse:
-        call = ForwardedCall(rpc="Compare", caller=caller, request=request)
+        call = ForwardedCall(caller=caller, request=request)
         with suppress(NotFound):
-            _, response = await self._forwarder.ask(call, pb.CompareResponse)
+            _, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Compare)
             return response
         return compare_tokens(await self._tokens(caller, request.a), await self._tokens(caller, request.b))
 
     async def update_context(self, caller: Caller, request: pb.UpdateContextRequest) -> pb.UpdateContextResponse:
-        call = ForwardedCall(rpc="UpdateContext", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.UpdateContextResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.UpdateContext)
         self._placed(caller, handle, response.context)
         return response
 
     async def plan(self, caller: Caller, request: pb.PlanRequest) -> pb.PlanResponse:
         """Of a new context: what it would take on the engine that would get it."""
         if request.context_id:
-            call = ForwardedCall(rpc="Plan", caller=caller, request=request, context_id=request.context_id)
+            call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         else:
             plans = await self._planner.plans(caller, request)
             if plans:
                 return next(iter(plans.values()))
-            call = ForwardedCall(rpc="Plan", caller=caller, request=request, model_id=request.model_id)
-        _, response = await self._forwarder.ask(call, pb.PlanResponse)
+            call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Plan)
         return response
 
     async def reserve_pages(self, caller: Caller, request: pb.ReservePagesRequest) -> pb.ReservePagesResponse:
-        call = ForwardedCall(rpc="ReservePages", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.ReservePagesResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.ReservePages)
         self._placed(caller, handle, response.context)
         return response
 
     async def commit_pages(self, caller: Caller, request: pb.CommitPagesRequest) -> pb.CommitPagesResponse:
-        call = ForwardedCall(rpc="CommitPages", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.CommitPagesResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CommitPages)
         self._placed(caller, handle, response.context)
         return response
 
     async def release_pages(self, caller: Caller, request: pb.ReleasePagesRequest) -> pb.ReleasePagesResponse:
-        call = ForwardedCall(rpc="ReleasePages", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.ReleasePagesResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.ReleasePages)
         self._placed(caller, handle, response.context)
         return response
 
     async def close_context(self, caller: Caller, request: pb.CloseContextRequest) -> pb.CloseContextResponse:
-        call = ForwardedCall(rpc="CloseContext", caller=caller, request=request, context_id=request.context_id)
-        _, response = await self._forwarder.ask(call, pb.CloseContextResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CloseContext)
         self._placements.forget(call.context_key)
         return response
 

@@ -1,20 +1,18 @@
 """The engines of a router, as its other modules use them."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar, cast
-
-from google.protobuf.message import Message
+from typing import cast
 
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.remote import RemoteEngine, engine_lost
+from jaxctx.engine.remote import RemoteEngine, RequestT, ResponseT, StubMethod, engine_lost
 from jaxctx.errors import JaxctxError, Unavailable
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.lifecycle import ServerLifecycle
-
-R = TypeVar("R", bound=Message)
 
 
 class RouterEngines:
@@ -60,28 +58,31 @@ class RouterEngines:
 
     async def ask_each(
         self,
-        rpc: str,
-        response_type: type[R],
+        method: StubMethod[RequestT, ResponseT],
         caller: Caller,
-        request: Message,
+        request: RequestT,
         handles: Sequence[EngineHandle],
         *,
         ignore: type[JaxctxError],
-    ) -> dict[EngineHandle, R]:
+    ) -> dict[EngineHandle, ResponseT]:
         """The response of each of these engines, but of those that raise an `ignore` error."""
-        responses = await asyncio.gather(*(self._ask_one(rpc, caller, request, handle, ignore) for handle in handles))
-        return {
-            handle: cast(R, response)
-            for handle, response in zip(handles, responses, strict=True)
-            if response is not None
-        }
+        responses = await asyncio.gather(
+            *(self._ask_one(method, caller, request, handle, ignore) for handle in handles)
+        )
+        return {handle: response for handle, response in zip(handles, responses, strict=True) if response is not None}
 
     async def _ask_one(
-        self, rpc: str, caller: Caller, request: Message, handle: EngineHandle, ignore: type[JaxctxError]
-    ) -> Message | None:
+        self,
+        method: StubMethod[RequestT, ResponseT],
+        caller: Caller,
+        request: RequestT,
+        handle: EngineHandle,
+        ignore: type[JaxctxError],
+    ) -> ResponseT | None:
+        """The response of one engine; None if it raises an `ignore` error."""
+        engine = remote_engine(handle)
         with suppress(ignore):
-            response: Message = await remote_engine(handle).ask(rpc, caller, request)
-            return response
+            return await engine.call(method(engine), caller, request)
         return None
 
 

@@ -1,47 +1,41 @@
 """A call goes to the engine that is its place: as it came, and back as it was answered."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, Generic
 
 from google.protobuf.message import Message
 
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.remote import engine_lost
+from jaxctx.engine.remote import RequestT, ResponseT, StubMethod, StubStreamMethod, engine_lost
 from jaxctx.errors import AlreadyExists, FailedPrecondition, JaxctxError, NotFound, Unavailable
 from jaxctx.programs.engine_registry import EngineHandle
-from jaxctx.rpc import METHODS
 from jaxctx.v1 import context_service_pb2, rules_pb2, snapshot_service_pb2
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.router.engines import RouterEngines, remote_engine
 from jaxctx_server.router.placement import ContextKey, CreatedKey, Placement, PlacementTable
 from jaxctx_server.router.planning import Planner
 
-R = TypeVar("R", bound=Message)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardedCall:
+class ForwardedCall(Generic[RequestT]):
     """A call of the contract on its way to an engine."""
 
-    rpc: str  # the method's name in the contract
     caller: Caller
-    request: Message
+    request: RequestT
     context_id: str = ""  # the context that it is about; empty: none, or more than one
     model_id: str | None = None  # only engines of this model can answer ("": of the default one). None: any may
+    # Whether it is new work, which a server that drains refuses: the method's option `work` (rules.proto).
+    is_work: bool = False
 
     @property
     def context_key(self) -> ContextKey:
         """The context that it is about, among those of all tenants."""
         return ContextKey(self.caller.tenant, self.context_id)
-
-    @property
-    def is_work(self) -> bool:
-        """Whether it is new work, which a server that drains refuses (rules.proto)."""
-        is_work: bool = METHODS[self.rpc].GetOptions().Extensions[rules_pb2.work]
-        return is_work
 
 
 @dataclass(slots=True)
@@ -75,8 +69,12 @@ class Forwarder:
         self._placements = placements
         self._planner = planner
 
-    async def ask(self, call: ForwardedCall, response_type: type[R]) -> tuple[EngineHandle, R]:
+    async def ask(
+        self, call: ForwardedCall[RequestT], method: StubMethod[RequestT, ResponseT]
+    ) -> tuple[EngineHandle, ResponseT]:
         """The response of the first engine that knows what the call is about and does not drain, and which one that is.
+
+        `method` says which method of the engine is called: `lambda engine: engine.contexts.Fill`.
 
         Raises the engine's error; Unavailable (DRAINING) for new work while the router drains; AlreadyExists for an id
         that is taken on any engine; Unavailable (ENGINE_LOST) while an engine that may know does not answer.
@@ -87,13 +85,15 @@ class Forwarder:
             for handle in self._candidates(call, placement):
                 try:
                     with forwarded(handle, call):
-                        response = await remote_engine(handle).ask(call.rpc, call.caller, call.request)
-                        return handle, cast(R, response)
+                        engine = remote_engine(handle)
+                        return handle, await engine.call(method(engine), call.caller, call.request)
                 except (NotFound, Unavailable, FailedPrecondition) as error:
                     refusals.add(error)
         raise self._refusal(refusals, placement)
 
-    async def stream(self, call: ForwardedCall, response_type: type[R]) -> AsyncGenerator[tuple[EngineHandle, R], None]:
+    async def stream(
+        self, call: ForwardedCall[RequestT], method: StubStreamMethod[RequestT, ResponseT]
+    ) -> AsyncGenerator[tuple[EngineHandle, ResponseT], None]:
         """As `ask`, for a method that streams its responses."""
         async with self._accepted(call):
             placement = await self._placement_of(call)
@@ -101,19 +101,20 @@ class Forwarder:
             for handle in self._candidates(call, placement):
                 try:
                     with forwarded(handle, call):
-                        async with remote_engine(handle).begun(call.rpc, call.caller, call.request) as responses:
+                        engine = remote_engine(handle)
+                        async with engine.started(method(engine), call.caller, call.request) as responses:
                             async for response in responses:
-                                yield handle, cast(R, response)
+                                yield handle, response
                     return
                 except (NotFound, Unavailable, FailedPrecondition) as error:
                     refusals.add(error)
         raise self._refusal(refusals, placement)
 
-    def _candidates(self, call: ForwardedCall, placement: Placement | None) -> list[EngineHandle]:
+    def _candidates(self, call: ForwardedCall[Any], placement: Placement | None) -> list[EngineHandle]:
         """The engines to ask in turn, first the one where the context is."""
         return self._engines.by_load(call.model_id, None if placement is None else placement.handle)
 
-    async def _placement_of(self, call: ForwardedCall) -> Placement | None:
+    async def _placement_of(self, call: ForwardedCall[Any]) -> Placement | None:
         """Where the context is that the call is about, if that is remembered; where it will be, if it is first filled.
 
         If the context moves right now this waits: whatever becomes of the move, the context is at one place then.
@@ -137,7 +138,7 @@ class Forwarder:
         return error
 
     @asynccontextmanager
-    async def _accepted(self, call: ForwardedCall) -> AsyncIterator[None]:
+    async def _accepted(self, call: ForwardedCall[Any]) -> AsyncIterator[None]:
         """Around a call. New work is refused while the router drains, and waited for by a drain that begins later.
 
         If the call makes something under an id or a name that its request chooses, nothing has that, and nothing else
@@ -166,14 +167,30 @@ class Forwarder:
                 await asyncio.wait([placement.moving])
             self._placements.forget(key)  # what was on a lost engine can be made again
         with suppress(NotFound):
-            handle, response = await self.ask(find_call(caller, find_rpc, name), Message)
-            if isinstance(response, context_service_pb2.GetContextResponse):
-                self._placements.remember(caller.tenant, handle, response.context)
+            await self.find(caller, find_rpc, name)
             raise AlreadyExists(f"there is {name!r} already")
+
+    async def find(self, caller: Caller, find_rpc: str, name: str) -> None:
+        """Ask the engines for what has an id or a name, by the RPC that rules.proto says finds it.
+
+        Where a context is that was found is remembered. Raises NotFound if nothing has the id or name.
+        """
+        match find_rpc:
+            case "GetContext":
+                find_context = ForwardedCall(
+                    caller=caller, request=context_service_pb2.GetContextRequest(context_id=name), context_id=name
+                )
+                handle, response = await self.ask(find_context, lambda engine: engine.contexts.GetContext)
+                self._placements.remember(caller.tenant, handle, response.context)
+            case "GetSnapshot":
+                find_snapshot = ForwardedCall(caller=caller, request=snapshot_service_pb2.GetSnapshotRequest(name=name))
+                await self.ask(find_snapshot, lambda engine: engine.snapshots.GetSnapshot)
+            case _:
+                raise ValueError(f"no method of a router finds what {find_rpc} does")
 
 
 @contextmanager
-def forwarded(handle: EngineHandle, call: ForwardedCall) -> Iterator[None]:
+def forwarded(handle: EngineHandle, call: ForwardedCall[Any]) -> Iterator[None]:
     """Around a call that an engine works on, which counts for its load if it is new work."""
     handle.forwarded += call.is_work
     try:
@@ -196,16 +213,3 @@ def chosen_names(request: Message) -> Iterator[tuple[str, str]]:
         if find_rpc:
             for name in sorted(value) if descriptor.is_repeated else [value]:
                 yield find_rpc, name
-
-
-def find_call(caller: Caller, find_rpc: str, name: str) -> ForwardedCall:
-    """The call that finds what has an id or a name."""
-    match find_rpc:
-        case "GetContext":
-            request = context_service_pb2.GetContextRequest(context_id=name)
-            return ForwardedCall(rpc=find_rpc, caller=caller, request=request, context_id=name)
-        case "GetSnapshot":
-            return ForwardedCall(
-                rpc=find_rpc, caller=caller, request=snapshot_service_pb2.GetSnapshotRequest(name=name)
-            )
-    raise ValueError(f"rules.proto says nothing of {find_rpc}")

@@ -1,10 +1,9 @@
 """Lists of a router: a page of what all its engines have."""
 
-from typing import TypeVar
-
-from google.protobuf.message import Message
+from __future__ import annotations
 
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import RequestT, ResponseT, StubMethod
 from jaxctx.errors import NotFound
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx_server.router.engines import RouterEngines
@@ -12,7 +11,6 @@ from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.service.paging import entries_to_find
 
 MAX_LISTED = 1000  # entries that an engine may be asked for at once
-R = TypeVar("R", bound=Message)
 
 
 def entries_to_ask_for(limit: int) -> int:
@@ -28,14 +26,14 @@ class Lister:
         self._forwarder = forwarder
 
     async def pages(
-        self, rpc: str, response_type: type[R], caller: Caller, request: Message
-    ) -> list[tuple[EngineHandle, R]]:
+        self, method: StubMethod[RequestT, ResponseT], caller: Caller, request: RequestT
+    ) -> list[tuple[EngineHandle, ResponseT]]:
         """The response of each engine to a list request, but of those that know nothing of what it is about.
 
         Raises the error that says why there is none, if there is none.
         """
         handles = self._engines.by_load()
-        pages = await self._engines.ask_each(rpc, response_type, caller, request, handles, ignore=NotFound)
+        pages = await self._engines.ask_each(method, caller, request, handles, ignore=NotFound)
         if pages:
             return list(pages.items())
-        return [await self._forwarder.ask(ForwardedCall(rpc=rpc, caller=caller, request=request), response_type)]
+        return [await self._forwarder.ask(ForwardedCall(caller=caller, request=request), method)]

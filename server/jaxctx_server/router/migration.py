@@ -60,11 +60,12 @@ class Migrator:
         This router may not have heard of all of them. It asks for those of all tenants that it has heard of, and of the
         tenant without a name.
         """
+        engine = remote_engine(handle)
         found: set[ContextKey] = set()
         for tenant in {"", *self._placements.tenants()}:
             request = context_service_pb2.ListContextsRequest(limit=MAX_LISTED)
             while True:
-                response = await remote_engine(handle).ask("ListContexts", Caller(tenant), request)
+                response = await engine.call(engine.contexts.ListContexts, Caller(tenant), request)
                 if not response.contexts:
                     break
                 for context in response.contexts:
@@ -83,7 +84,8 @@ class Migrator:
         caller = Caller(key.tenant, self._clock() + MIGRATION_TIMEOUT_S)
         with suppress(JaxctxError):
             request = context_service_pb2.GetContextRequest(context_id=key.context_id)
-            response = await remote_engine(placement.handle).ask("GetContext", caller, request)
+            engine = remote_engine(placement.handle)
+            response = await engine.call(engine.contexts.GetContext, caller, request)
             context: Context = response.context
             target = next(iter(self._engines.by_load(context.model_id)), placement.handle)
             is_busy = context.state == CONTEXT_STATE_BUSY
@@ -116,7 +118,8 @@ class Migrator:
             finally:
                 target.forwarded -= 1
         finally:  # the engine finds out by this, too, that the snapshot was taken
-            await old.ask("DeleteSnapshot", caller, snapshot_service_pb2.DeleteSnapshotRequest(name=name))
+            request = snapshot_service_pb2.DeleteSnapshotRequest(name=name)
+            await old.call(old.snapshots.DeleteSnapshot, caller, request)
 
 
 def snapshot_ttl() -> Ttl:
@@ -127,7 +130,7 @@ def snapshot_ttl() -> Ttl:
 async def save(engine: RemoteEngine, caller: Caller, key: ContextKey, name: str) -> Timestamp:
     """Save a context for a move. Returns when that was."""
     request = snapshot_service_pb2.SaveRequest(context_id=key.context_id, name=name, durable=True, ttl=snapshot_ttl())
-    response: snapshot_service_pb2.SaveResponse = await engine.ask("Save", caller, request)
+    response = await engine.call(engine.snapshots.Save, caller, request)
     return response.snapshot.created_at
 
 
@@ -143,7 +146,7 @@ async def take(
     )
     if context.HasField("pinned_until"):
         request.pin_for.FromTimedelta(context.pinned_until.ToDatetime() - saved_at.ToDatetime())
-    await engine.ask("Take", caller, request)
+    await engine.call(engine.snapshots.Take, caller, request)
 
 
 async def restore_lifetime(
@@ -160,4 +163,4 @@ async def restore_lifetime(
             request.ttl.duration.CopyFrom(context.expiry.duration)
         else:
             request.ttl.duration.FromTimedelta(context.expiry.at.ToDatetime() - saved_at.ToDatetime())
-    await engine.ask("UpdateContext", caller, request)
+    await engine.call(engine.contexts.UpdateContext, caller, request)

@@ -16,29 +16,29 @@ class RouterModelService:
 
     async def list_models(self, caller: Caller, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         asked = pb.ListModelsRequest(limit=entries_to_ask_for(request.limit), page_token=request.page_token)
-        pages = await self._lister.pages("ListModels", pb.ListModelsResponse, caller, asked)
+        pages = await self._lister.pages(lambda engine: engine.models.ListModels, caller, asked)
         models = [model for _, response in pages for model in response.models]
         page = page_by_id(models, lambda model: model.model_id, page_token=asked.page_token, found=asked.limit)
         return pb.ListModelsResponse(models=page.entries, next_page_token=page.next_page_token)
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
-        call = ForwardedCall(rpc="GetModel", caller=caller, request=request, model_id=request.model_id)
-        _, response = await self._forwarder.ask(call, pb.GetModelResponse)
+        call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.models.GetModel)
         return response
 
     async def tokenize(self, caller: Caller, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        call = ForwardedCall(rpc="Tokenize", caller=caller, request=request, model_id=request.model_id)
-        _, response = await self._forwarder.ask(call, pb.TokenizeResponse)
+        call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.models.Tokenize)
         return response
 
     async def detokenize(self, caller: Caller, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        call = ForwardedCall(rpc="Detokenize", caller=caller, request=request, model_id=request.model_id)
-        _, response = await self._forwarder.ask(call, pb.DetokenizeResponse)
+        call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.models.Detokenize)
         return response
 
     async def apply_chat_template(
         self, caller: Caller, request: pb.ApplyChatTemplateRequest
     ) -> pb.ApplyChatTemplateResponse:
-        call = ForwardedCall(rpc="ApplyChatTemplate", caller=caller, request=request, model_id=request.model_id)
-        _, response = await self._forwarder.ask(call, pb.ApplyChatTemplateResponse)
+        call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.models.ApplyChatTemplate)
         return response

@@ -31,7 +31,9 @@ class Planner:
         those that have the pages, else the least loaded. Engines that raise an error are not there.
         """
         handles = self._engines.by_load(request.model_id)
-        plans = await self._engines.ask_each("Plan", pb.PlanResponse, caller, request, handles, ignore=JaxctxError)
+        plans = await self._engines.ask_each(
+            lambda engine: engine.contexts.Plan, caller, request, handles, ignore=JaxctxError
+        )
         return dict(sorted(plans.items(), key=plan_order))
 
     def start_first_fill_move(self, placement: Placement, fill: pb.FillRequest, caller: Caller) -> None:
@@ -57,7 +59,8 @@ class Planner:
             plans = await self.plans(plan_caller, plan_of_first_fill(created, fill))
             best = next(iter(plans), placement.handle)
             if best is not placement.handle:
-                await remote_engine(best).ask("CreateContext", move_caller, created)
+                new = remote_engine(best)
+                await new.call(new.contexts.CreateContext, move_caller, created)
                 old, placement.handle = placement.handle, best
                 await remote_engine(old).close(move_caller, created.context_id)
 

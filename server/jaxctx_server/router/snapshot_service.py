@@ -20,32 +20,32 @@ class RouterSnapshotService:
         self._placements = placements
 
     async def save(self, caller: Caller, request: pb.SaveRequest) -> pb.SaveResponse:
-        call = ForwardedCall(rpc="Save", caller=caller, request=request, context_id=request.context_id)
-        _, response = await self._forwarder.ask(call, pb.SaveResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Save)
         return response
 
     async def open(self, caller: Caller, request: pb.OpenRequest) -> pb.OpenResponse:
-        call = ForwardedCall(rpc="Open", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.OpenResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Open)
         self._placed(caller, handle, response.context)
         return response
 
     async def take(self, caller: Caller, request: pb.TakeRequest) -> pb.TakeResponse:
-        call = ForwardedCall(rpc="Take", caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, pb.TakeResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Take)
         self._placed(caller, handle, response.context)
         return response
 
     async def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
-        call = ForwardedCall(rpc="GetSnapshot", caller=caller, request=request)
-        _, response = await self._forwarder.ask(call, pb.GetSnapshotResponse)
+        call = ForwardedCall(caller=caller, request=request)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.GetSnapshot)
         return response
 
     async def list_snapshots(self, caller: Caller, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsResponse:
         asked = pb.ListSnapshotsRequest(
             prefix=request.prefix, limit=entries_to_ask_for(request.limit), page_token=request.page_token
         )
-        pages = await self._lister.pages("ListSnapshots", pb.ListSnapshotsResponse, caller, asked)
+        pages = await self._lister.pages(lambda engine: engine.snapshots.ListSnapshots, caller, asked)
         snapshots = [snapshot for _, response in pages for snapshot in response.snapshots]
         snapshots.sort(
             key=lambda snapshot: snapshot.version
@@ -59,7 +59,7 @@ class RouterSnapshotService:
         asked = pb.ListSnapshotVersionsRequest(
             name=request.name, limit=entries_to_ask_for(request.limit), page_token=request.page_token
         )
-        pages = await self._lister.pages("ListSnapshotVersions", pb.ListSnapshotVersionsResponse, caller, asked)
+        pages = await self._lister.pages(lambda engine: engine.snapshots.ListSnapshotVersions, caller, asked)
         versions = [snapshot for _, response in pages for snapshot in response.snapshots]
         page = page_by_version(
             versions, lambda snapshot: snapshot.version, page_token=asked.page_token, found=asked.limit
@@ -67,37 +67,37 @@ class RouterSnapshotService:
         return pb.ListSnapshotVersionsResponse(snapshots=page.entries, next_page_token=page.next_page_token)
 
     async def update_snapshot(self, caller: Caller, request: pb.UpdateSnapshotRequest) -> pb.UpdateSnapshotResponse:
-        call = ForwardedCall(rpc="UpdateSnapshot", caller=caller, request=request)
-        _, response = await self._forwarder.ask(call, pb.UpdateSnapshotResponse)
+        call = ForwardedCall(caller=caller, request=request)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.UpdateSnapshot)
         return response
 
     async def delete_snapshot(self, caller: Caller, request: pb.DeleteSnapshotRequest) -> pb.DeleteSnapshotResponse:
-        call = ForwardedCall(rpc="DeleteSnapshot", caller=caller, request=request)
-        _, response = await self._forwarder.ask(call, pb.DeleteSnapshotResponse)
+        call = ForwardedCall(caller=caller, request=request)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.DeleteSnapshot)
         return response
 
     async def publish(self, caller: Caller, request: pb.PublishRequest) -> pb.PublishResponse:
-        call = ForwardedCall(rpc="Publish", caller=caller, request=request, context_id=request.context_id)
-        _, response = await self._forwarder.ask(call, pb.PublishResponse)
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Publish)
         return response
 
     async def unpublish(self, caller: Caller, request: pb.UnpublishRequest) -> pb.UnpublishResponse:
-        call = ForwardedCall(rpc="Unpublish", caller=caller, request=request)
-        _, response = await self._forwarder.ask(call, pb.UnpublishResponse)
+        call = ForwardedCall(caller=caller, request=request)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Unpublish)
         return response
 
     async def update_publication(
         self, caller: Caller, request: pb.UpdatePublicationRequest
     ) -> pb.UpdatePublicationResponse:
-        call = ForwardedCall(rpc="UpdatePublication", caller=caller, request=request)
-        _, response = await self._forwarder.ask(call, pb.UpdatePublicationResponse)
+        call = ForwardedCall(caller=caller, request=request)
+        _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.UpdatePublication)
         return response
 
     async def list_publications(
         self, caller: Caller, request: pb.ListPublicationsRequest
     ) -> pb.ListPublicationsResponse:
         asked = pb.ListPublicationsRequest(limit=entries_to_ask_for(request.limit), page_token=request.page_token)
-        pages = await self._lister.pages("ListPublications", pb.ListPublicationsResponse, caller, asked)
+        pages = await self._lister.pages(lambda engine: engine.snapshots.ListPublications, caller, asked)
         publications = [publication for _, response in pages for publication in response.publications]
         page = page_by_id(
             publications,

@@ -88,8 +88,9 @@ class WatchSession:
 
     async def _read(self, handle: EngineHandle) -> None:
         """Read the changes on one engine until it is lost or drains, which others notice."""
+        engine = remote_engine(handle)
         with suppress(JaxctxError):
-            async with remote_engine(handle).begun("WatchContexts", self._caller, self._request) as changes:
+            async with engine.started(engine.contexts.WatchContexts, self._caller, self._request) as changes:
                 async for change in changes:
                     set_engine_id([change.context], handle)
                     if not self._moves(change, handle):

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from jaxctx.rpc import method_of
 from jaxctx.v1 import engine_service_pb2 as pb
 from jaxctx_server.grpc.engine_service import peer_host
-from tests.server.harness import failure
+from tests.server.harness import failure, method_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx import errors, rpc
+from jaxctx import errors
 from jaxctx.rpc import METHODS
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
@@ -23,7 +23,7 @@ from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.service import request_reader
 from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.validate import Limits
-from tests.server.harness import KEYS, bearer, create, failure
+from tests.server.harness import KEYS, bearer, create, failure, method_of
 from tests.server.validate.test_scan import field
 
 UNKNOWN = 99  # a value that no enum has
@@ -67,7 +67,7 @@ async def test_an_unknown_value_of_an_enum(grpc_server: Any, rpc_name: str, path
     """Is refused by name, whatever else is wrong; it was INTERNAL where a method looked at it first."""
     method = METHODS[rpc_name]
     request = GetMessageClass(method.input_type)(**holding(path, value))
-    call = rpc.method_of(grpc_server.channel, rpc_name)(request)
+    call = method_of(grpc_server.channel, rpc_name)(request)
     error = await failure(call.read() if method.server_streaming else call)
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
     assert named(path) in [each.field for each in error.violations]
@@ -91,7 +91,7 @@ async def test_no_method_sees_an_invalid_request(
     monkeypatch.setattr(request_reader, "validate", refuse)
     called = len([name for name, *_ in grpc_server.engine.calls if name != "stats"])
     method = METHODS[rpc_name]
-    call = rpc.method_of(grpc_server.channel, rpc_name)(GetMessageClass(method.input_type)())
+    call = method_of(grpc_server.channel, rpc_name)(GetMessageClass(method.input_type)())
     error = await failure(call.read() if method.server_streaming else call)
     assert [each.field for each in error.violations] == ["all"]
     assert len([name for name, *_ in grpc_server.engine.calls if name != "stats"]) == called
@@ -184,7 +184,7 @@ async def test_a_router_counts_what_it_passes_on(method: str, number: int, name:
             error = await failure(channel.unary_unary(f"/jaxctx.v1.ContextService/{method}")(data))
             assert [each.field for each in error.violations] == [name]
             request = pb.ForwardRequest(context_id="a", tokens=[1] * request_reader.ROUTER_CONTEXT_TOKENS)
-            error = await failure(rpc.method_of(channel, "Forward")(request))
+            error = await failure(method_of(channel, "Forward")(request))
             assert error.reason == "ENGINE_LOST"
     finally:
         lifecycle.stop()
@@ -206,7 +206,7 @@ async def test_without_keys_each_connection_has_a_budget(grpc_server: Any, monke
         request = pb.ListContextsRequest()
         error = await failure(grpc_server.contexts.ListContexts(request))
         assert error.reason == "QUEUE_FULL"
-        await rpc.method_of(other, "ListContexts")(request)
+        await method_of(other, "ListContexts")(request)
         error = await failure(grpc_server.contexts.ListContexts(request))
         assert error.reason == "QUEUE_FULL"
     assert callers[0] == callers[2] != callers[1]
@@ -228,7 +228,7 @@ async def test_with_keys_each_of_them_has_a_budget(open_grpc_server: Any, monkey
     ):
         for channel in (grpc_server.channel, other):
             for secret in ("a-key", "b-key"):
-                call = rpc.method_of(channel, "ListContexts")
+                call = method_of(channel, "ListContexts")
                 await call(pb.ListContextsRequest(), metadata=bearer(secret))
     assert callers == [("alice", "red"), ("bob", "blue")] * 2
 
