@@ -395,7 +395,7 @@ class Context(AsyncCloseable):
 
     async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
         """Where this context (a) and another one (b), given as an object or by its id, part."""
-        other_id = other if isinstance(other, str) else other.id
+        other_id = getattr(other, "id", other)  # an object of the other client works too
         request = requests.build_request(context_service_pb2.CompareRequest, a=self.id, b=other_id)
         response = await self._channel.call(self._channel.contexts.Compare, request, timeout_s)
         return convert.comparison_from_proto(response)

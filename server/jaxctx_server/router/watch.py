@@ -36,11 +36,11 @@ class Watcher:
         programs = self._lifecycle.served().programs
         watching = replace(caller, deadline=None)
         while True:
+            if programs.draining:  # before anything is asked of a server that may have stopped meanwhile
+                raise draining_error()
             session = WatchSession(self._engines, self._placements, watching, request)
             try:
-                while session.is_complete():
-                    if programs.draining:
-                        raise draining_error()
+                while not programs.draining and session.is_complete():
                     change = await session.next_change()
                     if change is None:
                         continue
@@ -49,6 +49,8 @@ class Watcher:
                     yield change
             finally:
                 session.cancel()
+            if programs.draining:
+                raise draining_error()
             await asyncio.sleep(RESTART_PAUSE_S)
             reset = pb.WatchContextsResponse(change=pb.CONTEXT_CHANGE_RESET)
             reset.at.GetCurrentTime()
