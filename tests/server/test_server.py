@@ -25,7 +25,7 @@ from jaxctx_server.lifecycle import ProgramSettings
 from jaxctx_server.server import program_settings, serve
 
 
-class Life:
+class RunningServer:
     """A server that is being run: set `stop` to end it."""
 
     def __init__(self, engine: Any, text: Any, config: ServeConfig, keys: Any = None) -> None:
@@ -64,8 +64,8 @@ def engine(make_engine: Any) -> Any:
     return make_engine()
 
 
-async def test_a_life(engine: Any, text: Any, tmp_path: Path) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+async def test_start_to_stop(engine: Any, text: Any, tmp_path: Path) -> None:
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
     address = await life.ready()
     banner = life.out.getvalue()
     assert "fake (fake, 7 parameters, float32)" in banner
@@ -88,13 +88,13 @@ async def test_a_life(engine: Any, text: Any, tmp_path: Path) -> None:
 
 
 async def test_the_banner_names_the_window_that_limits_a_context(engine: Any, text: Any) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     await life.ready()
     assert "up to 10,000 tokens each; 4 run at once" in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
     engine.attention_window = 10_000
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     await life.ready()
     assert "up to 10,000 tokens each (the model's attention window); 4 run at once" in life.out.getvalue()
     life.stop.set()
@@ -119,7 +119,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
         return await stats()
 
     engine.stats = counted
-    often = Life(engine, text, ServeConfig(grpc_port=0, heartbeat_s=0.05))
+    often = RunningServer(engine, text, ServeConfig(grpc_port=0, heartbeat_s=0.05))
     await often.ready()
     async with asyncio.timeout(30):
         while len(asked) < 5:
@@ -127,7 +127,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
     often.stop.set()
     await often.task
     asked.clear()
-    seldom = Life(engine, text, ServeConfig(grpc_port=0, heartbeat_s=60.0))
+    seldom = RunningServer(engine, text, ServeConfig(grpc_port=0, heartbeat_s=60.0))
     await seldom.ready()
     await asyncio.sleep(2.5)  # in which it would have been asked three times every second
     assert len(asked) == 1
@@ -136,7 +136,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
 
 
 async def test_it_answers_probes_while_it_loads(engine: Any, text: Any, tmp_path: Path) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService")
@@ -149,7 +149,7 @@ async def test_it_answers_probes_while_it_loads(engine: Any, text: Any, tmp_path
 
 
 async def test_running_work_finishes_before_the_end(engine: Any, text: Any) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     address = await life.ready()
     async with grpc.aio.insecure_channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -167,7 +167,7 @@ async def test_running_work_finishes_before_the_end(engine: Any, text: Any) -> N
 
 
 async def test_a_drain_that_takes_too_long_is_cut_off(engine: Any, text: Any) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0, drain_timeout_s=0.05))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, drain_timeout_s=0.05))
     address = await life.ready()
     engine.hang = True
     async with grpc.aio.insecure_channel(address) as channel:
@@ -187,7 +187,7 @@ async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: 
         raise Unavailable("the engine stopped")
 
     engine.drain = broken
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     await life.ready()
     life.stop.set()
     assert await life.task == CUT_OFF
@@ -195,7 +195,7 @@ async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: 
 
 
 async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engine: Any, text: Any) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     address = await life.ready()
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -207,7 +207,7 @@ async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engi
 
 
 async def test_stopped_while_loading(engine: Any, text: Any) -> None:
-    life = Life(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
     await asyncio.sleep(0.05)
     life.stop.set()
     assert await life.task == INTERRUPTED

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-class Company:
+class ProgramsHarness:
     """Programs, their engines, and short ways to say things."""
 
     def __init__(self, *engines: ScriptedEngine, latency_bound: int = 4, **settings: Any) -> None:
@@ -72,7 +72,7 @@ async def ask(session: Session, variable_id: str, criterion: Criterion = Criteri
     return await asyncio.wait_for(session.request(variable_id, criterion).wait(), 5)
 
 
-async def settle() -> None:
+async def run_event_loop() -> None:
     """Let everything happen that can."""
     for _ in range(50):
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from jaxctx.types import CreateContextRequest, Criterion, SubmitCallRequest
-from tests.jaxctx.programs.conftest import Company, ask, call, output, settle, until
+from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 
 STORY = "Once a page was"
@@ -26,8 +26,8 @@ def gone() -> Unavailable:
 
 async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
     one, two = ScriptedEngine("one", answer=story), ScriptedEngine("two", answer=story)
-    company = Company(one, two)
-    session = company.session()
+    harness = ProgramsHarness(one, two)
+    session = harness.session()
     one.parts_before_failure, one.failure = 2, None
     o = call(session, "Tell: {{o}}", o=output("o"))["o"]
     one.gate.clear()
@@ -39,8 +39,8 @@ async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
     assert "".join(parts) == STORY
     assert one.did("generate") == ["Tell: "]
     assert two.did("generate") == ["Tell: On"]
-    assert list(company.registry.handles) == ["two"]
-    await settle()
+    assert list(harness.registry.handles) == ["two"]
+    await run_event_loop()
     assert two.contexts == {}
 
 
@@ -48,26 +48,26 @@ async def test_an_engine_that_is_lost_in_the_middle_of_an_output() -> None:
 async def test_a_context_that_cannot_become_a_prefix_s_is_closed(failing: str) -> None:
     """It would have lived as long as a call may take, and a prefix been remembered that is none."""
     engine = ScriptedEngine()
-    company = Company(engine)
-    session = company.session()
+    harness = ProgramsHarness(engine)
+    session = harness.session()
     prefix = "You never guess. " * 8
     engine.failing, engine.failure = failing, Internal("a defect")
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await company.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released()
     assert engine.contexts == {}
-    assert company.nodes[0].prefixes == {}
+    assert harness.nodes[0].prefixes == {}
     engine.failure = None
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await company.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released()
     assert len(engine.contexts) == 1
 
 
 async def test_no_prefix_is_kept_if_so_set() -> None:
     engine = ScriptedEngine()
-    company = Company(engine, prefix_timeout_s=0.0)
-    session = company.session()
+    harness = ProgramsHarness(engine, prefix_timeout_s=0.0)
+    session = harness.session()
     await ask(session, call(session, "You never guess. " * 8 + "{{o}}", o=output("o"))["o"])
-    await company.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released()
     assert engine.contexts == {}
 
 
@@ -83,28 +83,28 @@ async def test_a_context_whose_making_was_cut_short_is_closed() -> None:
         return answer
 
     engine.create = slow  # type: ignore[method-assign]
-    company = Company(engine)
-    session = company.session()
+    harness = ProgramsHarness(engine)
+    session = harness.session()
     asking = asyncio.create_task(ask(session, call(session, "Tell: {{o}}", o=output("o"))["o"]))
     await made.wait()
     assert len(engine.contexts) == 1
-    await company.programs.delete("t", session.id)
+    await harness.programs.delete("t", session.id)
     with pytest.raises(Cancelled):
         await asking
-    await settle()
-    await company.programs.executor.wait_until_released()
+    await run_event_loop()
+    await harness.programs.executor.wait_until_released()
     assert engine.contexts == {}
 
 
 async def test_earlier_outputs_of_the_call_are_kept() -> None:
     one, two = ScriptedEngine("one", answer=lambda text: "A"), ScriptedEngine("two", answer=lambda text: "B")
-    company = Company(one, two)
-    session = company.session()
+    harness = ProgramsHarness(one, two)
+    session = harness.session()
     x = session.create_variable("x")
     outputs = call(session, "1 {{a}} 2 {{x}} {{b}}", a=output("a"), x=(x.id,), b=output("b"))
     asking = asyncio.create_task(ask(session, outputs["b"]))
     await session.variable(outputs["a"]).wait()
-    company.registry.lose(company.nodes[0])
+    harness.registry.lose(harness.nodes[0])
     session.set_variable(x.id, "X")
     assert await asking == "B"
     assert two.did("generate") == ["1 A 2 X "]
@@ -112,28 +112,28 @@ async def test_earlier_outputs_of_the_call_are_kept() -> None:
 
 async def test_a_silent_engine_is_lost_after_three_beats_and_taken_back() -> None:
     one, two = ScriptedEngine("one"), ScriptedEngine("two")
-    company = Company(heartbeat_s=0.01)
+    harness = ProgramsHarness(heartbeat_s=0.01)
     watching = asyncio.create_task(
-        company.programs.watch(company.registry.watch("one", one, encode), company.registry.watch("two", two, encode))
+        harness.programs.watch(harness.registry.watch("one", one, encode), harness.registry.watch("two", two, encode))
     )
-    await until(lambda: len(company.registry.handles) == 2)
-    before = company.registry.handles["one"]
-    session = company.session()
+    await until(lambda: len(harness.registry.handles) == 2)
+    before = harness.registry.handles["one"]
+    session = harness.session()
     one.silent = True
     o = call(session, "say {{o}}", o=output("o"))["o"]
     assert await ask(session, o) == "<say >"
     assert one.did("create")
     assert two.did("generate")
-    await until(lambda: "one" not in company.registry.handles)
+    await until(lambda: "one" not in harness.registry.handles)
     one.silent = False
-    await until(lambda: "one" in company.registry.handles)
-    assert company.registry.handles["one"].epoch > before.epoch
+    await until(lambda: "one" in harness.registry.handles)
+    assert harness.registry.handles["one"].epoch > before.epoch
     watching.cancel()
 
 
 async def test_an_erring_engine_gives_a_typed_error() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure = ValueError("secret detail")
     with pytest.raises(Internal) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
@@ -141,40 +141,40 @@ async def test_an_erring_engine_gives_a_typed_error() -> None:
 
 
 async def test_a_prefix_that_cannot_be_filled_leaves_nothing() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure, engine.failing = ResourceExhausted("no pages", reason="NEVER_FITS"), "fill"
     template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
     with pytest.raises(ResourceExhausted):
         await ask(session, call(session, template, o=output("o"))["o"])
-    await settle()
+    await run_event_loop()
     assert engine.contexts == {}
     engine.failure = None
     assert await ask(session, call(session, template, o=output("o"))["o"])
 
 
 async def test_a_patient_registry_waits_for_a_slow_engine() -> None:
-    company = Company(heartbeat_s=0.01)
+    harness = ProgramsHarness(heartbeat_s=0.01)
     engine = ScriptedEngine()
-    watching = asyncio.create_task(company.registry.watch("e", engine, encode, patient=True))
-    await until(lambda: bool(company.registry.handles))
+    watching = asyncio.create_task(harness.registry.watch("e", engine, encode, patient=True))
+    await until(lambda: bool(harness.registry.handles))
     engine.silent = True
     await asyncio.sleep(0.1)
-    assert list(company.registry.handles) == ["e"]
+    assert list(harness.registry.handles) == ["e"]
     watching.cancel()
 
 
 async def test_work_without_an_engine_waits_until_its_deadline() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
-    company.registry.lose(company.nodes[0])
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    harness.registry.lose(harness.nodes[0])
     request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.05)
     with pytest.raises(DeadlineExceeded):
         await ask(session, session.submit(request).tasks[0].output.id)
     waiting = call(session, "say {{o}}", o=output("o"))["o"]
     asking = asyncio.create_task(ask(session, waiting))
-    await settle()
-    company.registry.register("again", engine, encode)
+    await run_event_loop()
+    harness.registry.register("again", engine, encode)
     assert await asking == "<say >"
 
 
@@ -182,50 +182,50 @@ async def test_work_without_an_engine_waits_until_its_deadline() -> None:
 async def test_a_task_that_loses_every_engine_ends(losses: int, failing: str) -> None:
     """Later if it was not begun: yet an engine may die of a prompt's tokens too."""
     engines = [ScriptedEngine(f"e{i}") for i in range(losses + 2)]
-    company = Company(*engines)
+    harness = ProgramsHarness(*engines)
     for engine in engines:
         engine.failure, engine.failing = gone(), failing
-    session = company.session()
+    session = harness.session()
     with pytest.raises(Unavailable) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
     assert error.value.reason == "ENGINE_FAILED"
-    assert len(company.registry.handles) == 2  # it did not take all of them with it
+    assert len(harness.registry.handles) == 2  # it did not take all of them with it
 
 
 @pytest.mark.parametrize("failing", ["create", "fill"])
 async def test_a_task_is_not_to_blame_for_engines_that_did_not_begin_it(failing: str) -> None:
     engines = [ScriptedEngine(f"e{i}") for i in range(5)]
-    company = Company(*engines)
+    harness = ProgramsHarness(*engines)
     for engine in engines:
         engine.failure, engine.failing = gone(), failing
-    session = company.session()
+    session = harness.session()
     asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
-    await until(lambda: not company.registry.handles)
-    company.registry.register("new", ScriptedEngine("new"), encode)
+    await until(lambda: not harness.registry.handles)
+    harness.registry.register("new", ScriptedEngine("new"), encode)
     assert await asking == "<say >"
 
 
 async def test_a_task_of_which_something_came_goes_on_however_many_engines_are_lost() -> None:
     """Each gives the next letter: five losses, and not one in turn of nothing."""
     engines = [ScriptedEngine(f"e{i}", answer=story) for i in range(6)]
-    company = Company(*engines)
+    harness = ProgramsHarness(*engines)
     for engine in engines[:5]:
         engine.parts_before_failure, engine.failure, engine.failing = 1, gone(), "nothing else"
-    session = company.session()
+    session = harness.session()
     assert await ask(session, call(session, "Tell: {{o}}", o=output("o"))["o"]) == STORY
     begun = [text for engine in engines for text in engine.did("generate")]
     assert begun == [f"Tell: {STORY[:letters]}" for letters in range(6)]
-    assert list(company.registry.handles) == ["e5"]
+    assert list(harness.registry.handles) == ["e5"]
 
 
 async def test_an_answer_of_a_former_life_is_not_taken() -> None:
-    company = Company(engine := ScriptedEngine(answer=story))
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine(answer=story))
+    session = harness.session()
     engine.gate.clear()
     o = call(session, "Tell: {{o}}", o=output("o"))["o"]
     asking = asyncio.create_task(ask(session, o))
     await until(lambda: bool(engine.running))
-    company.registry.register("e", engine, encode)
+    harness.registry.register("e", engine, encode)
     await until(lambda: len(engine.did("generate")) == 2)
     engine.gate.set()
     assert await asking == STORY
@@ -235,8 +235,8 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
     """Under load, at any moment of any call; each request ends once with the whole story."""
     random.seed(7)
     engines = {name: ScriptedEngine(name, answer=story) for name in ("one", "two")}
-    company = Company(*engines.values())
-    session = company.session()
+    harness = ProgramsHarness(*engines.values())
+    session = harness.session()
     engines["two"].ticks_to_close = 30  # what is lost there ends when its calls are at work elsewhere already
     losses = 0
 
@@ -250,12 +250,12 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
         for _ in range(random.randrange(1, 14)):
             await asyncio.sleep(0)
         name = random.choice(("one", "two"))
-        if (node := company.registry.handles.get(name)) is not None:
-            company.registry.lose(node)
+        if (node := harness.registry.handles.get(name)) is not None:
+            harness.registry.lose(node)
             losses += 1
         for each, engine in engines.items():
-            if each not in company.registry.handles:
-                company.registry.register(each, engine, encode)
+            if each not in harness.registry.handles:
+                harness.registry.register(each, engine, encode)
         for task in [each for each in asking if each.done()]:
             asking.remove(task)
             ended.append(task)
@@ -269,29 +269,29 @@ async def test_a_thousand_losses_of_one_of_two_engines() -> None:
 
 
 async def test_a_draining_engine_ends_what_it_has_and_begins_nothing() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.gate.clear()
     one = asyncio.create_task(ask(session, call(session, "one {{o}}", o=output("o"))["o"]))
     await until(lambda: bool(engine.running))
     engine.failure = Unavailable("drains", reason="DRAINING")
     two = asyncio.create_task(ask(session, call(session, "two {{o}}", o=output("o"))["o"]))
-    await until(lambda: company.nodes[0].draining)
+    await until(lambda: harness.nodes[0].draining)
     engine.gate.set()
     assert await one == "<one >"
     engine.failure = None
-    await settle()
+    await run_event_loop()
     assert not two.done()
-    company.registry.register("other", engine, encode)
+    harness.registry.register("other", engine, encode)
     assert await two == "<two >"
 
 
 async def test_when_the_server_stops_everybody_is_told() -> None:
-    company = Company(ScriptedEngine())
-    watching = asyncio.create_task(company.programs.watch())
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine())
+    watching = asyncio.create_task(harness.programs.watch())
+    session = harness.session()
     waiting = asyncio.create_task(session.create_variable("x").wait())
-    await settle()
+    await run_event_loop()
     watching.cancel()
     with pytest.raises(Unavailable):
         await waiting

@@ -20,14 +20,14 @@ from jaxctx.errors import (
 )
 from jaxctx.programs import native_functions, sessions
 from jaxctx.types import Criterion, Parameter, SamplingParams, SubmitCallRequest, TaskPhase
-from tests.jaxctx.programs.conftest import Company, ask, call, output, settle, step, until
+from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, step, until
 from tests.jaxctx.programs.scripted import ScriptedEngine
 
 
 async def run(function: str | native_functions.Function, **texts: str) -> str:
     """What a step of it makes."""
     functions = native_functions.BUILT_IN_FUNCTIONS if isinstance(function, str) else {"own": function}
-    session = Company(ScriptedEngine(), functions=functions).session()
+    session = ProgramsHarness(ScriptedEngine(), functions=functions).session()
     return await ask(session, step(session, function if isinstance(function, str) else "own", **texts))
 
 
@@ -122,7 +122,7 @@ async def test_classes_of_unicode_do_not_hold_the_interpreter() -> None:
     ],
 )
 async def test_what_is_refused_at_once(function: str, values: dict[str, str], field: str, words: str) -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     with pytest.raises(InvalidArgument) as error:
         step(session, function, **values)
     (violation,) = error.value.violations
@@ -133,8 +133,8 @@ async def test_what_is_refused_at_once(function: str, values: dict[str, str], fi
 
 
 async def test_a_name_twice_no_output_a_variable_that_is_not_there_or_a_server_that_drains() -> None:
-    company = Company(ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine())
+    session = harness.session()
     text = Parameter(name="text", text="a")
     for parameters, field in (([text, text, output("o")], "parameters[1].name"), ([text], "parameters")):
         with pytest.raises(InvalidArgument) as error:
@@ -142,7 +142,7 @@ async def test_a_name_twice_no_output_a_variable_that_is_not_there_or_a_server_t
         assert [each.field for each in error.value.violations] == [field]
     with pytest.raises(NotFound):
         step(session, "strip", text=("none",))
-    company.programs.draining = True
+    harness.programs.draining = True
     with pytest.raises(Unavailable):
         step(session, "strip", text="a")
 
@@ -152,7 +152,7 @@ async def test_a_name_twice_no_output_a_variable_that_is_not_there_or_a_server_t
     [{"max_tokens": 1}, {"stop": ("a",)}, {"ignore_eos": True}, {"sampling": SamplingParams(temperature=0.5)}],
 )
 async def test_no_model_says_the_output_of_a_step(settings: dict[str, Any]) -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     parameters = [Parameter(name="text", text="a"), output("o", **settings)]
     with pytest.raises(InvalidArgument) as error:
         session.submit(SubmitCallRequest(function="strip", parameters=parameters))
@@ -174,8 +174,8 @@ class TestOwn:
         def shout(text: str, times: str = "1") -> list[str]:
             return [text.upper()] * int(times)
 
-        company = Company(ScriptedEngine(), functions=self.functions(monkeypatch, shout))
-        session = company.session()
+        harness = ProgramsHarness(ScriptedEngine(), functions=self.functions(monkeypatch, shout))
+        session = harness.session()
         assert await ask(session, step(session, "shout", text="quiet", times="2")) == "QUIETQUIET"
         assert await ask(session, step(session, "strip", text=" x ")) == "x"
         with pytest.raises(InvalidArgument, match="shout, split"):
@@ -207,8 +207,8 @@ class TestOwn:
         def broken(text: str) -> str:
             raise raised
 
-        company = Company(ScriptedEngine(), functions={"broken": broken})
-        session = company.session()
+        harness = ProgramsHarness(ScriptedEngine(), functions={"broken": broken})
+        session = harness.session()
         with pytest.raises(FailedPrecondition) as error:
             await ask(session, step(session, "broken", text="x"))
         assert error.value.message == f"the function failed with {type(raised).__name__}"
@@ -226,8 +226,8 @@ class TestOwn:
             release.wait(10)
             return text
 
-        company = Company(ScriptedEngine(), functions={"slow": slow, **native_functions.BUILT_IN_FUNCTIONS})
-        session = company.session()
+        harness = ProgramsHarness(ScriptedEngine(), functions={"slow": slow, **native_functions.BUILT_IN_FUNCTIONS})
+        session = harness.session()
         with pytest.raises(DeadlineExceeded):
             await ask(session, step(session, "slow", text="late"))
         monkeypatch.setattr(native_functions, "TIMEOUT_S", 5.0)  # one thread is still at work
@@ -241,8 +241,8 @@ class TestOwn:
             time.sleep(0.25)
             return text
 
-        company = Company(ScriptedEngine(), functions={"slow": slow})
-        session = company.session()
+        harness = ProgramsHarness(ScriptedEngine(), functions={"slow": slow})
+        session = harness.session()
         asked = [ask(session, step(session, "slow", text=str(i))) for i in range(8 * native_functions.THREADS)]
         assert await asyncio.gather(*asked) == [str(i) for i in range(8 * native_functions.THREADS)]
 
@@ -250,7 +250,7 @@ class TestOwn:
 async def test_outputs_count_as_texts_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a few bytes of requests could fill the memory of a server with copies of one text."""
     monkeypatch.setattr(sessions, "MAX_TEXT_BYTES", 1000)
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     x = session.create_variable("x", text="x" * 300).id
     copies = [step(session, "strip", text=(x,)) for _ in range(3)]
     assert [await ask(session, each) for each in copies[:2]] == ["x" * 300] * 2
@@ -261,13 +261,13 @@ async def test_outputs_count_as_texts_that_were_given(monkeypatch: pytest.Monkey
 
 
 async def test_steps_between_calls() -> None:
-    company = Company(engine := ScriptedEngine(answer=lambda text: " yes; no "))
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine(answer=lambda text: " yes; no "))
+    session = harness.session()
     o = call(session, "say {{o}}", o=output("o"))["o"]
     stripped = step(session, "strip", text=(o,))
     first, second = (step(session, "split", text=(stripped,), separator="; ", part=part) for part in "01")
     last = call(session, "not {{x}} but {{y}}: {{o}}", x=(second,), y=(first,), o=output("o"))["o"]
-    await settle()
+    await run_event_loop()
     assert engine.log == []
     await ask(session, last, Criterion.THROUGHPUT)
     assert engine.did("generate") == ["say ", "not no but yes: "]
@@ -279,12 +279,12 @@ async def test_steps_between_calls() -> None:
 
 async def test_a_step_runs_only_if_it_is_asked_for_and_once() -> None:
     ran = []
-    company = Company(ScriptedEngine(), functions={"note": lambda text: ran.append(text) or text})
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine(), functions={"note": lambda text: ran.append(text) or text})
+    session = harness.session()
     x = session.create_variable("x").id
     wanted, unwanted = step(session, "note", text=(x,)), step(session, "note", text="unwanted")
     asking = [asyncio.create_task(ask(session, wanted)) for _ in range(2)]
-    await settle()
+    await run_event_loop()
     assert ran == []
     session.set_variable(x, "wanted")
     assert await asyncio.gather(*asking) == ["wanted"] * 2
@@ -293,7 +293,7 @@ async def test_a_step_runs_only_if_it_is_asked_for_and_once() -> None:
 
 
 async def test_a_number_may_come_from_a_variable() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     good, bad = (session.create_variable("n", text=text).id for text in ("1", "one"))
     assert await ask(session, step(session, "split", text="a\nb", part=(good,))) == "b"
     with pytest.raises(FailedPrecondition, match=r"ValueError: .*'one'"):
@@ -301,15 +301,15 @@ async def test_a_number_may_come_from_a_variable() -> None:
 
 
 async def test_a_step_may_be_asked_for_with_its_submission() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     parameters = [output("o", criterion=Criterion.LATENCY), Parameter(name="text", text=" x ")]
     request = SubmitCallRequest(function="strip", parameters=parameters)
     assert await session.submit(request).tasks[0].output.wait() == "x"
 
 
 async def test_what_failed_before_a_step_fails_it_and_what_fails_in_it_fails_the_rest() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     o = call(session, "say {{o}}", o=output("o"))["o"]
     engine.failure = ResourceExhausted("never", reason="NEVER_FITS")
     with pytest.raises(ResourceExhausted):
@@ -322,7 +322,7 @@ async def test_what_failed_before_a_step_fails_it_and_what_fails_in_it_fails_the
 
 
 async def test_an_input_that_never_comes() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     with pytest.raises(DeadlineExceeded):
         await ask(session, step(session, "strip", text=(session.create_variable("x").id,), timeout_s=0.05))
 
@@ -335,8 +335,8 @@ async def test_a_step_that_is_cancelled() -> None:
         release.wait(10)
         return text
 
-    company = Company(ScriptedEngine(), functions={"slow": slow})
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine(), functions={"slow": slow})
+    session = harness.session()
     running, waiting = step(session, "slow", text="x"), step(session, "slow", text=(session.create_variable("y").id,))
     for each in (running, waiting):
         session.request(each, Criterion.LATENCY)
@@ -348,22 +348,22 @@ async def test_a_step_that_is_cancelled() -> None:
     for each in (running, waiting):
         with pytest.raises(Cancelled):
             await ask(session, each)
-    await settle()
+    await run_event_loop()
     assert [each.phase for each in session.tasks()] == [TaskPhase.FAILED] * 2
     assert session.variable(running).text == ""
 
 
 async def test_a_session_that_ends_under_a_step() -> None:
-    company = Company(ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine())
+    session = harness.session()
     made = session.request(step(session, "strip", text="x"), Criterion.LATENCY)
-    await company.programs.delete("t", session.id)
+    await harness.programs.delete("t", session.id)
     with pytest.raises(Cancelled):
         await made.wait()
 
 
 async def test_a_long_chain_of_steps() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     last = session.create_variable("x", text=" x ").id
     for _ in range(2000):
         last = step(session, "strip", text=(last,))
@@ -371,15 +371,15 @@ async def test_a_long_chain_of_steps() -> None:
 
 
 async def test_a_drain_waits_for_steps() -> None:
-    company = Company(ScriptedEngine(), functions={"slow": lambda text: time.sleep(0.1) or text})
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine(), functions={"slow": lambda text: time.sleep(0.1) or text})
+    session = harness.session()
     made = session.request(step(session, "slow", text="x"), Criterion.LATENCY)
-    await company.programs.drain()
+    await harness.programs.drain()
     assert made.text == "x"
 
 
 async def test_what_went_wrong_is_told_in_a_few_words() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     secrets = '{"a": "' + "secret" * 1000 + '"}'
     failing = {
         "no match": step(session, "extract", text="a", pattern="b"),
@@ -396,7 +396,7 @@ async def test_what_went_wrong_is_told_in_a_few_words() -> None:
 
 async def test_what_failed_keeps_nothing_of_what_it_was_at() -> None:
     """A text of 2 MiB may be a hundred as JSON; a session has thousands of variables."""
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     failed = session.variable(step(session, "json_pointer", text="[[]]", pointer="/1"))
     with pytest.raises(FailedPrecondition):
         await ask(session, failed.id)

@@ -9,27 +9,27 @@ from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 from jaxctx.programs import dispatcher, executor
 from jaxctx.types import Criterion, SubmitCallRequest
-from tests.jaxctx.programs.conftest import Company, ask, call, output, settle, until
+from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 from tests.server.conftest import STATS
 
 
 async def test_time_is_over_for_a_task_whose_input_never_came() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     x = session.create_variable("x")
     parameters = [replace(output("x"), output=None, variable_id=x.id), output("o")]
     request = SubmitCallRequest(template="{{x}} and {{o}}", parameters=parameters, timeout_s=0.05)
     with pytest.raises(DeadlineExceeded):
         await ask(session, session.submit(request).tasks[0].output.id)
     session.set_variable(x.id, "late")
-    await settle()
+    await run_event_loop()
     assert engine.log == []
 
 
 async def test_nobody_waits_for_a_prefix_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     rewind, may_rewind = engine.rewind, asyncio.Event()
 
     async def rewound(caller: Caller, context_id: str, to: int) -> None:
@@ -40,52 +40,52 @@ async def test_nobody_waits_for_a_prefix_to_be_kept(monkeypatch: pytest.MonkeyPa
     template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
     for _ in range(2):
         assert await ask(session, call(session, template, o=output("o"))["o"])
-    assert company.loads() == [0]
-    await settle()
+    assert harness.loads() == [0]
+    await run_event_loop()
     assert len(engine.contexts) == 1  # that of the first is to be kept, and the other's is closed
     may_rewind.set()
-    await settle()
+    await run_event_loop()
     assert list(map(len, engine.contexts.values())) == [64]
 
 
 async def test_calls_that_end_at_once_keep_one_prefix() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     template = "a prefix that is long enough for a page of its own, and then some more: {{o}}"
     for _ in range(2):
         ids = [call(session, template, o=output("o"))["o"] for _ in range(3)]
         await asyncio.gather(*(ask(session, each) for each in ids))
-        await settle()
+        await run_event_loop()
         assert list(map(len, engine.contexts.values())) == [64]
         engine.contexts.clear()  # its time to live is over, which the next ones find at once
 
 
 async def test_the_latest_used_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "MAX_PREFIXES", 2)
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     for used in "abacab":
         assert await ask(session, call(session, f"{used * 80} {{{{o}}}}", o=output("o"))["o"])
-        await settle()
-        assert [text[1:4] for _, text in company.nodes[0].prefixes][-1] == used * 3
-    assert {text[0] for _, text in company.nodes[0].prefixes} == {"a", "b"}
+        await run_event_loop()
+        assert [text[1:4] for _, text in harness.nodes[0].prefixes][-1] == used * 3
+    assert {text[0] for _, text in harness.nodes[0].prefixes} == {"a", "b"}
     kept = [chr(tokens[-1]) for tokens in engine.contexts.values()]
     assert sorted(kept) == ["a", "b", "b", "c"]  # that of b was forgotten, and its time to live will end it
 
 
 async def test_a_prefix_shorter_than_a_page_is_not_kept() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     for _ in range(2):
         assert await ask(session, call(session, "short: {{o}}", o=output("o"))["o"])
-        await settle()
+        await run_event_loop()
         assert engine.contexts == {}
     assert engine.did("update") == []
 
 
 async def test_time_is_over_while_it_is_tried_again_and_again() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure = ResourceExhausted("full", reason="QUEUE_FULL", retry_after_s=0.01)
     request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.1)
     with pytest.raises(DeadlineExceeded):
@@ -97,14 +97,14 @@ async def test_time_is_over_while_it_is_tried_again_and_again() -> None:
 
 async def test_one_tenants_queue_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "MAX_WAITING", 5)
-    company = Company(engine := ScriptedEngine(max_batch=1))
-    greedy, other = company.session("greedy"), company.session("other")
+    harness = ProgramsHarness(engine := ScriptedEngine(max_batch=1))
+    greedy, other = harness.session("greedy"), harness.session("other")
     engine.gate.clear()
     ids = [call(greedy, f"{i} {{{{o}}}}", o=output("o"))["o"] for i in range(8)]
     for each in ids:
         greedy.request(each, Criterion.THROUGHPUT)
     asking = asyncio.create_task(ask(other, call(other, "say {{o}}", o=output("o"))["o"]))
-    await settle()
+    await run_event_loop()
     engine.gate.set()
     assert await asking == "<say >"
     results = await asyncio.gather(*(greedy.variable(each).wait() for each in ids), return_exceptions=True)
@@ -112,52 +112,52 @@ async def test_one_tenants_queue_is_not_anothers(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_who_was_away_is_not_behind_for_what_he_had() -> None:
-    company = Company(engine := ScriptedEngine(max_batch=1))
-    old, new = company.session("old"), company.session("new")
+    harness = ProgramsHarness(engine := ScriptedEngine(max_batch=1))
+    old, new = harness.session("old"), harness.session("new")
     for i in range(20):
         await ask(old, call(old, f"before {i} {{{{o}}}}", o=output("o"))["o"])
     engine.gate.clear()
     engine.log.clear()
     for i in range(10):
         new.request(call(new, f"n{i} {{{{o}}}}", o=output("o"))["o"], Criterion.THROUGHPUT)
-    await settle()
+    await run_event_loop()
     asking = asyncio.create_task(ask(old, call(old, "mine {{o}}", o=output("o"))["o"]))
-    await settle()
+    await run_event_loop()
     engine.gate.set()
     await asking
     assert [text[:2] for text in engine.did("generate")].index("mi") <= 2
 
 
 async def test_other_doors_do_not_shut_programs_out() -> None:
-    company = Company(ScriptedEngine())
-    company.nodes[0].update_load(replace(STATS, running=9, waiting=0, pages_reserved=10**9))
-    session = company.session()
+    harness = ProgramsHarness(ScriptedEngine())
+    harness.nodes[0].update_load(replace(STATS, running=9, waiting=0, pages_reserved=10**9))
+    session = harness.session()
     assert await ask(session, call(session, "say {{o}}", o=output("o"))["o"]) == "<say >"
 
 
 async def test_a_deletion_that_is_given_up_closes_all_the_same() -> None:
-    company = Company(engine := ScriptedEngine())
-    sessions = [company.session(tenant) for tenant in "ab"]
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    sessions = [harness.session(tenant) for tenant in "ab"]
     engine.gate.clear()
     for session in sessions:
         session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.THROUGHPUT)
     await until(lambda: len(engine.running) == 2)
-    leaving, staying = (asyncio.create_task(company.programs.delete(each.tenant, each.id)) for each in sessions)
+    leaving, staying = (asyncio.create_task(harness.programs.delete(each.tenant, each.id)) for each in sessions)
     await asyncio.sleep(0)
     leaving.cancel()
     await staying
-    await settle()
+    await run_event_loop()
     assert engine.contexts == {}
 
 
 async def test_an_engine_lost_behind_the_last_part_is_not_asked_again() -> None:
     one, two = ScriptedEngine("one", answer=lambda text: "abc"), ScriptedEngine("two", answer=lambda text: "XYZ")
-    company = Company(one, two)
+    harness = ProgramsHarness(one, two)
     one.ticks_to_close = 50  # the last part was told, and the stream has not ended
-    session = company.session()
+    session = harness.session()
     variable = session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
     await until(lambda: variable.text == "abc")
-    company.registry.lose(company.nodes[0])
+    harness.registry.lose(harness.nodes[0])
     assert await variable.wait() == "abc"
     assert two.did("generate") == []
 
@@ -173,17 +173,17 @@ async def test_text_that_an_engine_held_back_is_not_lost() -> None:
             await asyncio.Event().wait()
 
     one.generate = held_back
-    company = Company(one, two)
-    session = company.session()
+    harness = ProgramsHarness(one, two)
+    session = harness.session()
     variable = session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
     await until(lambda: variable.text == "foo")
-    company.registry.lose(company.nodes[0])
+    harness.registry.lose(harness.nodes[0])
     assert await variable.wait() == "foo#bar"
     assert [request.resume_tokens for request in two.requests] == [4]
 
 
 async def test_reading_a_failure_often_keeps_nothing() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     variable = session.create_variable("x")
     variable.fail(Cancelled("gone"))
     for _ in range(20):
@@ -196,19 +196,19 @@ async def test_reading_a_failure_often_keeps_nothing() -> None:
 
 
 async def test_an_odd_error_does_not_end_the_watch() -> None:
-    company = Company(heartbeat_s=0.01)
+    harness = ProgramsHarness(heartbeat_s=0.01)
     engine = ScriptedEngine()
-    watching = asyncio.create_task(company.registry.watch("e", engine, encode))
-    await until(lambda: bool(company.registry.handles))
+    watching = asyncio.create_task(harness.registry.watch("e", engine, encode))
+    await until(lambda: bool(harness.registry.handles))
     engine.failure = RuntimeError("odd")
-    await until(lambda: not company.registry.handles)
+    await until(lambda: not harness.registry.handles)
     engine.failure = None
-    await until(lambda: bool(company.registry.handles))
+    await until(lambda: bool(harness.registry.handles))
     watching.cancel()
 
 
 async def test_long_texts_are_looked_at_only_where_they_begin() -> None:
-    session = Company(ScriptedEngine()).session()
+    session = ProgramsHarness(ScriptedEngine()).session()
     x = session.create_variable("x", text="x" * (2 << 20))
     ids = call(session, "{{x}}{{x}}{{x}}{{o}}", x=(x.id,), o=output("o"))
     task = session.graph.producer(session.variable(ids["o"]))
@@ -221,10 +221,10 @@ async def test_long_texts_are_looked_at_only_where_they_begin() -> None:
 
 
 async def test_losing_every_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    company = Company(*[ScriptedEngine(f"e{i}") for i in range(3)])
-    for engine in company.engines:
+    harness = ProgramsHarness(*[ScriptedEngine(f"e{i}") for i in range(3)])
+    for engine in harness.engines:
         engine.failure, engine.failing = Unavailable("gone"), "generate"
-    session = company.session()
+    session = harness.session()
     with pytest.raises(Unavailable):
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
 
@@ -234,8 +234,8 @@ def too_late(retry_after_s: float) -> ResourceExhausted:
 
 
 async def test_a_task_that_cannot_be_in_time_fails_with_that_as_soon_as_waiting_is_in_vain() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure, engine.failing = too_late(700.0), "generate"
     with pytest.raises(ResourceExhausted) as error:
         await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
@@ -244,8 +244,8 @@ async def test_a_task_that_cannot_be_in_time_fails_with_that_as_soon_as_waiting_
 
 
 async def test_an_engine_that_refuses_for_no_time_at_all_is_not_asked_without_a_pause() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure = too_late(0.0)
     request = SubmitCallRequest(template="say {{o}}", parameters=[output("o")], timeout_s=0.5)
     with pytest.raises(ResourceExhausted) as error:
@@ -255,8 +255,8 @@ async def test_an_engine_that_refuses_for_no_time_at_all_is_not_asked_without_a_
 
 
 async def test_a_task_that_was_too_late_for_an_engine_is_done_when_it_has_time() -> None:
-    company = Company(engine := ScriptedEngine())
-    session = company.session()
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
     engine.failure = too_late(0.01)
     asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
     await until(lambda: len(engine.did("create")) > 1)
