@@ -42,16 +42,6 @@ class Told:
     def logprobs(self) -> list[Any]:
         return [logprob for piece in self.pieces for logprob in piece.logprobs]
 
-    def text_of(self, tokens: int) -> str:
-        """The text that came with the first so many tokens."""
-        taken, text = 0, ""
-        for piece in self.pieces:
-            if taken == tokens:
-                return text
-            taken, text = taken + len(piece.token_ids), text + piece.text
-        assert taken == tokens
-        return text
-
 
 async def told(engine: LocalEngine, tokens: Sequence[int], **settings: Any) -> Told:
     info = await engine.create(ME, CreateContextRequest())
@@ -60,12 +50,13 @@ async def told(engine: LocalEngine, tokens: Sequence[int], **settings: Any) -> T
     return Told([piece async for piece in engine.generate(ME, request)])
 
 
-async def told_in_single_tokens(engine: LocalEngine, **settings: Any) -> Told:
-    """So that it is known which text came with which token."""
-    whole = await told(engine, PROMPT, **settings)
-    while any(len(piece.token_ids) != 1 for piece in whole.pieces):  # its reader lagged
-        whole = await told(engine, PROMPT, **settings)
-    return whole
+def texts_by_token(whole: Told, **settings: Any) -> list[str]:
+    """The text that came with each token. A stream does not tell: it joins what its reader has not taken yet."""
+    text = OutputText(GenerateRequest(context_id="c", **settings), echo_text(), PROMPT)
+    last = settings["max_tokens"]
+    texts = [text.take(token, is_last=place == last)[0] for place, token in enumerate(whole.tokens, 1)]
+    assert "".join(texts) == whole.text
+    return texts
 
 
 def cuts(length: int) -> list[int]:
@@ -85,12 +76,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_a_resumed_output_becomes_what_it_would_have_become(engine: LocalEngine, name: str) -> None:
     settings = SETTINGS[name]
-    whole = await told_in_single_tokens(engine, **settings)
-    last = whole.pieces[-1]
+    whole = await told(engine, PROMPT, **settings)
+    texts, last = texts_by_token(whole, **settings), whole.pieces[-1]
     for cut in cuts(len(whole.tokens)):
         rest = await told(engine, PROMPT + whole.tokens[:cut], **settings, resume_tokens=cut)
         assert rest.tokens == whole.tokens[cut:], cut
-        assert whole.text_of(cut) + rest.text == whole.text, cut
+        assert "".join(texts[:cut]) + rest.text == whole.text, cut
         end = rest.pieces[-1]
         assert (end.finish, end.stop_match) == (last.finish, last.stop_match)
         assert end.seed == last.seed or settings["sampling"].seed is None
@@ -107,7 +98,7 @@ async def test_a_resumed_output_becomes_what_it_would_have_become(engine: LocalE
 @pytest.mark.parametrize("include_stop", [False, True])
 async def test_a_stop_string_that_began_before_the_cut(engine: LocalEngine, include_stop: bool) -> None:
     """What was held back as its beginning comes with it, or once it can be none."""
-    plain = await told_in_single_tokens(engine, sampling=DRAWN, max_tokens=48, ignore_eos=True)
+    plain = await told(engine, PROMPT, sampling=DRAWN, max_tokens=48, ignore_eos=True)
     stop, almost = plain.text[20:26], plain.text[8:13] + "never said"
     assert plain.text.index(stop) == 20, "the test needs a text that says it once"
     settings: dict[str, Any] = {
@@ -117,11 +108,12 @@ async def test_a_stop_string_that_began_before_the_cut(engine: LocalEngine, incl
         "stop": [almost, stop],
         "include_stop": include_stop,
     }
-    whole = await told_in_single_tokens(engine, **settings)
+    whole = await told(engine, PROMPT, **settings)
+    texts = texts_by_token(whole, **settings)
     assert whole.text == plain.text[: 26 if include_stop else 20]
     for cut in range(1, len(whole.tokens)):
         rest = await told(engine, PROMPT + whole.tokens[:cut], **settings, resume_tokens=cut)
-        assert (rest.tokens, whole.text_of(cut) + rest.text) == (whole.tokens[cut:], whole.text), cut
+        assert (rest.tokens, "".join(texts[:cut]) + rest.text) == (whole.tokens[cut:], whole.text), cut
         assert rest.pieces[-1].stop_match == stop
 
 
