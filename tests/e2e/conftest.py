@@ -1,6 +1,7 @@
 """A whole server in the test's event loop: engine on the echo model, gRPC on a free port, the Python client."""
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,9 +33,9 @@ def engine(make_engine, engine_config) -> LocalEngine:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where servers that are processes keep compiled steps: each size compiles once a session."""
-    return tmp_path_factory.mktemp("compiled")
+def compile_cache() -> Path:
+    """Where servers that are processes keep compiled steps: each size compiles once a session, of all its workers."""
+    return Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / "servers"
 
 
 TENANTS = ("alice", "bob")

@@ -27,8 +27,10 @@ SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "
 
 
 def environment() -> dict[str, str]:
-    """That of a user, without what is set for tests of meshes."""
-    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    """That of a user, without what is set for tests of meshes, but compiled as fast as this session compiles."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    level = [flag for flag in os.environ["XLA_FLAGS"].split() if "optimization_level" in flag]
+    return variables | {"XLA_FLAGS": " ".join(level)}
 
 
 class Server:
@@ -67,19 +69,25 @@ def compiled(cache: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def compiled_ahead(compile_cache: Path, tmp_path_factory) -> set[str]:
-    """What the command compiles, before any server."""
-    store = tmp_path_factory.mktemp("ahead") / "store"
-    command = [COMMAND, "compile", *SMALL, "--compile-cache", str(compile_cache), "--store", str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(), cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, f"compiled into {compile_cache}\n"), done.stderr
-    assert not store.exists()  # which is a server's
-    return compiled(compile_cache)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compile cache into which no other test's server compiles."""
+    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="module")
-def bundled(compile_cache: Path, compiled_ahead: set[str]) -> Iterator[Server]:
-    server = Server(*SMALL, cache=compile_cache)
+def compiled_ahead(cache_of_its_own: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the command compiles, before any server."""
+    store = tmp_path_factory.mktemp("ahead") / "store"
+    command = [COMMAND, "compile", *SMALL, "--compile-cache", str(cache_of_its_own), "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(), cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"compiled into {cache_of_its_own}\n"), done.stderr
+    assert not store.exists()  # which is a server's
+    return compiled(cache_of_its_own)
+
+
+@pytest.fixture(scope="module")
+def bundled(cache_of_its_own: Path, compiled_ahead: set[str]) -> Iterator[Server]:
+    server = Server(*SMALL, cache=cache_of_its_own)
     yield server
     server.kill()
 
@@ -92,10 +100,10 @@ def echo(compile_cache: Path) -> Iterator[Server]:
 
 
 def test_after_compiling_ahead_a_start_compiles_nothing(
-    compiled_ahead: set[str], bundled: Server, compile_cache: Path
+    compiled_ahead: set[str], bundled: Server, cache_of_its_own: Path
 ) -> None:
     assert any(name.startswith("jit_step") for name in compiled_ahead)
-    assert compiled(compile_cache) == compiled_ahead
+    assert compiled(cache_of_its_own) == compiled_ahead
 
 
 def test_the_banner_says_what_is_served(bundled: Server) -> None:
@@ -139,6 +147,7 @@ def test_completing_def_looks_like_python(bundled: Server) -> None:
     assert re.match(r"\w+\(.*\):", text), text
 
 
+@pytest.mark.slow
 def test_settings_of_programs_reach_them(compile_cache: Path) -> None:
     chosen = ("--no-dispatch-least-impact", "--no-dispatch-cached-prefix", "--prefix-timeout-s", "77")
     server = Server(*SMALL, *chosen, cache=compile_cache, command=ECHO)
@@ -199,8 +208,8 @@ def test_a_second_signal_stops_at_once(echo: Server) -> None:
     ("arguments", "status", "says"),
     [
         (("/nonexistent",), 3, "/nonexistent"),
-        (("--page-size", "0"), 2, "page-size"),
-        (("--no-such-flag",), 2, "no-such-flag"),
+        pytest.param(("--page-size", "0"), 2, "page-size", marks=pytest.mark.slow),
+        pytest.param(("--no-such-flag",), 2, "no-such-flag", marks=pytest.mark.slow),
         (("--host", "0.0.0.0"), 2, "keys"),
     ],
 )

@@ -183,6 +183,7 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
     assert await asked == said("Say ", 20)
 
 
+@pytest.mark.slow
 async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionServiceStub) -> None:
     """SIGTERM: what it has it finishes; it gets nothing new, and no work is done twice."""
     engine = cluster.engine()
@@ -199,6 +200,7 @@ async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionService
     assert engine.end()[0] == 0
 
 
+@pytest.mark.slow
 async def test_contexts_by_a_router(cluster: Cluster, tmp_path: Path) -> None:
     """They end with their engine, which is said; what was saved is there with the next engine on the same store."""
     await cluster.without_engines()
@@ -228,6 +230,7 @@ async def test_contexts_by_a_router(cluster: Cluster, tmp_path: Path) -> None:
         assert str(await opened.complete(**greedy)) == story.say(20)
 
 
+@pytest.mark.slow
 async def test_contexts_of_an_engine_that_is_told_to_end_go_on_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
     """SIGTERM: at the other engine on the same store, character for character, also behind what was being told then."""
     await cluster.without_engines()

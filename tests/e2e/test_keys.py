@@ -51,7 +51,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("signalled", [False, True])
+@pytest.mark.parametrize("signalled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
     server: Server, file: Path, logged: Path, signalled: bool
 ) -> None:
@@ -90,7 +90,9 @@ def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads another process's signals on Linux")
-@pytest.mark.parametrize("role", ["both", "router", "engine"])
+@pytest.mark.parametrize(
+    "role", ["both", pytest.param("router", marks=pytest.mark.slow), pytest.param("engine", marks=pytest.mark.slow)]
+)
 def test_the_signal_ends_no_server_whatever_it_does(role: str, compile_cache: Path, logged: Path) -> None:
     """From when the process ignores it, which is what it does first, until it serves, and while it does."""
     arguments = [*SMALL, "--role", role, *(["--router", "127.0.0.1:9"] if role == "engine" else [])]

@@ -146,7 +146,15 @@ def layer(
     return attend(q, k, v, unpack_metadata(shape, packed), shape=shape), k, v
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bfloat16",
+        pytest.param("float32", marks=pytest.mark.slow),
+        "int8",
+        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
+    ],
+)
 def test_two_layers_leave_the_pools_in_place(dtype: str) -> None:
     """A donated step needs far less memory beside its arguments than one pool takes."""
     rows, pages, kind = 16, 8000, "float32" if jnp.dtype(dtype).itemsize == 1 else dtype

@@ -87,14 +87,18 @@ class Case:
         (
             (50, 16, 64, 4),
             "bfloat16",
-            ["no_sharing", "one_prefix", "many_prefixes", "three_levels", "chunks_and_decode", "nothing"],
+            ["one_prefix", "three_levels", "chunks_and_decode", "nothing"],
         ),
-        ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"]),  # consumers split rows
+        pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.slow),
+        ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode"]),  # consumers split rows
+        pytest.param((128, 32, 128, 8), "bfloat16", ["three_levels"], marks=pytest.mark.slow),
         (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow)),
-        ((18, 128, 64, 3), "bfloat16", ["many_prefixes"]),  # products with rows to spare, pages of two steps
-        ((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"]),  # two KV heads
-        ((50, 16, 64, 4), "int8", ["chunks_and_decode", "nothing"]),
-        ((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"]),
+        # Products with rows to spare, pages of two steps.
+        pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.slow),
+        pytest.param((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"], marks=pytest.mark.slow),  # two KV heads
+        ((50, 16, 64, 4), "int8", ["chunks_and_decode"]),
+        pytest.param((50, 16, 64, 4), "int8", ["nothing"], marks=pytest.mark.slow),
+        pytest.param((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
         (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.slow)),
         (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow)),
         (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.slow)),
@@ -147,7 +151,7 @@ def test_many_trees(
         (8, "bfloat16"),
         (pytest.param(128, "bfloat16", marks=pytest.mark.slow)),
         (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.slow)),
-        (128, "int8"),
+        pytest.param(128, "int8", marks=pytest.mark.slow),
     ],
 )
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
@@ -244,11 +248,11 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "dtype", "found"),
     [
         (spoil_length, "bfloat16", "assert"),
-        (spoil_clearing, "bfloat16", "assert"),
+        pytest.param(spoil_clearing, "bfloat16", "assert", marks=pytest.mark.slow),
         (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow)),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
         (pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow)),
-        (spoil_commits, "int8", "RACE DETECTED|Computation failed"),
+        pytest.param(spoil_commits, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
         (spoil_scales, "int8", "assert"),
     ],
 )

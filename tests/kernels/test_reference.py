@@ -46,16 +46,16 @@ def run_sum(pages: jax.Array, packed: np.ndarray, mask: np.ndarray | None = None
     ("group", "dim", "page_size", "dtype", "narrow"),
     [
         (1, 64, 16, "float32", False),
-        (4, 128, 1, "bfloat16", False),
+        pytest.param(4, 128, 1, "bfloat16", False, marks=pytest.mark.slow),
         (8, 64, 2, "bfloat16", True),
-        (4, 64, 16, "bfloat16", False),
+        pytest.param(4, 64, 16, "bfloat16", False, marks=pytest.mark.slow),
         (pytest.param(4, 64, 16, "bfloat16", True, marks=pytest.mark.slow)),
         (pytest.param(2, 128, 32, "float32", True, marks=pytest.mark.slow)),
         (pytest.param(8, 128, 32, "bfloat16", False, marks=pytest.mark.slow)),
         (pytest.param(8, 128, 32, "bfloat16", True, marks=pytest.mark.slow)),
         (pytest.param(4, 64, 16, "int8", False, marks=pytest.mark.slow)),
         (8, 128, 32, "int8", True),
-        (4, 128, 16, "float8_e4m3fn", True),
+        pytest.param(4, 128, 16, "float8_e4m3fn", True, marks=pytest.mark.slow),
     ],
 )
 def test_equals_dense_attention(
@@ -104,7 +104,9 @@ def test_equals_dense_attention(
         assert not np.asarray(got)[padding].any()
 
 
-@pytest.mark.parametrize(("dtype", "off"), [("int8", 0.012), ("float8_e4m3fn", 0.046)])
+@pytest.mark.parametrize(
+    ("dtype", "off"), [("int8", 0.012), pytest.param("float8_e4m3fn", 0.046, marks=pytest.mark.slow)]
+)
 def test_8_bits_are_close_to_what_they_stand_for(
     rng: Generator, grow: Callable, dense: Callable, dtype: str, off: float
 ) -> None:
@@ -126,7 +128,9 @@ def test_8_bits_are_close_to_what_they_stand_for(
     assert wrong.max() <= 3 * off
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, 40, 300])
+@pytest.mark.parametrize(
+    "rows", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow), 40, 300]
+)
 def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> None:
     """Steps with one, two or all three classes of items, a chunk that takes several rounds, and a full batch."""
     size, pool = 16, 40
@@ -186,7 +190,9 @@ def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callabl
     np.testing.assert_allclose(got, dense(q, k, v, forest.segments, 16), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 16, 32])
+@pytest.mark.parametrize(
+    "page_size", [1, pytest.param(2, marks=pytest.mark.slow), 16, pytest.param(32, marks=pytest.mark.slow)]
+)
 def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
     shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
     for kind in kinds:
@@ -230,7 +236,7 @@ class TestUnderAMask:
         ("group", "dim", "page_size"),
         [
             (1, 64, 16),
-            (4, 32, 1),
+            pytest.param(4, 32, 1, marks=pytest.mark.slow),
             (pytest.param(2, 64, 2, marks=pytest.mark.slow)),
             (pytest.param(8, 32, 16, marks=pytest.mark.slow)),
         ],
@@ -262,7 +268,7 @@ class TestUnderAMask:
         shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
         segments = grow("chunks_and_decode", ROWS, 16, POOL).segments
         k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
-        q = rng.normal(size=(ROWS, 4, 64)).astype(np.float32)
+        q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)  # sizes of the test above, compiled already
         packed = packed_metadata(segments, shape)
         everything = np.ones((ROWS, POOL * 16), np.bool_)
         got, want = (run_attend(q, k, v, packed, mask, shape=shape) for mask in (everything, None))
@@ -287,7 +293,7 @@ class TestUnderAMask:
             np.testing.assert_array_equal(spoilt[~sees], clean[~sees])
         assert np.isnan(spoilt[sees]).all()
 
-    @pytest.mark.parametrize("page_size", [1, 2, 16])
+    @pytest.mark.parametrize("page_size", [1, pytest.param(2, marks=pytest.mark.slow), 16])
     def test_visible_sum_equals_numpy(self, rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
         shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
         for kind in kinds:

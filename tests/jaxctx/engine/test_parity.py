@@ -18,6 +18,7 @@ from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=5, max_batch_tokens=8, max_context_tokens=640)
+WITHOUT_DRAFTS = replace(CONFIG, draft_tokens=0)  # fewer step sizes, each of which is compiled
 NO_STOP = {"ignore_eos": True, "max_tokens": 64, "sampling": SamplingParams(temperature=0.0)}
 
 
@@ -46,14 +47,14 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
     return context_id
 
 
-# Quick tests take one model of each family.
+# What each family computes is tested without an engine too, in tests/jaxctx/model/test_goldens.py.
 golden_models = pytest.mark.parametrize(
     "golden",
     [
         "llama_gqa1_llama3",
-        "mistral_gqa4_wide_heads",
-        "qwen2_gqa8",
         "qwen3_gqa1_narrow_heads_tied",
+        pytest.param("mistral_gqa4_wide_heads", marks=pytest.mark.slow),
+        pytest.param("qwen2_gqa8", marks=pytest.mark.slow),
         pytest.param("llama_gqa8_biases_linear_tied", marks=pytest.mark.slow),
         pytest.param("mistral_gqa1_tied", marks=pytest.mark.slow),
         pytest.param("qwen2_gqa4_tied", marks=pytest.mark.slow),
@@ -65,7 +66,8 @@ golden_models = pytest.mark.parametrize(
 
 @pytest.fixture
 def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
-    return make_engine(CONFIG, serve(golden_checkpoint, "float32", echo_served), device_config=CONFIG, whole=False)
+    served = serve(golden_checkpoint, "float32", echo_served)
+    return make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)
 
 
 @golden_models
@@ -111,6 +113,7 @@ async def top_logprobs(engine: LocalEngine, context_id: str) -> object:
     return piece.logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
 async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEngine, golden) -> None:
     tokens = golden.tokens[:500].tolist()
@@ -123,7 +126,8 @@ async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEn
 
 @pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
 async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
-    engine = make_engine(CONFIG, serve(golden_checkpoint, "bfloat16", echo_served), device_config=CONFIG, whole=False)
+    served = serve(golden_checkpoint, "bfloat16", echo_served)
+    engine = make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)
     prompt = golden.tokens[:500].tolist()
     miss = await continued(engine, await filled(engine, prompt))
     again = await filled(engine, prompt)
@@ -138,13 +142,13 @@ async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden
     served = serve(golden_checkpoint, "float32", echo_served)
     prompt = [*range(20, 52)] * 3
     sampled = {"sampling": SamplingParams(temperature=0.3, top_p=0.9, seed=3)}
-    plain = make_engine(replace(CONFIG, draft_tokens=0), served, device_config=CONFIG)
+    plain = make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)
     expected = [
         await continued(plain, await filled(plain, prompt), max_tokens=200, **options) for options in ({}, sampled)
     ]
     for flying in (CONFIG.steps_in_flight, 1):
         config = replace(CONFIG, steps_in_flight=flying)
-        engine = make_engine(config, served, device_config=CONFIG)
+        engine = make_engine(config, served, device_config=CONFIG, whole=False)
         for options, tokens in zip(({}, sampled), expected, strict=True):
             assert await continued(engine, await filled(engine, prompt), max_tokens=200, **options) == tokens
         stats = await engine.stats()

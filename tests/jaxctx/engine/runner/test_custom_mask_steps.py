@@ -17,7 +17,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import read_output
+from jaxctx.engine.runner.step import StepShape, read_output
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import GenerateRequest, SamplingParams
@@ -92,12 +92,15 @@ class Subject:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits and samples at `outputs`, of a new context computed in steps of `chunks` rows, again and again."""
         table = np.random.default_rng(5).permutation(np.arange(1, self.config.pages + 1)).astype(np.int32)
-        logits, samples, first = [], [], 0
+        steps, first = [], 0
+        while first < LENGTH:
+            rows = min(chunks[len(steps) % len(chunks)], LENGTH - first)
+            asked = [index for index in outputs if first <= index < first + rows]
+            steps.append((first, rows, asked, self.compiled(rows, max(len(asked), 1))))
+            first += rows
+        logits, samples = [], []
         with self.device.count_compilations():
-            while first < LENGTH:
-                rows = min(chunks[len(logits) % len(chunks)], LENGTH - first)
-                asked = [index for index in outputs if first <= index < first + rows]
-                shape = self.device.select_bucket(rows, max(len(asked), 1))
+            for first, rows, asked, shape in steps:
                 packed, views = self.device.make_step_inputs(shape)
                 segment = self.write(views, first, rows, table)
                 write_attention_overrides(views, first, rows, overrides)
@@ -106,13 +109,19 @@ class Subject:
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
-                first += rows
         assert self.device.compilations_after_ready == 0
         return np.concatenate(logits), np.concatenate(samples)
 
+    def compiled(self, *sizes: int) -> StepShape:
+        """The step for these sizes, compiled if it was not: a server compiles all, the tests need a few."""
+        shape = self.device.select_bucket(*sizes)
+        if shape not in self.device._compiled:
+            self.device._compile(shape)
+        return shape
+
     def step(self, sampler: Sampler) -> int:
         """What an ordinary step over all tokens samples after the last one."""
-        shape = self.device.select_bucket(LENGTH)
+        shape = self.compiled(LENGTH)
         packed, views = self.device.make_step_inputs(shape)
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
@@ -138,19 +147,28 @@ def make_subject(kind: str) -> Subject:
     mesh = make_mesh(tensor=2) if kind == "two devices" else None
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
-    for shape in (
-        *device.custom_mask_shapes,
-        *((device.select_bucket(1),) if kind == "echo" else ()),
-        device.select_bucket(LENGTH),
-    ):
-        device._compile(shape)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     return Subject(model, params, device, CONFIG, tokens)
 
 
-@pytest.fixture(params=["echo", "decoder", "two devices"])
+@pytest.fixture
 def subject(request) -> Subject:
     return make_subject(request.param)
+
+
+# A decoder takes seconds for each step size that it compiles, the echo model less.
+with_decoder = pytest.mark.parametrize(
+    "subject", ["echo", "decoder", pytest.param("two devices", marks=pytest.mark.slow)], indirect=True
+)
+with_echo = pytest.mark.parametrize(
+    "subject",
+    [
+        "echo",
+        pytest.param("decoder", marks=pytest.mark.slow),
+        pytest.param("two devices", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 
 
 @pytest.fixture
@@ -167,17 +185,20 @@ def window(index: int) -> Ranges:
     return [(0, 2), (max(index - 8, 2), index + 1)] if index >= 2 else [(0, index + 1)]
 
 
+@with_decoder
 def test_a_custom_mask_step_without_overrides_equals_dense_attention(subject: Subject) -> None:
     logits, _ = subject.run(outputs=SOME)
     np.testing.assert_allclose(logits, subject.dense()[list(SOME)], **CLOSE)
 
 
+@with_echo
 def test_an_explicit_causal_mask_is_none_to_the_bit(subject: Subject) -> None:
     explicit = {index: array("i", [index, 0, index + 1]).tobytes() for index in range(LENGTH)}
     masked, plain = subject.run(explicit, outputs=SOME), subject.run(outputs=SOME)
     np.testing.assert_array_equal(masked[0], plain[0])
 
 
+@with_echo
 @pytest.mark.parametrize("chunks", [(1,), (3,), (4,), (17,), (1, 30, 4)])
 def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None:
     overrides = {index: encode_mark(index, index + 11, window(index)) for index in range(LENGTH)}
@@ -185,6 +206,7 @@ def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None
     np.testing.assert_allclose(got, whole, **CLOSE)
 
 
+@with_decoder
 def test_a_sliding_window_with_sinks_equals_dense_attention(subject: Subject) -> None:
     masks = {index: window(index) for index in range(LENGTH)}
     overrides = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
@@ -194,6 +216,7 @@ def test_a_sliding_window_with_sinks_equals_dense_attention(subject: Subject) ->
     assert np.abs(want - subject.dense()[list(SOME)]).max() > 0.1  # the mask makes a difference
 
 
+@with_decoder
 def test_random_masks_that_hide_even_the_token_itself(subject: Subject) -> None:
     rng = np.random.default_rng(1)
     masks = {}
@@ -206,6 +229,7 @@ def test_random_masks_that_hide_even_the_token_itself(subject: Subject) -> None:
     np.testing.assert_allclose(logits, subject.dense(masks=masks), **CLOSE)
 
 
+@with_decoder
 def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
     """A gap of 1000 after a third of the tokens, and two tokens in one place; masks count indices all the same."""
     positions = np.arange(LENGTH)
@@ -219,6 +243,7 @@ def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
     assert np.abs(want[2:] - subject.dense(masks=masks)[list(SOME)][2:]).max() > 0.05
 
 
+@with_echo
 def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
     options = [
         SamplingParams(temperature=0.0),
@@ -239,13 +264,13 @@ def test_samples_equal_those_of_an_ordinary_step(subject: Subject) -> None:
 def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: Subject) -> None:
     """As an ordinary step's is: a sequence may go on from a custom-mask step before the host has seen its token."""
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
-    shape = device.select_bucket(9, 1)
+    shape = echo.compiled(9, 1)
     packed, views = device.make_step_inputs(shape)
     build_attention_metadata([echo.write(views, 0, 9, table)], shape.metadata, views.metadata)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_masked = device.run(shape, packed, logits=True)
 
-    shape = device.select_bucket(1)
+    shape = echo.compiled(1)
     packed, views = device.make_step_inputs(shape)
     build_attention_metadata([echo.write(views, 9, 1, table)], shape.metadata, views.metadata)
     views.tokens[0] = -1 - 2  # the sample of slot 2

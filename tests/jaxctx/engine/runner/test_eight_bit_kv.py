@@ -33,7 +33,7 @@ TINY = ModelConfig(
     max_positions=256,
     qk_norm=True,
 )
-CONFIG = EngineConfig(pages=12, host_pages=40, max_batch=2, max_batch_tokens=4, max_context_tokens=128)
+CONFIG = EngineConfig(pages=12, host_pages=40, max_batch=2, max_batch_tokens=4, max_context_tokens=128, draft_tokens=0)
 ME = Caller()
 PROMPT = np.random.default_rng(5).integers(0, 512, 53).tolist()
 
@@ -81,7 +81,8 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     assert await continued(other, opened.context.context_id) == undisturbed
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_pages_leave_two_devices_and_come_back(dtype: str) -> None:
     """A head, with its scales, on each; and their step leaves them there, in place."""
     mesh = make_mesh(tensor=2)

@@ -37,8 +37,9 @@ TINY = ModelConfig(
     max_positions=512,
     qk_norm=True,
 )
-CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128)
-FEW_ROWS = EngineConfig(pages=12, max_batch=4, max_batch_tokens=4, max_context_tokens=64)
+# Without drafts few step sizes are compiled.
+CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128, draft_tokens=0)
+FEW_ROWS = EngineConfig(pages=12, max_batch=4, max_batch_tokens=4, max_context_tokens=64, draft_tokens=0)
 ME = Caller()
 
 
@@ -95,6 +96,7 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     assert len(set(alone)) > 10  # it says something
 
 
+@pytest.mark.slow
 def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None:
     """As at a start. By then the test above has compiled the steps, if both are of one session."""
     device = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS).runner
@@ -102,6 +104,7 @@ def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None
     assert {*device._compiled} == {*device._compiled_model.functions}
 
 
+@pytest.mark.slow
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pools are laid out for a TPU. Their pages are of another kind: no snapshot may mix them up."""
     narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
@@ -170,7 +173,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     "dtype",
     [
         "float32",
-        "int8",
+        pytest.param("int8", marks=pytest.mark.slow),
         pytest.param("bfloat16", marks=pytest.mark.slow),
         pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
     ],
