@@ -47,7 +47,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Linux gives a process 65,530 memory mappings. Some thousand compiled programs take them all: the compiler then crashes.
+# Linux gives a process 65,530 memory mappings. Some thousand compiled programs take all: the compiler then crashes.
 MAX_MAPPINGS = 20_000
 
 

@@ -10,32 +10,34 @@ from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 from tests.server.conftest import STATS
 
 
-class Asked(ScriptedEngine):
+class PendingEngine(ScriptedEngine):
     """An engine that answers when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self.asked = asyncio.Event()
+        self.answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
 
     async def stats(self) -> EngineStats:
-        return await self.told
+        self.asked.set()
+        return await self.answer
 
 
 @pytest.mark.parametrize("ticks", range(6))
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_cancelled_attendance_ends_though_the_engine_answers_at_that_moment(ticks: int, fails: bool) -> None:
-    engines, engine = EngineRegistry(lambda: None, lambda node: None, heartbeat_s=0.01), Asked()
+    engines, engine = EngineRegistry(lambda: None, lambda node: None, heartbeat_s=60.0), PendingEngine()
     attending = asyncio.create_task(engines.watch("e", engine, encode))
-    await asyncio.sleep(0.01)
+    await engine.asked.wait()
     assert "e" in engines.handles
     if fails:
-        engine.told.set_exception(OSError("gone"))
+        engine.answer.set_exception(OSError("gone"))
     else:
-        engine.told.set_result(STATS)
+        engine.answer.set_result(STATS)
     for _ in range(ticks):
         await asyncio.sleep(0)
     attending.cancel()
-    done, _ = await asyncio.wait([attending], timeout=1.0)
+    done, _ = await asyncio.wait([attending], timeout=30.0)
     attending.cancel()
     assert done
     assert attending.cancelled()
