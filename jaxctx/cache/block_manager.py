@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxctx.cache.attention_overrides import encode_page
+from jaxctx.cache.attention_overrides import encode_page_overrides
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.page_pool import OutOfPages, PagePool
 from jaxctx.cache.prefix_index import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
@@ -113,8 +113,10 @@ class BlockManager:
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
             tokens = context.recent[position * page_bytes : (position + 1) * page_bytes]
-            marks = encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)
-            context.tail = self.index.commit(context.tail, context.root, tokens, marks, page)
+            overrides = encode_page_overrides(
+                context.attention_overrides, context.tail.depth * self.page_size, self.page_size
+            )
+            context.tail = self.index.commit(context.tail, context.root, tokens, overrides, page)
             if context.tail.page != page:
                 duplicates.append(page)
             if context.table is not None:
@@ -145,7 +147,9 @@ class BlockManager:
         recent_tokens = length - context.tail.depth * self.page_size
         context.recent = context.recent[: recent_tokens * TOKEN_BYTES]
         context.working_tokens = min(context.working_tokens, recent_tokens)
-        context.marks = {index: mark for index, mark in context.marks.items() if index < length}
+        context.attention_overrides = {
+            index: override for index, override in context.attention_overrides.items() if index < length
+        }
         context.computed = min(context.computed, length)
         for number, offloaded in list(context.offloaded_pages.items()):
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
@@ -206,8 +210,8 @@ class BlockManager:
         searched = max(tokens - start.depth * self.page_size, 0)
         known = (known + more)[: searched * TOKEN_BYTES]
         if start.parent is None:
-            return self.index.search(context.root, known, context.marks)
-        return self.index.walk(start, known, context.root, context.marks)
+            return self.index.search(context.root, known, context.attention_overrides)
+        return self.index.walk(start, known, context.root, context.attention_overrides)
 
     def lookup_tiers(self, context: Context, tokens: int, more: bytes = b"") -> list[TierEntry]:
         """The context's next pages that any tier has, up to the first gap. Arguments as in `lookup_index`.

@@ -7,7 +7,7 @@ never waits for the engine; the engine calls it from I/O threads of its own.
     names/t<tenant>/n<name>   one small record of all versions; replacing it is what commits a change
             │ manifest id
             ▼
-    manifests/<id>            tokens, marks, and where each page is, with its checksum
+    manifests/<id>            tokens, overrides, and where each page is, with its checksum
             │ pack, offset
             ▼
     packs/<id>                pages, one after the other; a page that several snapshots hold is stored once

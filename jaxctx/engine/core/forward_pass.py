@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxctx.cache.attention_overrides import encode_mark
+from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.sampling import ROW, Sampled, row_words
 from jaxctx.types import ForwardOutput, ForwardOutputResult, ForwardRequest, GenerateRequest
@@ -134,7 +134,7 @@ def attention_overrides(request: ForwardRequest, first: int) -> list[bytes]:
         ranges = request.masks[offset] if request.masks else ()
         if ranges and ranges[-1][1] > index + 1:
             raise InvalidArgument.field(f"masks[{offset}]", f"token {index} sees nothing behind itself")
-        encoded.append(encode_mark(index, position, ranges))
+        encoded.append(encode_override(index, position, ranges))
     return encoded if any(encoded) else []
 
 

@@ -154,7 +154,7 @@ class Admission:
     def _find_prefix_owner(self, head: Request) -> Request | None:
         """A running request that is computing the very page the head needs next, so that waiting saves the work."""
         context = head.context
-        if context.working_tokens or context.marks:
+        if context.working_tokens or context.attention_overrides:
             return None
         candidates = [
             each

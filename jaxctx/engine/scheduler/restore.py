@@ -89,7 +89,7 @@ class PageRestoration:
             if request.computed_tokens is None and request.restored_tokens:  # it came back last: do not count it twice
                 request.restored_tokens -= 1
                 self.tokens_restored -= 1
-        request.custom_mask_rows = {*request.forward.outputs, *context.marks}
+        request.custom_mask_rows = {*request.forward.outputs, *context.attention_overrides}
         if request.computed_tokens is None:
             request.computed_tokens = request.rows_ready
             self.tokens_cached += request.resident_tokens

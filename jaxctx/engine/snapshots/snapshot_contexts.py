@@ -104,7 +104,7 @@ class SnapshotContexts:
             working_tokens=hidden.working_tokens,
             manual_commit=hidden.manual_commit,
             tokens=hidden.tokens(),
-            marks=hidden.marks,
+            attention_overrides=hidden.attention_overrides,
         )
 
     def read_pages(self, hidden: Context, numbers: Sequence[int]) -> list[jax.Array]:
@@ -146,7 +146,9 @@ class SnapshotContexts:
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")
         context = self.contexts.make_empty(caller, request.context_id, record.salt, record.manual_commit)
         self.contexts.begin_opened(context, request, _snapshot_name(version))
-        overrides = [record.marks.get(index, b"") for index in range(len(record.tokens))] if record.marks else ()
+        overrides: list[bytes] = []
+        if record.attention_overrides:
+            overrides = [record.attention_overrides.get(index, b"") for index in range(len(record.tokens))]
         self.cache.append(context, record.tokens, overrides)
         slots = self.cache.offload(context, record.seq_len, record.committed_pages)
         if not usable:

@@ -85,7 +85,7 @@ MUTATIONS = [
     Mutation("a page knows nothing of those before", ContextRecord, "page_keys", 'b"page" + parent', 'b"page" + root'),
     Mutation("the salt is ignored", ContextRecord, "page_keys", "self.salt.encode()", 'b""'),
     Mutation("tenants share pages", ContextRecord, "page_keys", "(self.identity,", '(b"",'),
-    Mutation("marks are ignored", ContextRecord, "page_keys", 'page + marks.get(number, b"")', "page"),
+    Mutation("overrides are ignored", ContextRecord, "page_keys", 'page + overrides.get(number, b"")', "page"),
     Mutation("buffered tokens are part of a page", ContextRecord, "page_keys", "[: self.seq_len]", ""),
     Mutation("pages in the wrong place", SnapshotWriter, "add", "len(self._data) * size", "0"),
     Mutation("pages of two packs are read as one", SnapshotReader, "_runs", "not adjacent or", ""),
