@@ -196,7 +196,7 @@ class ContextCache:
     def append(self, context: Context, tokens: TokenIds, overrides: Sequence[bytes] = ()) -> None:
         """Append tokens, `[tokens]` int32, to the buffered ones; takes no pages.
 
-        `overrides`, if not empty, has the attention override of every token, b"" for none; see `cache.attention_overrides`.
+        `overrides`, if not empty, has one entry for each token, as `cache.attention_overrides` encodes it, b"" for none.
         """
         context.raise_if_closed()
         first = context.length

@@ -164,8 +164,8 @@ class PrefixIndex:
     def walk(self, node: PageNode, tokens: bytes, owner: PageNode, overrides: Mapping[int, bytes]) -> list[PageNode]:
         """The indexed nodes that continue `node` with the leading full pages of `tokens`, as far as they exist.
 
-        `node` is a root or indexed; `owner` is the root of the reader's identity; `overrides` are by index in the sequence.
-        Nothing is acquired.
+        `node` is a root or indexed; `owner` is the root of the reader's identity; `overrides` are the attention
+        overrides by index in the sequence. Nothing is acquired.
         """
         page_bytes = self.page_bytes
         page_size = page_bytes // TOKEN_BYTES

@@ -51,7 +51,7 @@ from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
-from jaxctx.types import EngineStats, FillResult, ForwardRequest, GenerateRequest
+from jaxctx.types import ContextInfo, EngineStats, FillResult, ForwardRequest, GenerateRequest
 from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
@@ -84,6 +84,7 @@ class EngineCore:
             cache=self.cache,
             block_manager=self.block_manager,
             config=config,
+            model_id=model_id,
             smallest_step_rows=runner.shapes[0].rows,
             max_forward_rows=largest_forward.rows,
             max_forward_outputs=largest_forward.samples,
@@ -280,9 +281,10 @@ class EngineCore:
                 case RequestFailed(request):
                     self.lifecycle.notify_changed(request.context)
                     self._answer_failed(event)
-                case RequestFinished(request):
+                case RequestFinished(request, info):
                     self.lifecycle.notify_changed(request.context)
-                    self._answer_finished(request)
+                    # The version counts this change, and not those of events that come after it.
+                    self._answer_finished(request, replace(info, version=request.context.version))
             self._events.popleft()
 
     def _answer_failed(self, failed: RequestFailed) -> None:
@@ -294,9 +296,9 @@ class EngineCore:
             self.lifecycle.notify_changed(request.context)
         request.reply.set_error(failed.error)
 
-    def _answer_finished(self, request: Request) -> None:
-        """Give a fill, forward or opening that has ended its result."""
-        request.reply.set_result(request.result(self.contexts.describe(request.context)))
+    def _answer_finished(self, request: Request, info: ContextInfo) -> None:
+        """Give a fill, forward or opening that has ended its result; `info` describes its context as it ended."""
+        request.reply.set_result(request.result(info))
 
     # Steps.
 
@@ -379,7 +381,7 @@ class EngineCore:
         request.forward_answers |= answers  # some of them again, if it was preempted
         if request.context.seq_len >= request.prompt_end:
             self.end(request)
-            self._answer_finished(request)
+            self._answer_finished(request, self.contexts.describe(request.context))
 
     def _take_samples(self, scheduled: ScheduledRequest, sampled: Sampled) -> None:
         """The token behind the last one, and one more behind each draft that was right."""

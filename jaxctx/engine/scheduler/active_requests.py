@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.cache.page_control import release
+from jaxctx.engine.contexts.info import context_info
 from jaxctx.engine.core.request import NO_SLOT, Request
 from jaxctx.engine.scheduler.queue import WaitingQueue
 from jaxctx.engine.scheduler.scheduler_output import (
@@ -27,7 +28,7 @@ from jaxctx.errors import JaxctxError
 class ActiveRequests:
     """See the module docstring."""
 
-    def __init__(self, cache: ContextCache, block_manager: BlockManager, slots: int) -> None:
+    def __init__(self, cache: ContextCache, block_manager: BlockManager, slots: int, model_id: str) -> None:
         self.writers: dict[Context, Request] = {}  # all requests that have not ended, by context
         self.queue = WaitingQueue()
         self.running: list[Request] = []
@@ -36,6 +37,7 @@ class ActiveRequests:
         self.preemptions = 0
         self._cache = cache
         self._block_manager = block_manager
+        self._model_id = model_id
         self._events: list[SchedulerEvent] = []
         self._slots_to_load: list[Request] = []
 
@@ -84,7 +86,8 @@ class ActiveRequests:
     def finish(self, request: Request) -> None:
         """End a request that has nothing left to compute."""
         self.end(request)
-        self._events.append(RequestFinished(request))
+        info = context_info(request.context, model_id=self._model_id, has_writer=False)
+        self._events.append(RequestFinished(request, info))
 
     def note_suspended(self, contexts: Iterable[Context]) -> None:
         """Contexts were suspended in favour of a request."""

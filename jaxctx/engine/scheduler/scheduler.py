@@ -52,6 +52,7 @@ class Scheduler:
         cache: ContextCache,
         block_manager: BlockManager,
         config: EngineConfig,
+        model_id: str,
         smallest_step_rows: int,
         max_forward_rows: int,
         max_forward_outputs: int,
@@ -59,7 +60,7 @@ class Scheduler:
     ) -> None:
         """`smallest_step_rows`: rows of the smallest step that is compiled; `max_forward_…`: of a custom-mask forward.
 
-        `clock` is the clock of deadlines, in seconds.
+        `model_id` is the model's name in what events report of contexts. `clock` is the clock of deadlines, in seconds.
         """
         self.num_in_flight = 0  # steps that were made and whose results have not been processed
         self._cache = cache
@@ -69,7 +70,7 @@ class Scheduler:
         self._max_forward_rows = max_forward_rows
         self._max_forward_outputs = max_forward_outputs
         self._clock = clock
-        self._active = ActiveRequests(cache, block_manager, config.max_batch)
+        self._active = ActiveRequests(cache, block_manager, config.max_batch, model_id)
         self.running = self._active.running
         self.writers = self._active.writers
         self._budget = PageBudget(cache, block_manager, self.running)

@@ -15,6 +15,7 @@ from jaxctx.cache.context_cache import Context
 from jaxctx.engine.core.forward_pass import needs_logits
 from jaxctx.engine.core.request import Request
 from jaxctx.errors import JaxctxError
+from jaxctx.types import ContextInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RequestFinished:
     """A request that ended without a row: once its pages were restored, nothing was left to compute."""
 
     request: Request
+    context: ContextInfo  # its context when it ended: a later event of the same call may suspend it
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ MUTATIONS = [
         PrefixIndex,
         "child",
         "parent.children.get((allowed_owner, tokens, overrides))",
-        "next((n for n in parent.children.values() if (n.owner, n.attention_overrides) == (allowed_owner, overrides)), None)",
+        "next((n for n in parent.children.values()"
+        " if (n.owner, n.attention_overrides) == (allowed_owner, overrides)), None)",
     ),
     Mutation(
         "a page has any parent",

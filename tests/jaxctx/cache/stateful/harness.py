@@ -1,8 +1,8 @@
 """The harness of the stateful tests: random operations on a cache and on the oracle, with a fake device.
 
 `Harness.run_operation` does one operation on cache and oracle, carries out what the engine would do, and compares. A
-slot of the fake device holds a value that depends on all tokens and overrides up to it, as KV does. Hence a wrong, stale,
-missed or wrongly shared page shows in what a context reads.
+slot of the fake device holds a value that depends on all tokens and overrides up to it, as KV does. Hence a wrong,
+stale, missed or wrongly shared page shows in what a context reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The oracle: what every operation must do, without nodes, hashes, holders or page ids.
 
 Contexts are token lists and lists of keys. A key is a name for everything that a committed page depends on: the key of
-the page before, who may find it, its tokens and its overrides. The device is the set of keys that are on it, with the time
-each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in them
-(`kept`), or what is in them where nothing is ever dropped (`unbounded`); what `restore` gained it is told, and checks.
+the page before, who may find it, its tokens and its overrides. The device is the set of keys that are on it, with the
+time each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in
+them (`kept`), or what is in them where nothing is ever dropped (`unbounded`); what `restore` gained is an argument,
+which it checks.
 """
 
 from __future__ import annotations

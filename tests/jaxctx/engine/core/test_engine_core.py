@@ -86,7 +86,7 @@ def test_a_request_whose_event_was_not_carried_out_gets_an_answer_when_the_engin
 def test_a_finished_opening_is_described_as_it_ended_though_its_context_is_suspended_in_the_same_schedule() -> None:
     core: Any = Simulated(with_config(pages=4, page_size=4), lambda batch, at: 0.01).core
     opened = core.contexts.create(ME, CreateContextRequest())
-    core.cache.append(opened, np.arange(8, dtype=np.int32))
+    core.cache.append(opened, np.arange(100, 108, dtype=np.int32))
     core.cache.grow(opened, 8)
     core.cache.mark_computed(opened, 8)
     core.cache.suspend(opened)

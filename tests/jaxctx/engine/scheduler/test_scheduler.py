@@ -5,7 +5,7 @@ import pytest
 from jaxctx.engine.core.forward_pass import CustomMaskForward
 from jaxctx.engine.scheduler.scheduler_output import RequestFailed, RequestFinished
 from jaxctx.errors import ResourceExhausted
-from jaxctx.types import ForwardOutput
+from jaxctx.types import ContextState, ForwardOutput
 
 
 def rows_of(batch):
@@ -105,7 +105,10 @@ def test_an_opening_whose_pages_are_all_there_finishes_without_a_row(harness) ->
     harness.scheduler.submit(opening)
     decided = harness.schedule()
     assert decided.batch is None
-    assert decided.events == [RequestFinished(opening)]
+    (finished,) = decided.events
+    assert isinstance(finished, RequestFinished)
+    assert finished.request is opening
+    assert (finished.context.state, finished.context.seq_len) == (ContextState.IDLE, 8)
     assert opening.ended
     assert opening.resident_tokens == 8
 
