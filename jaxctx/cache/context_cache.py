@@ -196,7 +196,7 @@ class ContextCache:
     def append(self, context: Context, tokens: TokenIds, overrides: Sequence[bytes] = ()) -> None:
         """Append tokens, `[tokens]` int32, to the buffered ones; takes no pages.
 
-        `overrides`, if not empty, has one entry for each token, as `cache.attention_overrides` encodes it, b"" for none.
+        `overrides`, if not empty, has one entry a token, as `cache.attention_overrides` encodes it; b"" for none.
         """
         context.raise_if_closed()
         first = context.length
@@ -290,7 +290,7 @@ class ContextCache:
         """
         context.raise_if_suspended()
         if not 0 <= tokens <= context.buffered_tokens:
-            raise OutOfRange(f"{tokens} tokens to settle, {context.buffered_tokens} buffered")
+            raise OutOfRange(f"{tokens} tokens computed, {context.buffered_tokens} buffered")
         if context.working_tokens + tokens > len(context.working) * self.page_size:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
@@ -329,7 +329,7 @@ class ContextCache:
             return 0
         contexts = self.context_table.by_use
         others = (context for context in contexts if context not in victims)
-        return audit.held(contexts) - audit.held(others)
+        return audit.count_held_pages(contexts) - audit.count_held_pages(others)
 
     def clear_cached(self) -> int:
         """Drop every page without holders, in all tiers; returns how many were on the device."""

@@ -32,7 +32,7 @@ from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 
 # A writer that was cancelled releases its context within one step of the engine; until then the context is BUSY. So the
 # operation after one that was cut short first asks, with these pauses, until it is not.
-SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+IDLE_POLL_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Context(AsyncCloseable):
@@ -418,18 +418,18 @@ class Context(AsyncCloseable):
         timeout_s: float | None,
     ) -> ResponseT:
         """Call a method that writes to this context, once the server is done with one that was cut short."""
-        await self._settle()
+        await self._wait_until_idle()
         try:
             return await self._channel.call(method, request, timeout_s)
         except CUT_SHORT:
             self.cut_short = True
             raise
 
-    async def _settle(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """After a call that was cut short: wait for a moment while the server still works on it."""
         if self.cut_short:
             self.cut_short = False
-            for pause_s in SETTLE_PAUSES_S:
+            for pause_s in IDLE_POLL_PAUSES_S:
                 await self._get(None)
                 if self.info.state is not ContextState.BUSY:
                     return
@@ -472,7 +472,7 @@ class Stream(AsyncIterator[Piece[Context]]):
         self._request = request
         self._timeout_s = timeout_s
         self._ended = False
-        # Started here unless the source must settle first, so that streams made one after the other run together.
+        # Started here unless the source must become idle first, so that streams made one after the other run together.
         self._call = None if source.cut_short else self._start()
 
     def _start(self) -> Any:
@@ -483,7 +483,7 @@ class Stream(AsyncIterator[Piece[Context]]):
         if self._ended:
             raise StopAsyncIteration
         if self._call is None:
-            await self._source._settle()
+            await self._source._wait_until_idle()
             self._call = self._start()
         try:
             response = await self._source._channel.read(self._call)

@@ -145,7 +145,7 @@ def output_fields(options: Mapping[str, Any], options_class: type) -> dict[str, 
 
 
 def forward_output_fields(output: ForwardOutputOptions) -> dict[str, Any]:
-    """The fields of a ForwardOutput message."""
+    """The fields of a ForwardOutputParams message."""
     return {
         "index": output.index,
         "sample": output.sample,

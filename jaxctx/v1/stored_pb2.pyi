@@ -113,7 +113,7 @@ class StoredVersion(google.protobuf.message.Message):
     salt: builtins.str
     """The context's salt."""
     manual_commit: builtins.bool
-    """Whether the context commits pages only when told."""
+    """Whether the context commits pages only by CommitPages."""
     context_id: builtins.str
     """The context that was saved."""
     @property
@@ -212,7 +212,7 @@ class StoredManifest(google.protobuf.message.Message):
     working_tokens: builtins.int
     """Tokens in the pages after these."""
     manual_commit: builtins.bool
-    """Whether the context commits pages only when told."""
+    """Whether the context commits pages only by CommitPages."""
     page_keys: builtins.bytes
     """Of each page: its key, 32 bytes (SHA-256 over the chain of tokens)."""
     page_checksums: builtins.bytes

@@ -346,7 +346,7 @@ class ContextOperations:
             and not context.suspended
             and (context.busy or context.pinned or context is asking)
         ]
-        return audit.held(kept) + self.scheduler.pages_reserved_for(tenant)
+        return audit.count_held_pages(kept) + self.scheduler.pages_reserved_for(tenant)
 
 
 def _tier(entry: TierEntry) -> Tier:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.sampling import ROW, Sampled, row_words
-from jaxctx.types import ForwardOutput, ForwardOutputResult, ForwardRequest, GenerateRequest
+from jaxctx.types import ForwardOutputParams, ForwardOutputResult, ForwardRequest, GenerateRequest
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
 ForwardAnswer = Callable[[], ForwardOutputResult]  # makes the answer when called, on any thread
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def forward_result(
-    asked: ForwardOutput, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
+    asked: ForwardOutputParams, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
 ) -> ForwardOutputResult:
     """The answer about one token: by the logits of its row, float32 `[vocab]`, needed for everything but a sample.
 
@@ -90,7 +90,7 @@ class CustomMaskForward:
     """
 
     start: int = sys.maxsize
-    outputs: Mapping[int, ForwardOutput] = field(default_factory=dict)  # by token index in the context, ascending
+    outputs: Mapping[int, ForwardOutputParams] = field(default_factory=dict)  # by token index in the context, ascending
     samplers: Mapping[int, Sampler] = field(default_factory=dict)  # by token index, where a sample is asked for
     keep_working: bool = False
 
@@ -138,7 +138,7 @@ def attention_overrides(request: ForwardRequest, first: int) -> list[bytes]:
     return encoded if any(encoded) else []
 
 
-def needs_logits(asked: ForwardOutput) -> bool:
+def needs_logits(asked: ForwardOutputParams) -> bool:
     """Whether more than a sample is asked for."""
     return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
 

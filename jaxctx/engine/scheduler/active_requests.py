@@ -117,7 +117,7 @@ class ActiveRequests:
 
     def _stop(self, request: Request) -> None:
         """Do not run: slot, promised pages and pages taken in vain are free from now on."""
-        request.epoch += 1
+        request.run_number += 1
         request.reserved_pages = 0
         context = request.context
         context.busy = False

@@ -15,17 +15,17 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-LEAST_STEPS = 8  # of a kind, before anything is said of it
+MIN_STEPS = 8  # of a kind, before anything is said of it
 SHORT, LONG = 1 / 16, 1 / 256  # weight of the latest step in the two averages
 OUTLIER = 4.0  # times the average: what is longer counts as this long, as it says more of the machine than of the step
 MIX_S = 10.0  # busy seconds over which the share of prompts in the work is averaged
-MOST_MIX = 0.9  # that this share is taken for, at most
+MAX_MIX = 0.9  # that this share is taken for, at most
 TRUST_S, DOUBT_S = 5.0, 10.0  # without a step: so long all is believed; then estimates halve in so long, time and again
 
-LEAST_OUTPUTS = 8  # of a kind, before anything is said of their lengths
-MOST_OUTPUTS = 128  # of a kind that are remembered
+MIN_OUTPUTS = 8  # of a kind, before anything is said of their lengths
+MAX_OUTPUTS = 128  # of a kind that are remembered
 OUTPUTS_S = 120.0  # for so long
-MOST_KINDS = 4096
+MAX_KINDS = 4096
 
 # Times what a request would run, when it comes and when it is admitted, of a tenant that uses all of its share: what is
 # expected may be wrong, and if it is refused others have its place. Other tenants' have the benefit of the doubt.
@@ -70,7 +70,7 @@ class Average:
         self.short = self.long = 0.0
 
     def add(self, value: float) -> None:
-        if self.count >= LEAST_STEPS:
+        if self.count >= MIN_STEPS:
             value = min(value, OUTLIER * max(self.short, self.long))
         self.count += 1
         self.short += (value - self.short) * max(SHORT, 1 / self.count)
@@ -78,7 +78,7 @@ class Average:
 
     @property
     def known(self) -> bool:
-        return self.count >= LEAST_STEPS
+        return self.count >= MIN_STEPS
 
 
 class StepCosts:
@@ -114,7 +114,7 @@ class StepCosts:
         average = self._nearest(decoding)
         if average is None:
             return None
-        scale = self._belief(now) / (1 - min(self._prompt_s / MIX_S, MOST_MIX))
+        scale = self._belief(now) / (1 - min(self._prompt_s / MIX_S, MAX_MIX))
         return Seconds(min(average.short, average.long) * scale, max(average.short, average.long) * scale)
 
     def row_s(self, now: float) -> float:
@@ -147,7 +147,7 @@ class _Lengths:
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        while self.latest and (len(self.latest) > MOST_OUTPUTS or self.latest[0][0] < now - OUTPUTS_S):
+        while self.latest and (len(self.latest) > MAX_OUTPUTS or self.latest[0][0] < now - OUTPUTS_S):
             _, share = self.latest.popleft()
             del self.ordered[bisect_left(self.ordered, share)]
 
@@ -166,7 +166,7 @@ class OutputLengths:
         for kind in ((tenant, _bucket(max_tokens)), (None, _bucket(max_tokens))):
             self._kinds.setdefault(kind, _Lengths()).add(now, tokens / max_tokens)
             self._kinds.move_to_end(kind)
-        while len(self._kinds) > MOST_KINDS:
+        while len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
 
     def expect(self, now: float, tenant: str, max_tokens: int, quantile: float, *, done: int = 0) -> float | None:
@@ -176,7 +176,7 @@ class OutputLengths:
                 lengths.forget(now)
                 start = bisect_right(lengths.ordered, done / max_tokens) if done else 0
                 longer = len(lengths.ordered) - start
-                if longer >= LEAST_OUTPUTS:
+                if longer >= MIN_OUTPUTS:
                     return lengths.ordered[start + min(int(quantile * longer), longer - 1)] * max_tokens
         return None
 

@@ -230,7 +230,7 @@ class Scheduler:
         """Book a finished step into the contexts; returns the scheduled requests that still want the step's result."""
         self.num_in_flight -= 1
         self._measure(batch)
-        live = [each for each in batch.scheduled if each.epoch == each.request.epoch]
+        live = [each for each in batch.scheduled if each.run_number == each.request.run_number]
         for scheduled in live:
             request = scheduled.request
             context, rows = request.context, scheduled.rows - len(scheduled.drafts)
@@ -329,7 +329,7 @@ class Scheduler:
             # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
             request.dispatch_end += request.samples_left > 0 and not drafts
         return ScheduledRequest(
-            request, request.epoch, first_row, rows, position, output_positions, sample_offset, drafts
+            request, request.run_number, first_row, rows, position, output_positions, sample_offset, drafts
         )
 
     def _grow(self, request: Request, tokens: int) -> None:

@@ -23,7 +23,7 @@ class ScheduledRequest:
     """The rows of one request in one step."""
 
     request: Request
-    epoch: int  # of the request when the step was made; if it has another one now, the results are ignored
+    run_number: int  # of the request when the step was made; the results count only if it still has this one
     first_row: int  # in the step
     rows: int
     position: int  # token index of the first row

@@ -36,10 +36,10 @@ MADE = 64_000_000  # bytes of all that a template makes, and as many as MADE_REP
 REPEATS, MADE_REPEATS = 4, 64
 ELEMENT = 8  # characters that an element of a list counts as beside its own
 LIST_ELEMENT = 16  # bytes of one, where most are held elsewhere too
-MOST_BITS = 4096  # of a whole number
+MAX_BITS = 4096  # of a whole number
 WIDEST = 999  # characters that a number is padded to
 SLOW = 100_000  # characters, for what takes a Python call for each word
-MOST_STRIPPED = 1000  # different characters that `strip` looks for, at each character
+MAX_STRIPPED = 1000  # different characters that `strip` looks for, at each character
 LOOK = 8  # steps between two looks at the clock, which takes longer than a step
 
 REFUSED_METHODS = {"encode", "translate", "maketrans", "to_bytes", "from_bytes"}
@@ -114,8 +114,8 @@ class Work:
         elif isinstance(value, (list, tuple, dict, set, frozenset)):
             size = LIST_ELEMENT * len(value)
         elif isinstance(value, int):
-            if value.bit_length() > MOST_BITS:
-                refuse(f"makes a number beyond {MOST_BITS} bits")
+            if value.bit_length() > MAX_BITS:
+                refuse(f"makes a number beyond {MAX_BITS} bits")
             return value
         else:
             return value
@@ -220,8 +220,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "*":
             _check_product(work, left, right)
         elif operator == "**":
-            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MOST_BITS:
-                refuse(f"makes a number beyond {MOST_BITS} bits")
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_BITS:
+                refuse(f"makes a number beyond {MAX_BITS} bits")
         elif operator == "%" and isinstance(left, str):
             _check_percent(work, left, right)
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
@@ -397,8 +397,8 @@ def _checked_filter(
         work.need(max((_number(each) for each in others if isinstance(each, int)), default=0) * ELEMENT)
     elif name == "round" and any(_number(each) > 100 for each in others if isinstance(each, int)):
         refuse("rounds to more than 100 digits")
-    elif name == "int" and isinstance(value, str) and len(value) > MOST_BITS:
-        refuse(f"makes a number beyond {MOST_BITS} bits")
+    elif name == "int" and isinstance(value, str) and len(value) > MAX_BITS:
+        refuse(f"makes a number beyond {MAX_BITS} bits")
     return value, args
 
 
@@ -435,8 +435,8 @@ def _checked_arguments(
 
 def _check_product(work: Work, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MOST_BITS:
-            refuse(f"makes a number beyond {MOST_BITS} bits")
+        if left.bit_length() + right.bit_length() > MAX_BITS:
+            refuse(f"makes a number beyond {MAX_BITS} bits")
         return
     for value, times in ((left, right), (right, left)):
         if isinstance(times, int) and isinstance(value, str):
@@ -451,8 +451,8 @@ def _check_replacement(work: Work, text: str, old: str = "", new: str = "") -> N
 
 
 def _check_stripped(args: Sequence[Any]) -> None:
-    if any(isinstance(each, str) and len(each) > MOST_STRIPPED for each in args):
-        refuse(f"strips more than {MOST_STRIPPED} characters")
+    if any(isinstance(each, str) and len(each) > MAX_STRIPPED for each in args):
+        refuse(f"strips more than {MAX_STRIPPED} characters")
 
 
 def _check_percent(work: Work, pattern: str, values: Any) -> None:

@@ -16,7 +16,7 @@ from jaxctx.model.text.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"
 PRIMING = 6  # prompt tokens that serve as the first context
-MOST_PENDING = 8  # more tokens without a whole character: some bytes are no character at all
+MAX_PENDING = 8  # more tokens without a whole character: some bytes are no character at all
 CHARACTER = 4  # a character has at most so many bytes, hence tokens
 
 
@@ -37,7 +37,9 @@ class Detokenizer:
         tail = self._visible(prompt)[-PRIMING:]
         parts = [tail[start:] for start in range(len(tail))]
         whole = (part for part in parts if BROKEN not in self._decode(part))
-        self._settle(next(whole, tail))  # the longest that does not begin inside a character; if need be, one that does
+        self._set_context(
+            next(whole, tail)
+        )  # the longest that does not begin inside a character; if need be, one that does
 
     def push(self, ids: Iterable[int]) -> str:
         """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary.
@@ -50,13 +52,13 @@ class Detokenizer:
         self._pending.append(token)
         text = self._text(self._pending)
         if not text.endswith(BROKEN):
-            self._settle(self._pending)
+            self._set_context(self._pending)
             return text
         # Let go of all but the last few, cut where what follows does not change what went before.
-        for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MOST_PENDING else ():
+        for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MAX_PENDING else ():
             certain, rest = self._text(self._pending[:-keep]), self._pending[-keep:]
             if text.startswith(certain):
-                self._settle(self._pending[:-keep])
+                self._set_context(self._pending[:-keep])
                 self._pending = rest
                 return certain
         return ""
@@ -64,7 +66,7 @@ class Detokenizer:
     def finish(self) -> str:
         """The rest; an unfinished character is U+FFFD."""
         text = self._text(self._pending)
-        self._settle(self._pending)
+        self._set_context(self._pending)
         return text
 
     def _visible(self, ids: Iterable[int]) -> list[int]:
@@ -78,7 +80,7 @@ class Detokenizer:
         # The pending bytes changed how the context's are read, so these do not belong together.
         return self._decode(pending)
 
-    def _settle(self, context: list[int]) -> None:
+    def _set_context(self, context: list[int]) -> None:
         """Make `context` the context, with nothing pending."""
         if context:
             self._context, self._known = context, self._decode(context)
