@@ -243,26 +243,41 @@ class BlockManager:
         context.raise_if_suspended()
         tokens = context.length if tokens is None else tokens
         gained = 0
-        waiting = False  # for data that has not arrived
+        waiting = False  # whether the next page's data has not arrived, or a page for it is missing
         while gained < limit:
-            within = tokens
-            if context.tail.depth:  # at the root, the longest of several paths is taken, whatever `limit` is
-                within = min(tokens, context.seq_len + (limit - gained) * self.page_size)
+            within = self._tokens_to_look_up(context, tokens, limit - gained)
             entries = self.lookup_tiers(context, within)[: limit - gained]
             if entries and not (waiting and entries[0].page == NOWHERE):
-                loaded = 0
-                while loaded < len(entries):
-                    if not self._append_entry(context, entries[loaded], tokens, gained, ready):
-                        break
-                    loaded += 1
-                    gained += 1
+                appended = self._append_entries(context, entries, tokens, gained, ready)
+                gained += appended
                 # If the next entry was lost, the path ends elsewhere now, and there may be another one.
-                waiting = loaded < len(entries) and not entries[loaded].lost
+                waiting = appended < len(entries) and not entries[appended].lost
             elif self._fetch(context, within, limit - gained):
                 waiting = True  # look again: the fetch may have displaced another page of this path
             else:
                 break
         return gained
+
+    def _tokens_to_look_up(self, context: Context, tokens: int, pages: int) -> int:
+        """How far into its first `tokens` tokens a context looks for its next `pages` pages.
+
+        At the root, of several paths the longest is taken, whatever the number of pages: all tokens count.
+        """
+        if not context.tail.depth:
+            return tokens
+        return min(tokens, context.seq_len + pages * self.page_size)
+
+    def _append_entries(
+        self, context: Context, entries: list[TierEntry], tokens: int, gained: int, ready: Ready
+    ) -> int:
+        """Continue a context with these entries until one cannot be appended; returns how many were.
+
+        `gained` pages were appended before. See `_append_entry`.
+        """
+        for appended, entry in enumerate(entries):
+            if not self._append_entry(context, entry, tokens, gained + appended, ready):
+                return appended
+        return len(entries)
 
     def _fetch(self, context: Context, tokens: int, count: int) -> bool:
         """Begin to fetch up to `count` of the context's next pages from disk; returns whether any fetch began.

@@ -65,7 +65,7 @@ class Admission:
             if situation == self._blocked:
                 return
             late_s = self._deadlines.seconds_late(
-                head, now, len(self._active.running) + 1, careful=self._deadlines.is_crowded(head)
+                head, now, len(self._active.running) + 1, careful=self._deadlines.exceeds_fair_share(head)
             )
             if late_s > 0:
                 self._deadlines.refuse(head, now, late_s)

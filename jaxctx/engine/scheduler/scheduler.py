@@ -316,7 +316,11 @@ class Scheduler:
         output_positions: Sequence[int] = (),
         drafts: Sequence[int] = (),
     ) -> ScheduledRequest:
-        """Give the request's next `rows` rows and its drafts to the step that is made, with pages for their KV."""
+        """The request's next `rows` rows, and its drafts, as a part of the step that is made; its progress moves on.
+
+        Gives the context pages for their KV. `output_positions` are those of a custom-mask forward. In a standard step
+        the last known token and the drafts after it are sampled.
+        """
         position = request.next_position
         rows += len(drafts)
         request.dispatch_end += len(drafts)
@@ -324,16 +328,20 @@ class Scheduler:
         self._grow(request, position + rows)
         request.next_position += rows
         if request.next_position == request.dispatch_end and request.samples_left > 0:
-            output_positions = range(request.next_position - 1 - len(drafts), request.next_position)
-            request.samples_left -= 1
-            # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
-            request.dispatch_end += request.samples_left > 0 and not drafts
+            output_positions = _take_samples(request, len(drafts))
         return ScheduledRequest(
-            request, request.run_number, first_row, rows, position, output_positions, sample_offset, drafts
+            request=request,
+            run_number=request.run_number,
+            first_row=first_row,
+            rows=rows,
+            position=position,
+            output_positions=output_positions,
+            sample_offset=sample_offset,
+            drafts=drafts,
         )
 
     def _grow(self, request: Request, tokens: int) -> None:
-        """Working pages for the first so many tokens of the request's context, out of those that it was promised."""
+        """Give the request's context working pages for its first `tokens` tokens, out of the promised pages."""
         context = request.context
         pages_before = context.working_pages
         self._cache.grow(context, tokens - context.seq_len)
@@ -356,6 +364,14 @@ class Scheduler:
         self._deadlines.observe_step(
             now, seconds, decoding=decoding, tokens=tokens, prompt_rows=batch.rows - decoding_rows
         )
+
+
+def _take_samples(request: Request, drafts: int) -> range:
+    """The positions that are sampled in the step that has the request's last row and `drafts` drafts behind it."""
+    request.samples_left -= 1
+    if request.samples_left > 0 and not drafts:
+        request.dispatch_end += 1  # the next token will be on the device; after drafts it is unknown where it is
+    return range(request.next_position - 1 - drafts, request.next_position)
 
 
 def _is_prefilling(request: Request) -> bool:
