@@ -340,10 +340,10 @@ def _layer_types(read: Reader, layers: int) -> list[str] | None:
 def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
 
-    A file may have both, for either to read. Which of them goes first depends on who reads, so they must agree.
+    A file may have both, one for each version. Which one counts depends on the reader, so they must agree.
     """
-    said = [scaling for key in ("rope_parameters", "rope_scaling") if (scaling := read.inner(key)).raw]
-    found = [_scaling(read, scaling) for scaling in said or [read.inner("rope_parameters")]]
+    given = [read.inner(key) for key in ("rope_parameters", "rope_scaling") if read.inner(key).raw]
+    found = [_scaling(read, scaling) for scaling in given or [read.inner("rope_parameters")]]
     if found[0] != found[-1]:
         why = f"{_in_words(*found[-1])}, but rope_parameters says {_in_words(*found[0])}; remove the one that is wrong"
         read.refuse("rope_scaling", why)
@@ -351,7 +351,7 @@ def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
 
 
 def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
-    """What one object of RoPE's parameters says, with what only the file around it says."""
+    """Base and scaling of one object of RoPE's parameters; `read` is the file around it, which may have the base."""
     theta = (read if scaling.get("rope_theta") is None else scaling).number("rope_theta", *ROPE_THETA)
     scaling.one_of([1.0], "partial_rotary_factor")
     kind = scaling.one_of(["default", "linear", "llama3"], "rope_type", "type")
@@ -370,12 +370,12 @@ def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
 
 
 def _original_positions(read: Reader, scaling: Reader) -> int:
-    """As in transformers: at the top, where some files have it, else with the scaling, else all positions."""
+    """As in transformers: from the top of the file if it is there, else from the scaling, else all positions."""
     key = "original_max_position_embeddings"
-    said = [place.size(key) for place in (read, scaling) if place.get(key) is not None]
-    if len(set(said)) > 1:
-        scaling.refuse(key, f"{said[1]}, but {read.prefix}{key} = {said[0]}")
-    return said[0] if said else read.size("max_position_embeddings")
+    given = [place.size(key) for place in (read, scaling) if place.get(key) is not None]
+    if len(set(given)) > 1:
+        scaling.refuse(key, f"{given[1]}, but {read.prefix}{key} = {given[0]}")
+    return given[0] if given else read.size("max_position_embeddings")
 
 
 def _in_words(theta: float, scaling: RopeScaling | None) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxctx.engine.config import physical_memory
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.errors import FailedPrecondition
+from jaxctx.host_memory import physical_memory
 
 OLDEST_JAX = (0, 11, 2)  # that can compile for a chip that is not there
 
