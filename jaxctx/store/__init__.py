@@ -14,6 +14,7 @@ never waits for the engine; the engine calls it from I/O threads of its own.
 
     store.py           SnapshotStore: the entry point
     snapshot_index.py  SnapshotIndex: versions of every name
+    edits.py           how the versions of a name change
     pages.py           Pages: where pages are stored, who needs them, garbage collection
     transfer.py        SnapshotWriter, SnapshotReader: pages of one snapshot to and from the store
     records.py         what is stored, as dataclasses and as bytes

@@ -119,15 +119,15 @@ class DiskTier:
         self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(DISK_THREADS)]
 
     def spill(self, entry: HostEntry, slot: int) -> None:
-        """Write what a host slot holds to the slot. The host slot may be used again at once."""
+        """Write the page of a host slot to the disk slot. The host slot may be reused at once."""
         if self._free_writes.acquire(blocking=False):
-            self._submit(slot, self._write, entry)
+            self._thread_of(slot).submit(self._write, slot, entry)
         else:
-            self._submit(slot, self._forget)
+            self._thread_of(slot).submit(self._forget, slot)
 
     def fetch(self, slot: int) -> Future[PageData]:
         """Read the slot, which may be reused at once. The future may fail with DataLoss."""
-        return self._submit(slot, self._read)
+        return self._thread_of(slot).submit(self._read, slot)
 
     def close(self) -> None:
         """End the threads without waiting for what is queued, and remove the file."""
@@ -138,12 +138,12 @@ class DiskTier:
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
-    def _submit(self, slot: int, job: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run `job(slot, *args)` on the thread that the slot belongs to."""
-        return self._threads[slot % len(self._threads)].submit(job, slot, *args)
+    def _thread_of(self, slot: int) -> ThreadPoolExecutor:
+        """The thread that does all work of a slot, in order."""
+        return self._threads[slot % len(self._threads)]
 
     def _forget(self, slot: int) -> None:
-        """The slot's data is lost: what was written there before is not what it should hold now."""
+        """Note that the slot's data is lost: the file may still have older data there."""
         self._checksums.pop(slot, None)
 
     def _write(self, slot: int, entry: HostEntry) -> None:
@@ -233,14 +233,14 @@ class KVTransfer:
                     self._fetch(group)
 
     def _save(self, moves: Sequence[Move]) -> None:
-        """Pages to host slots. Where a slot is a target twice, the last move counts."""
+        """Copy pages to host slots. If a slot is a target twice, the last move counts."""
         page_of = {move.target: move.source for move in moves}  # by host slot
         saved = self._device.save_pages(list(page_of.values()))
         for slot, data in zip(page_of, saved, strict=True):
             self.host.put(slot, data)
 
     def _load_and_drop(self, moves: Iterable[Move]) -> None:
-        """Host slots to pages, and host slots that are empty from then on."""
+        """Load pages from host slots, and empty host slots."""
         loads: dict[int, PageData] = {}  # by page: where one is a target twice, the last move counts
         for move in moves:
             if move.kind is MoveKind.LOAD:
@@ -253,7 +253,7 @@ class KVTransfer:
         self._device.load_pages(list(loads), list(loads.values()))
 
     def _spill(self, moves: Iterable[Move]) -> None:
-        """Host slots to disk slots."""
+        """Write host slots to disk slots."""
         assert self._disk is not None
         for move in moves:
             self._disk.spill(self.host.entry(move.source), move.target)

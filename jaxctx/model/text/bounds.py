@@ -75,25 +75,16 @@ def refuse_explosive(path: Path) -> JsonObject:
 
 
 def refuse_slow(backend: tokenizers.Tokenizer, raw: JsonObject, file: str) -> None:
-    """Have the tokenizer read texts that are cheap for a sound one. They go by the letters of its own patterns.
+    """Encode probe texts, made of the letters of the tokenizer's own patterns. A sound tokenizer does it quickly.
 
-    Raises CheckpointError, naming the file, if it breaks down, makes no token of any of them, or takes longer than
-    PROBE_S. A thread that is still at it cannot be stopped; it holds neither the interpreter nor the process's end.
+    Raises CheckpointError, naming the file, if the tokenizer breaks down, makes no token of any text, or takes longer
+    than PROBE_S. A thread that still encodes cannot be stopped; it blocks neither the interpreter nor the exit.
     """
     found: list[int] = []
     failed: list[BaseException] = []
-
-    def read() -> None:
-        for text in _probes(raw):
-            try:
-                found.append(len(backend.encode_batch_fast([text])[0].ids))
-            except Exception:  # it has no entry for some letter, and says so: that is for whoever sends such a text
-                continue
-            except BaseException as error:  # a panic of the library
-                failed.append(error)
-                return
-
-    thread = threading.Thread(target=read, name="tokenizer-probe", daemon=True)
+    thread = threading.Thread(
+        target=_encode_probes, args=(backend, raw, found, failed), name="tokenizer-probe", daemon=True
+    )
     thread.start()
     thread.join(PROBE_S)
     if thread.is_alive():
@@ -102,6 +93,20 @@ def refuse_slow(backend: tokenizers.Tokenizer, raw: JsonObject, file: str) -> No
         raise CheckpointError(f"{file}: breaks down on a text of {PROBE_LENGTH} characters: {failed[0]}") from failed[0]
     if not any(found):
         raise CheckpointError(f"{file}: model.vocab: no entry is of any use: plain texts make no token")
+
+
+def _encode_probes(
+    backend: tokenizers.Tokenizer, raw: JsonObject, found: list[int], failed: list[BaseException]
+) -> None:
+    """Encode the probes: the number of tokens of each goes to `found`, an error that is a panic to `failed`."""
+    for text in _probes(raw):
+        try:
+            found.append(len(backend.encode_batch_fast([text])[0].ids))
+        except Exception:  # it has no entry for some letter: only texts with this letter will fail
+            continue
+        except BaseException as error:  # a panic of the library
+            failed.append(error)
+            return
 
 
 def _probes(raw: JsonObject) -> Iterator[str]:

@@ -20,10 +20,10 @@ from jaxctx_server.deploy.ray.autoscaling import EngineLoad, LoadTrend, decide_e
 from jaxctx_server.deploy.ray.fleet import Fleet
 from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, USAGE, StartError
+from jaxctx_server.signals import StopSignals
 
 LOOK_EVERY_S = 1.0  # the router's figures are those of its last heartbeat, which is as long
 ROUTER_TIMEOUT_S = 5.0
-SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.ray")
 
 
@@ -149,15 +149,6 @@ def supervise(
 
 def set_on_signals(stop: threading.Event, hurry: threading.Event) -> None:
     """Let SIGINT or SIGTERM set `stop`, and a second one, later than SAME_SIGNAL_S, `hurry`."""
-    first_at: float | None = None
-
-    def handle(*_: object) -> None:
-        nonlocal first_at
-        if first_at is None:
-            first_at = time.monotonic()
-        elif time.monotonic() - first_at > SAME_SIGNAL_S:
-            hurry.set()
-        stop.set()
-
+    signals = StopSignals(stop=stop.set, end_now=hurry.set, clock=time.monotonic)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+        signal.signal(number, signals.handle)
