@@ -1,8 +1,8 @@
 """Scheduler: which requests run, which rows the next step has, and what a finished step changes.
 
-It decides, calls nobody back and never touches the device. What it decides it returns as data (`scheduler_output`),
-and the engine core carries that out. It asks the cache for cached prefixes before any compute, and for pages before
-any row. One thread.
+The scheduler decides. It calls nobody back and never touches the device: it returns its decisions as data
+(`scheduler_output`), and the engine core carries them out. It looks for cached prefixes before anything is computed,
+and takes pages before any row is scheduled. Called on the step thread.
 
     submit ──▶ queue ──admit──▶ running ──▶ ended
                  ▲                │
@@ -10,9 +10,9 @@ any row. One thread.
 
 Each part has a module of its own:
 
-    queue            who is next                            admission   who begins to run, and what gives way for that
-    active_requests  who waits and who runs                 restore     pages that come back from other tiers
-    page_budget      pages that may still be given away     deadlines   who cannot be in time
+    queue            which request is next                  admission   which requests begin to run, and preemption
+    active_requests  which requests wait and run            restore     pages that come back from other tiers
+    page_budget      pages that can still be promised       deadlines   which requests cannot be in time
     drafts           guessed tokens                         forecast    how long requests take
 
 A full queue is shared: the tenant with most requests in it gives up its latest one for a tenant that has fewer.
@@ -151,7 +151,7 @@ class Scheduler:
     # Requests come, change and go.
 
     def submit(self, request: Request) -> Sequence[SchedulerEvent]:
-        """Queue a request. Returns events: another tenant's latest request may have failed to make place for it.
+        """Queue a request. Returns events: in a full queue, another tenant's latest request may have failed for it.
 
         Raises ResourceExhausted (NEVER_FITS, DEADLINE_UNREACHABLE or QUEUE_FULL), and then nothing has changed.
         """
@@ -170,7 +170,7 @@ class Scheduler:
         return self._active.take_events()
 
     def _find_queue_victim(self, request: Request) -> Request | None:
-        """In a full queue: the latest request of a tenant that has more in it than this one's tenant would have."""
+        """The latest request of the tenant that has most waiting ones, if this request's tenant would have fewer."""
         tenant, longest = self._active.queue.longest(request.priority)
         own = sum(not each.runs and each.tenant == request.tenant for each in self.writers.values())
         if tenant == request.tenant or longest <= own + 1:
@@ -182,7 +182,7 @@ class Scheduler:
         self._active.end(request)
 
     def observe_output(self, request: Request) -> None:
-        """An output has ended by itself: outputs like it may have about as many tokens."""
+        """Learn the length of an output that has ended by itself: similar outputs may have about as many tokens."""
         self._deadlines.observe_output(request)
 
     def review(self, now: float) -> Sequence[SchedulerEvent]:
@@ -191,18 +191,18 @@ class Scheduler:
         return self._active.take_events()
 
     def reprioritise(self, context: Context) -> None:
-        """The context's priority has changed: a request of it that waits moves to its new class."""
+        """After a change of the context's priority: move its waiting request in the queue."""
         request = self.writers.get(context)
         if request is not None and self._active.queue.remove(request):
             self._active.queue.push(request)
         self.reconsider()
 
     def reconsider(self) -> None:
-        """Something changed that may let the head of the queue in, such as another context that may be suspended."""
+        """After a change that may let the head of the queue be admitted, such as another suspendable context."""
         self._active.note_change()
 
     def claim_pages(self, pages: int) -> Claim:
-        """Make pages claimable that no running request was promised, by suspending contexts if need be."""
+        """Make so many pages claimable, beside those promised to running requests, by suspending contexts if needed."""
         return self._budget.claim(pages)
 
     def take_events(self) -> Sequence[SchedulerEvent]:
@@ -219,7 +219,7 @@ class Scheduler:
         """
         self._admission.admit()
         self._restoration.restore(self._is_idle(), ready)
-        batch = self._next_batch()
+        batch = self._make_batch()
         if batch is not None:
             self.num_in_flight += 1
             self._sent_at.append(self._clock())
@@ -227,21 +227,21 @@ class Scheduler:
         return SchedulerOutput(batch, self._active.take_slots_to_load(), self._active.take_events())
 
     def process_output(self, batch: Batch) -> list[ScheduledRequest]:
-        """Book a finished step into the contexts; returns the scheduled requests that still want the step's result."""
+        """Mark the rows of a finished step as computed; returns the requests in it whose run has not ended since."""
         self.num_in_flight -= 1
         self._measure(batch)
         live = [each for each in batch.scheduled if each.run_number == each.request.run_number]
         for scheduled in live:
             request = scheduled.request
             context, rows = request.context, scheduled.rows - len(scheduled.drafts)
-            # None, where a row only computed logits of a token that had its KV.
+            # 0 if the row only computed the logits of a token that had its KV.
             computed = scheduled.position + rows - context.seq_len
             self._cache.mark_computed(context, computed, hold=request.forward.keep_working)
             self._tokens_computed += rows
         return live
 
     def update_acceptance(self, scheduled: ScheduledRequest, accepted: int) -> None:
-        """So many drafts of a processed step were right: its request goes on behind them."""
+        """Note that `accepted` drafts of a processed step were right: its request continues after them."""
         request = scheduled.request
         self._tokens_drafted += len(scheduled.drafts)
         self._tokens_accepted += accepted
@@ -258,14 +258,15 @@ class Scheduler:
             return False
         return not any(request.rows_ready and not request.backpressured for request in self.running)
 
-    def _next_batch(self) -> Batch | None:
+    def _make_batch(self) -> Batch | None:
+        """The next step, or None. Custom-mask and standard steps take turns."""
         self._custom_mask_next = not self._custom_mask_next
         if self._custom_mask_next:
             return self._custom_mask_batch() or self._standard_batch()
         return self._standard_batch() or self._custom_mask_batch()
 
     def _custom_mask_batch(self) -> Batch | None:
-        """Custom-mask rows of the first running request that has any: as many as one compiled forward holds."""
+        """A step of custom-mask rows, of the first running request that has any; as many as one forward holds."""
         for request in self.running:
             rows = request.next_custom_mask_rows(self._max_forward_rows)
             if rows and not request.backpressured:
@@ -279,9 +280,9 @@ class Scheduler:
         return None
 
     def _standard_batch(self) -> Batch | None:
-        """Standard rows of all running requests, as many as one step holds."""
+        """A step of standard rows, of all running requests; as many as one step holds."""
         drafts = self._propose_drafts()
-        if drafts and self.num_in_flight:  # what is guessed must follow the tokens that are still on the device
+        if drafts and self.num_in_flight:  # drafts must follow the tokens that are still on the device
             return None
         row_limit = self._config.max_batch_tokens
         batch: list[ScheduledRequest] = []
@@ -298,7 +299,7 @@ class Scheduler:
         return Batch(batch, row) if batch else None
 
     def _propose_drafts(self) -> Mapping[Request, Sequence[int]]:
-        """Guesses for the rows that would pad the next step, if all of its requests are decoding."""
+        """Drafts by request, for the rows that would pad the next step, if all of its requests are decoding."""
         ready = [each for each in self.running if each.next_standard_rows(1) and not each.backpressured]
         spare = self._config.padding(len(ready))
         if not spare or not all(request.is_decoding for request in ready):
@@ -350,7 +351,7 @@ class Scheduler:
         request.reserved_pages -= taken
 
     def _measure(self, batch: Batch) -> None:
-        """A step is done: learn what it took, from when it was made or from when the step before it was done."""
+        """Learn how long a step took, from when it was made, or from when the step before it was done, if later."""
         now = self._clock()
         seconds = now - max(self._sent_at.popleft(), self._processed_at)
         self._processed_at = now

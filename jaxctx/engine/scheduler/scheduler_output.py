@@ -64,7 +64,7 @@ class RequestFailed:
 
     request: Request
     error: JaxctxError
-    never_ran: bool  # it was refused before it ran: its context is to be as it was before
+    never_ran: bool  # whether it was refused before it ran; then its context must become as it was before
 
 
 @dataclass(frozen=True, slots=True)
