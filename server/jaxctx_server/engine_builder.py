@@ -128,7 +128,7 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
         pages = -(-config.kv_tokens // config.page_size)
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
-        raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
+        raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
     return EngineConfig(
         pages=pages,
         page_size=config.page_size,

@@ -113,7 +113,7 @@ class Fleet:
     def _warn_if_late(self, engine: FleetEngine, now: float) -> None:
         if not engine.node_id and not engine.is_late and now - engine.since >= PLACEMENT_WARNING_S:
             engine.is_late = True
-            log.warning("engine %d: no node of the cluster has room for it so far", engine.number)
+            log.warning("engine %d: no node of the cluster has the resources for it so far", engine.number)
 
     def _why_gone(self, engine: FleetEngine, error: Exception) -> str:
         import ray

@@ -47,7 +47,7 @@ def run_ray(config: RayConfig) -> int:
         num_cpus=config.cpus, num_gpus=config.gpus, scheduling_strategy="SPREAD", max_restarts=0
     )
     command, arguments = config.engine_command_words(), engine_arguments(config)
-    fleet = Fleet(lambda: actor.remote(command, arguments, is_loopback), bounds.least)
+    fleet = Fleet(lambda: actor.remote(command, arguments, is_loopback), bounds.minimum)
     with jaxctx.Client(config.router, api_key=key) as client:
         supervise(RouterLoads(client, config.full), fleet, bounds, stop, hurry)
     ray.shutdown()
@@ -134,7 +134,7 @@ def supervise(
             starting = missing + fleet.wanted - len(fleet.staying)
             wanted, trend = decide_engine_count(loads.values(), starting, fleet.wanted, bounds, trend, now)
             if wanted != fleet.wanted:
-                why = "all are full" if wanted > fleet.wanted else "fewer have room for all that runs"
+                why = "all are full" if wanted > fleet.wanted else "fewer have capacity for all that runs"
                 log.info("%d engines from now on, not %d: %s", wanted, fleet.wanted, why)
                 fleet.wanted = wanted
         fleet.reconcile(loads or {}, now)
