@@ -74,7 +74,7 @@ class BlockManager:
     def raise_if_unavailable(self, count: int) -> None:
         """Raises OutOfPages unless `count` pages can be allocated."""
         if count > self.available:
-            raise OutOfPages(f"{count} pages are not to be had")  # how many there are depends on other tenants
+            raise OutOfPages(f"{count} pages are not available")  # how many there are depends on other tenants
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take free pages, if possible adjacent to page `after`. Cached pages are evicted as needed, in LRU order.

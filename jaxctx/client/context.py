@@ -31,7 +31,7 @@ from jaxctx.types import (
 from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 
 # A writer that was cancelled releases its context within one step of the engine; until then the context is BUSY. So the
-# operation after one that was cut short first asks, with these pauses, until it is not.
+# operation after one that was cut short first polls the state, with these pauses, until it is not BUSY.
 IDLE_POLL_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -48,7 +48,7 @@ class Context(AsyncCloseable):
         self.id = context_id
         self._channel = channel
         self._info = info
-        self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
+        self.cut_short = False  # a call ended before its answer; the server may still be busy with it
         self._closed = False
         self.opened: FillResult | None = None  # for a context from a snapshot: where its KV came from
 
@@ -394,14 +394,14 @@ class Context(AsyncCloseable):
         return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
 
     async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
-        """Where this context (a) and another one (b), given as an object or by its id, part."""
-        other_id = getattr(other, "id", other)  # an object of the other client works too
+        """Where this context (a) and another one (b), given as an object or by its id, diverge."""
+        other_id = other if isinstance(other, str) else other.id  # a context of the other client works too
         request = requests.build_request(context_service_pb2.CompareRequest, a=self.id, b=other_id)
         response = await self._channel.call(self._channel.contexts.Compare, request, timeout_s)
         return convert.comparison_from_proto(response)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
+        """Close the context; a running writer is cancelled. Closing a closed or unknown context is no error."""
         if self._closed:
             return
         request = requests.build_request(context_service_pb2.CloseContextRequest, context_id=self.id)
@@ -426,7 +426,7 @@ class Context(AsyncCloseable):
             raise
 
     async def _wait_until_idle(self) -> None:
-        """After a call that was cut short: wait for a moment while the server still works on it."""
+        """After a call that was cut short: wait, not long, while the server still works on it."""
         if self.cut_short:
             self.cut_short = False
             for pause_s in IDLE_POLL_PAUSES_S:
@@ -509,7 +509,7 @@ class Stream(AsyncIterator[Piece[Context]]):
             self._ended = True
             if self._call is not None:
                 self._call.cancel()
-                for context in self._contexts.values():  # the server may hold them for a moment longer
+                for context in self._contexts.values():  # the server may still be busy with them
                     context.cut_short = True
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Forward passes: tokens with positions and attention masks, and what is asked of their distributions."""
+"""Forward passes: tokens with positions and attention masks, and the requested outputs of their distributions."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from jaxctx.v1 import context_service_pb2, forward_pb2
 
 
 def attention_mask_from_proto(message: forward_pb2.AttentionMask) -> tuple[tuple[int, int], ...]:
-    """What one token sees: ranges of (start, stop). Raises ValueError for a start without a stop."""
+    """The mask of one token: ranges of (start, stop). Raises ValueError for a start without a stop."""
     bounds = message.bounds
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def attention_mask_to_proto(ranges: Sequence[tuple[int, int]]) -> forward_pb2.AttentionMask:
-    """What one token sees: start, stop, start, stop, ..."""
+    """The mask of one token: start, stop, start, stop, ..."""
     bounds = []
     for start, stop in ranges:
         bounds.append(start)
@@ -29,7 +29,7 @@ def attention_mask_to_proto(ranges: Sequence[tuple[int, int]]) -> forward_pb2.At
 
 
 def forward_output_params_from_proto(message: forward_pb2.ForwardOutputParams) -> ForwardOutputParams:
-    """What is asked of one token's distribution."""
+    """The requested output of one token's distribution."""
     return ForwardOutputParams(
         index=message.index,
         sample=sampling_params_from_proto(message.sample) if message.HasField("sample") else None,
@@ -41,7 +41,7 @@ def forward_output_params_from_proto(message: forward_pb2.ForwardOutputParams) -
 
 
 def forward_output_params_to_proto(value: ForwardOutputParams) -> forward_pb2.ForwardOutputParams:
-    """What is asked of one token's distribution."""
+    """The requested output of one token's distribution."""
     return forward_pb2.ForwardOutputParams(
         index=value.index,
         sample=None if value.sample is None else sampling_params_to_proto(value.sample),

@@ -42,7 +42,7 @@ class ContextRecord:
     seq_len: int  # tokens with KV
     committed_pages: int  # full pages that cannot change any more
     working_tokens: int  # tokens in the pages after these
-    manual_commit: bool  # whether the context commits pages only when told
+    manual_commit: bool  # whether the context commits pages only by `commit`
     tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
     attention_overrides: Mapping[int, bytes]  # by index, of tokens that were not computed in the default way
 
@@ -91,8 +91,8 @@ class SnapshotVersion:
     version: int = 0  # 1, 2, and so on
     parent_version: int = 0  # the version that it replaced; 0: none
     durable: bool = False
-    held: object = None  # of a version in memory: what the engine holds it by
-    saving: object = None  # of a version that this process saved: what it was known by before it had a number
+    held: object = None  # the engine's object for a version in memory
+    saving: object = None  # identifies a version that this process saved, also before it had a number
     lifetime: Lifetime = FOREVER
     manifest: str = ""  # of a durable version: the id of its manifest
     created_at: float = 0.0  # when it was saved, in unix seconds
@@ -103,7 +103,7 @@ class SnapshotVersion:
     size_bytes: int  # of these pages
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
-    manual_commit: bool  # whether the context commits pages only when told
+    manual_commit: bool  # whether the context commits pages only by `commit`
     context_id: str  # the context that was saved
 
 

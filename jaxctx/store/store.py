@@ -158,7 +158,7 @@ class SnapshotStore:
         self._change(version.tenant, version.name, partial(edits.use_version, version=version))
 
     def expire(self) -> None:
-        """Remove expired versions, and pages that nobody needs any more. To be called from time to time.
+        """Remove expired versions, and pages that are not needed any more. To be called from time to time.
 
         A version that cannot be removed now is not readable either; its removal is tried again later.
         """
@@ -200,7 +200,7 @@ class SnapshotStore:
         return SnapshotReader(self._objects, self._pages, manifest)
 
     def collect(self) -> int:
-        """Delete the objects that nobody needs; returns how many. `expire` calls this when there may be some."""
+        """Delete the objects that are not needed; returns how many. `expire` calls this when there may be some."""
         return self._pages.collect()
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def run_command(command: "Command") -> int:
 
 
 def serve(config: "ServeConfig") -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops the server."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
     from jaxctx_server.auth import read_cluster_key

@@ -214,7 +214,7 @@ class ContextOperations:
     def claim(self, context: Context, pages: int) -> None:
         """Make `pages` pages claimable for an operation on a context. Raises ResourceExhausted (OUT_OF_PAGES)."""
         if not self._try_claim(context, pages):
-            raise ResourceExhausted(f"{pages} pages are not to be had now", reason="OUT_OF_PAGES", retry_after_s=1.0)
+            raise ResourceExhausted(f"{pages} pages are not available now", reason="OUT_OF_PAGES", retry_after_s=1.0)
 
     def _try_claim(self, context: Context, pages: int) -> bool:
         """Claim pages for a context; whether they were granted. The context itself is not suspended for them."""

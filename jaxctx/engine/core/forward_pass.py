@@ -84,9 +84,9 @@ def forward_result(
 
 @dataclass(frozen=True, slots=True)
 class CustomMaskForward:
-    """What a forward call asks: the tokens from index `start` on belong to it, and some of their rows have outputs.
+    """The request of a forward call: tokens from index `start` on belong to it, and some of their rows have outputs.
 
-    The default, `NO_FORWARD`, is for requests that are no forward call: no token belongs to it, and nothing is asked.
+    The default, `NO_FORWARD`, is for requests that are no forward call: it has no tokens and no outputs.
     """
 
     start: int = sys.maxsize
@@ -110,7 +110,7 @@ NO_FORWARD = CustomMaskForward()
 
 
 def make_forward(request: ForwardRequest, first: int, new_seed: Callable[[], int]) -> CustomMaskForward:
-    """What `request` asks, where its first token gets the index `first` in the context."""
+    """The forward pass of `request`, whose first token gets the index `first` in the context."""
     outputs, samplers = {}, {}
     for output in sorted(request.outputs, key=lambda output: output.index):
         outputs[first + output.index] = output
@@ -139,7 +139,7 @@ def attention_overrides(request: ForwardRequest, first: int) -> list[bytes]:
 
 
 def needs_logits(asked: ForwardOutputParams) -> bool:
-    """Whether more than a sample is asked for."""
+    """Whether the output needs more than a sampled token."""
     return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
 
 

@@ -1,17 +1,17 @@
 """KV transfers: the cache's page moves, carried out in their order, and the data of pages that left the device.
 
-Which slot holds what, and what is moved where, is decided by the cache's bookkeeping. All calls come from the step
-thread and return at once: what is on the device is dispatched behind the steps that were dispatched before, what goes
-to disk or comes from there is done by threads. A slot whose data is on its way holds a future; what cannot be read back
-exactly as it was written is lost, which is an answer (DataLoss), never other data.
+The cache decides which slot holds what, and which page moves where. All calls come from the step thread and return at
+once: work on the device is dispatched after the steps that were dispatched before; threads read and write the disk. A
+slot whose data has not arrived yet holds a future. Data that cannot be read back exactly as it was written is lost: the
+answer is DataLoss, never other data.
 
 Order. Slots are reused at once, so moves must take effect in the order of the calls.
-Host slots: only the step thread changes the table, and what it holds is never written to. A spill takes along the array
-that the slot holds now, and a fetch fills its own future, not the slot. So nothing that arrives late reaches a slot
-that has been given to other data since.
-Disk slots: each belongs to one thread, which takes its jobs first in, first out: all writes and reads of a slot happen
-in the order of the calls, and slots do not overlap in the file. A write may wait for a fetch that was asked for before
-it, on another thread; since every wait is for an earlier job, the earliest never waits, and none waits for ever.
+Host slots: only the step thread changes the table, and the arrays in it are never written to. A spill takes the array
+that the slot holds at that time, and a fetch fills its own future, not the slot. So data that arrives late never
+reaches a slot that has been given to other data since.
+Disk slots: each belongs to one thread, which runs its jobs first in, first out: all writes and reads of a slot happen
+in the order of the calls, and slots do not overlap in the file. A write may wait for an earlier fetch on another
+thread. Every wait is for an earlier job, so the earliest one never waits, and no wait lasts for ever.
 """
 
 import logging

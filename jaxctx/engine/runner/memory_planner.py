@@ -1,8 +1,8 @@
-"""The memory planner: what an engine takes on a chip that need not be there, as the compiler of its vendor tells it.
+"""The memory planner: how much memory an engine takes on a chip, as the chip's compiler reports it.
 
-All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how many pages of KV fit into
-a server's memory, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the
-compilers.
+The chip need not be there. Everything is compiled from shapes: nothing is loaded or allocated. Used by
+`jaxctx-serve plan`, for the number of KV pages that fit into a server's memory, and by the compile checks; an engine
+never calls it. The extras `tpu` and `cuda13` bring the compilers.
 """
 
 import os

@@ -54,7 +54,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a request finds when it is queued."""
+    """The state of the queue when a request is submitted."""
 
     slots: int  # requests that can run at once
     own_slots: int  # of these, how many its tenant can count on; at least 1

@@ -36,7 +36,7 @@ class PageBudget:
         return sum(request.reserved_pages for request in self._running)
 
     def claimable(self) -> int:
-        """Pages that nobody holds and nobody was promised."""
+        """Pages that no context holds and no request was promised."""
         return self._block_manager.available - self.pages_reserved
 
     def can_claim(self, pages: int) -> bool:

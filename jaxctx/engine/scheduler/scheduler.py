@@ -118,7 +118,7 @@ class Scheduler:
 
     @property
     def step_costs(self) -> StepCosts:
-        """What steps took until now, by which deadlines are judged."""
+        """How long steps took until now. Forecasts are made from it."""
         return self._deadlines.forecast.costs
 
     def writer_of(self, context: Context) -> Request | None:

@@ -1,9 +1,9 @@
-"""What a `tokenizer.json` may ask of whoever loads it and of every text that goes through it.
+"""Bounds on the work that a `tokenizer.json` causes, when it is loaded and for every text that it encodes.
 
 It is data, and yet it decides how much work a text is: steps that each double what they are given, an expression that
 tries every way to cut a text into pieces. `refuse_explosive` looks for that in the file before the `tokenizers`
 library sees it; `refuse_slow` then has the tokenizer read a few short texts. Neither says that a tokenizer is a good
-one. Called when a model is loaded; by nobody else.
+one. Called only when a model is loaded.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its text, read from the files beside its weights."""
+"""Loads the text side of a checkpoint (tokenizer, chat template, special tokens) from the files beside its weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

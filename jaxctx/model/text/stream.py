@@ -1,13 +1,13 @@
 """The text of one output as it streams: detokenised as soon as it is certain, and ended by stop strings.
 
 A token's text depends on its neighbours (bytes of one character over several tokens, a leading space that exists only
-inside a text), so a token cannot be decoded alone. A short window is: the tokens of the last text that went out, as
-context, and the tokens pending since.
+inside a text), so a token cannot be decoded alone. Instead a short window is decoded: the tokens of the last text that
+was emitted, as context, and the tokens pending since.
 
     … emitted … [ context | pending ]      text = decode(context + pending) − decode(context)
 
-While the text ends in U+FFFD a character may be unfinished, and it is held back. So is what could still become a stop
-string, and nothing else; so what is found does not depend on how the text was cut into pieces.
+While the text ends in U+FFFD a character may be unfinished, and the text is held back. Text that may still become a
+stop string is held back too, and nothing else. So the result does not depend on how the text was cut into pieces.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class Detokenizer:
         if not text.endswith(BROKEN):
             self._set_context(self._pending)
             return text
-        # Let go of all but the last few, cut where what follows does not change what went before.
+        # Emit all but the last few tokens, cut where the tokens after the cut do not change the text before it.
         for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MAX_PENDING else ():
             certain, rest = self._text(self._pending[:-keep]), self._pending[-keep:]
             if text.startswith(certain):
@@ -73,7 +73,7 @@ class Detokenizer:
         return [token for token in ids if token not in self._tokenizer.special_ids]
 
     def _text(self, pending: list[int]) -> str:
-        """What the pending tokens add to the context's text."""
+        """The text that the pending tokens add to the context's text."""
         both = self._decode(self._context + pending)
         if both.startswith(self._known):
             return both[len(self._known) :]
@@ -91,8 +91,10 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """For one output. Of several strings the one that is complete first ends the text; of those complete at the same
-    character, the longest. After a match nothing more comes out.
+    """Finds stop strings in one output.
+
+    The string that is complete first ends the text; of several that are complete at the same character, the longest.
+    After a match no more text is returned.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -119,6 +121,6 @@ class StopMatcher:
         return text[:certain], None
 
     def finish(self) -> str:
-        """What was held back, once no more text comes."""
+        """The text that was held back; called when no more text comes."""
         held, self._held = self._held, ""
         return held

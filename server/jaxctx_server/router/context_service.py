@@ -127,7 +127,7 @@ class RouterContextService:
         return response
 
     async def plan(self, caller: Caller, request: pb.PlanRequest) -> pb.PlanResponse:
-        """Of a new context: what it would take on the engine that would get it."""
+        """The plan of a new context, on the engine that would get it."""
         if request.context_id:
             call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         else:

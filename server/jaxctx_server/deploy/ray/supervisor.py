@@ -28,7 +28,7 @@ log = logging.getLogger("jaxctx.ray")
 
 
 def run_ray(config: RayConfig) -> int:
-    """Run until told to end; returns the exit status. Raises StartError for what the user can mend."""
+    """Run until a signal ends it; returns the exit status. Raises StartError for what the user can mend."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
     is_loopback = check_router(config)
@@ -76,7 +76,7 @@ def check_router(config: RayConfig) -> bool:
 
 
 def is_on_loopback(router: str) -> bool:
-    """Whether all addresses of HOST:PORT are loopback addresses. Raises OSError for a name that nobody knows."""
+    """Whether all addresses of HOST:PORT are loopback addresses. Raises OSError for an unknown name."""
     host = router.rpartition(":")[0].strip("[]")
     addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
@@ -98,10 +98,10 @@ class RouterLoads:
     def __init__(self, client: jaxctx.Client, full: int | None) -> None:
         """`full`: requests at which an engine is full, if fewer than it serves at once."""
         self._client, self._full = client, full
-        self._answers = True  # the router did, when it was asked last
+        self._answers = True  # whether the router answered the last call
 
     def get(self) -> Mapping[str, EngineLoad] | None:
-        """Of the engines that take work, by address; None if the router does not answer."""
+        """The loads of the engines that accept work, by address; None if the router does not answer."""
         try:
             engines = self._client.engines(timeout_s=ROUTER_TIMEOUT_S)
         except JaxctxError as error:
