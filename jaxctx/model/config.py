@@ -123,11 +123,11 @@ LIMITS: Mapping[str, int] = {
     "intermediate_size": 2**19,  # 53,248
     "max_position_embeddings": 2**24,  # 10,485,760; RoPE's positions are float32, which has no odd numbers beyond
     "original_max_position_embeddings": 2**24,
-    "sliding_window": 2**31 - 1,  # beyond the positions it is none
+    "sliding_window": 2**31 - 1,  # larger than all positions: no window
     "max_window_layers": 2**31 - 1,  # likewise beyond the layers
 }
-# What leaves no frequency of RoPE, and no root of a mean square, outside of what float32 can tell from 0 and infinity.
-# Below a base of 1 later pairs would turn faster than earlier ones.
+# Within these bounds, every frequency of RoPE and every root of a mean square is a finite float32 above 0. With a base
+# below 1, later pairs would rotate faster than earlier ones.
 ROPE_THETA = (1.0, 1e30)
 ROPE_FACTOR = (1.0, 1e6)
 BAND_FACTOR = (1e-6, 1e6)  # low_freq_factor, high_freq_factor
@@ -231,7 +231,7 @@ class Reader:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """False where nothing is said."""
+        """A truth value; False if it is missing and has no default."""
         value = self.get(key) if key in self.raw else self.defaults.get(key, False)
         if not isinstance(value, bool):
             self.refuse(key, f"must be true or false, not {_shown(value)}")
@@ -245,14 +245,14 @@ class Reader:
         return tuple(ids)
 
     def inner(self, key: str) -> "Reader":
-        """The object there, empty if there is none."""
+        """The object of this key; an empty one if it is missing."""
         value = self.get(key)
         if not isinstance(value, Mapping | None):
             self.refuse(key, f"must be an object, not {_shown(value)}")
         return Reader(value or {}, self.file, f"{self.prefix}{key}.")
 
     def one_of(self, supported: Sequence[Any], *keys: str) -> Any:
-        """The value of the first of these keys that is there, else the first that is supported."""
+        """The value of the first of these keys that has one, else the first supported value."""
         value = next((self.get(key) for key in keys if self.get(key) is not None), supported[0])
         if value not in supported:
             self.refuse(keys[0], f"{_shown(value)} is not supported; supported are {', '.join(map(str, supported))}")
@@ -267,7 +267,7 @@ class Reader:
 
 
 def _shown(value: object) -> str:
-    """For a message, which a value of a megabyte should not fill."""
+    """The value as text for a message, up to 80 characters of it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
@@ -290,7 +290,7 @@ def _refuse_unsupported(read: Reader) -> None:
 
 
 def _head_dim(read: Reader, width: int, heads: int) -> int:
-    """As in transformers: what is said, else for all but Qwen3 (128) an equal share of the width."""
+    """As in transformers: the file's value, else 128 for Qwen3 and an equal share of the width for all others."""
     if read.get("head_dim") is None and width % heads:
         read.refuse("head_dim", f"missing, and num_attention_heads = {heads} does not divide hidden_size = {width}")
     share = width // heads if read.defaults["head_dim"] is None else None

@@ -1,9 +1,9 @@
 """Bounds on the work that a `tokenizer.json` causes, when it is loaded and for every text that it encodes.
 
-It is data, and yet it decides how much work a text is: steps that each double what they are given, an expression that
-tries every way to cut a text into pieces. `refuse_explosive` looks for that in the file before the `tokenizers`
-library sees it; `refuse_slow` then has the tokenizer read a few short texts. Neither says that a tokenizer is a good
-one. Called only when a model is loaded.
+The file is data, and yet it decides how much work a text takes: it may have steps that each double their input, or an
+expression that tries every way to cut a text into pieces. `refuse_explosive` looks for such things in the file before
+the `tokenizers` library loads it; `refuse_slow` then encodes a few short texts. A tokenizer that passes both may still
+be a bad one. Called only when a model is loaded.
 """
 
 import base64
@@ -33,7 +33,8 @@ MAX_CHOICES = 10  # repeats one after another that each may match more or less; 
 PROBE_LENGTH = 4096  # characters; where time is the third power of the length, this takes minutes
 PROBE_S = 15.0  # for all probes together: published tokenizers take a tenth of a second
 
-# By how much a step of this type can grow a text in UTF-8. A letter becomes up to 11 (NFKC of U+FDFA), a byte two.
+# The factor by which a step of this type can grow a text in UTF-8. A letter becomes up to 11 (NFKC of U+FDFA), a byte
+# two.
 GROWTH = {
     "NFKC": 11,
     "NFKD": 11,
@@ -54,7 +55,7 @@ JsonObject = Mapping[str, Any]
 
 
 def refuse_explosive(path: Path) -> JsonObject:
-    """Read the file; returns what is in it. Raises CheckpointError naming the file and the key that asks too much."""
+    """The content of the file. Raises CheckpointError with the file and the key whose value is too large."""
     if not path.is_file():
         why = "not a file" if path.exists() else "missing; the tokenizer must be in the `tokenizers` format"
         raise CheckpointError(f"{path.name}: {why}")
